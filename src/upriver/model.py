@@ -1,0 +1,103 @@
+"""The nouns that every layer shares: vbucket states, failover logs, documents, positions.
+
+Plain immutable values without behaviour that touches the outside world.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+SEQNO_MAX = 0xFFFF_FFFF_FFFF_FFFF
+DEFAULT_COLLECTION = 0
+DEFAULT_SCOPE = 0
+
+
+class VbucketState(IntEnum):
+    """Who a vbucket answers to (numbers as DCP sends them; UPR swaps pending and replica)."""
+
+    ACTIVE = 1
+    REPLICA = 2
+    PENDING = 3
+    DEAD = 4
+
+
+class Datatype(IntFlag):
+    """What the value bytes are; any combination (``protocol.md`` 1.3)."""
+
+    RAW = 0
+    JSON = 1
+    SNAPPY = 2
+    XATTR = 4
+
+
+class FailoverEntry(NamedTuple):
+    """History continued under ``uuid`` from ``seqno`` on."""
+
+    uuid: int
+    seqno: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverLog:
+    """The branches of one vbucket's history, newest first; never empty."""
+
+    entries: tuple[FailoverEntry, ...]
+
+    @property
+    def uuid(self) -> int:
+        return self.entries[0].uuid
+
+    def __iter__(self) -> Iterator[FailoverEntry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One version of one key, as stored: a live document, or its tombstone."""
+
+    key: bytes
+    value: bytes = b""
+    collection_id: int = DEFAULT_COLLECTION
+    cas: int = 0
+    seqno: int = 0
+    rev_seqno: int = 0
+    flags: int = 0
+    expiry: int = 0
+    datatype: int = 0
+    deleted: bool = False
+    expired: bool = False  # the tombstone of a document whose time ran out
+    delete_time: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a reader stands in one vbucket, honest about the snapshot it was in.
+
+    ``snap_end`` is at least the end of every snapshot that data was taken from, and ``snap_start`` is a seqno
+    where the reader really was consistent.
+    """
+
+    vbuuid: int = 0
+    seqno: int = 0
+    snap_start: int = 0
+    snap_end: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.snap_start <= self.seqno <= self.snap_end:
+            raise ValueError(f"seqno {self.seqno} is outside its snapshot {self.snap_start}..{self.snap_end}")
+
+
+def vbucket_of(key: bytes, vbuckets: int) -> int:
+    """The vbucket that owns a key (without its collection prefix).
+
+    >>> vbucket_of(b"hello", 1024), vbucket_of(b"airline_10", 1024)
+    (528, 361)
+    """
+    return ((zlib.crc32(key) >> 16) & 0x7FFF) % vbuckets

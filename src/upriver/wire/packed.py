@@ -1,0 +1,91 @@
+"""Packed records: how changes lie side by side in memory checkpoints and disk blocks.
+
+One little-endian header of 64 bytes, then the key (always with its collection prefix), then the value. The store
+writes runs of them, the bulk encoder turns runs into frames without a Python object per record. The layout is
+declared once, here, for both.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+HEADER = Struct("<IBBHQQQIIQIIQ")
+HEADER_SIZE = HEADER.size
+
+SUPERSEDED = 0x80  # in ``kind``: a newer version of the key exists in the same run; readers skip the record
+
+
+class Kind(IntEnum):
+    """What a record is; the low seven bits of its ``kind`` byte."""
+
+    MUTATION = 0
+    DELETION = 1
+    EXPIRATION = 2
+    SYSTEM_EVENT = 3
+    PREPARE = 4
+    COMMIT = 5
+    ABORT = 6
+
+
+class Packed(NamedTuple):
+    """One record's header, field order as on disk.
+
+    ``time`` is the expiry of a live document and the deletion time of a tombstone. ``prev_seqno`` is the seqno of
+    the version that this one replaced (0: none), which is what makes a rollback possible. ``extra`` is private to
+    the kind: for COMMIT and ABORT the prepared seqno; for SYSTEM_EVENT ``event << 8 | version``; for PREPARE
+    ``durability level << 8 | deleted``; for a MUTATION the nru byte.
+    """
+
+    size: int
+    kind: int
+    datatype: int
+    key_len: int
+    seqno: int
+    rev_seqno: int
+    cas: int
+    flags: int
+    time: int
+    prev_seqno: int
+    value_len: int
+    collection_id: int
+    extra: int
+
+
+# Byte offsets of the header's fields, for kernels.
+AT_SIZE, AT_KIND, AT_DATATYPE, AT_KEY_LEN = 0, 4, 5, 6
+AT_SEQNO, AT_REV, AT_CAS = 8, 16, 24
+AT_FLAGS, AT_TIME, AT_PREV = 32, 36, 40
+AT_VALUE_LEN, AT_COLLECTION, AT_EXTRA = 48, 52, 56
+
+
+def pack(
+    kind: int,
+    key: bytes,
+    value: bytes = b"",
+    *,
+    seqno: int,
+    rev_seqno: int = 0,
+    cas: int = 0,
+    flags: int = 0,
+    time: int = 0,
+    datatype: int = 0,
+    prev_seqno: int = 0,
+    collection_id: int = 0,
+    extra: int = 0,
+) -> bytes:
+    """One record as bytes; ``key`` carries its collection prefix."""
+    header = HEADER.pack(
+        HEADER_SIZE + len(key) + len(value), kind, datatype, len(key), seqno, rev_seqno, cas,
+        flags, time, prev_seqno, len(value), collection_id, extra,
+    )  # fmt: skip
+    return b"".join((header, key, value))
+
+
+def unpack(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Packed, bytes, bytes]:
+    """The record at ``at``: its header, prefixed key and value."""
+    head = Packed._make(HEADER.unpack_from(data, at))
+    key_at = at + HEADER_SIZE
+    value_at = key_at + head.key_len
+    return head, bytes(data[key_at:value_at]), bytes(data[value_at : value_at + head.value_len])

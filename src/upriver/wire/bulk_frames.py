@@ -1,0 +1,302 @@
+"""Packed records and columns to frames, and columns to packed records: the numba kernels behind ``bulk_encode``.
+
+Every frame of a document message is written by ``put_head`` and ``put_extras`` here, so that the two sources
+cannot drift apart.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+from numba import njit, types
+
+from upriver.wire import packed
+from upriver.wire.intrinsics import (
+    load8, load_be16, load_le16, load_le32, load_le64, store8, store_be16, store_be32, store_be64,
+    store_le16, store_le32, store_le64,
+)  # fmt: skip
+from upriver.wire.kernels import (
+    CAS, COLLECTION, DATATYPE, DELETE_TIME, EVENT, EXPIRY, FLAGS, I64, KEY, KEY_AT, LOCK_TIME, NRU, OPAQUE, OPTIONS,
+    REV, SEQNO, SLACK, STREAM_ID, TABLE, VALUE, VALUE_AT, VBUCKET, copy_over,
+)  # fmt: skip
+
+# What a stream asked for, as bits of ``plan[BITS]``.
+COLLECTIONS, DELETE_TIMES, EXPIRY_OPCODE, UPR, NO_VALUE, KEEP_DATATYPE, SKIP_DELETES, FILTER, HIFI_MFU = (
+    1 << n for n in range(9)
+)
+# The slots of ``plan``.
+BITS, P_OPAQUE, P_VBUCKET, P_SID, STOP_DATATYPES, AFTER, UPTO, BUDGET = range(8)
+# The slots of ``state``.
+OFFSET, WRITTEN, RECORDS, LAST, SCANNED, REASON = range(6)
+# Why an encoder stopped.
+END, FULL, WINDOW, PAST, SPECIAL, CORRUPT = range(6)
+
+_HEADER = 24
+_MUTATION, _DELETION, _EXPIRATION = 0x57, 0x58, 0x59
+_AT_SIZE, _AT_KIND, _AT_DATATYPE, _AT_KEY_LEN = packed.AT_SIZE, packed.AT_KIND, packed.AT_DATATYPE, packed.AT_KEY_LEN
+_AT_SEQNO, _AT_REV, _AT_CAS = packed.AT_SEQNO, packed.AT_REV, packed.AT_CAS
+_AT_FLAGS, _AT_TIME, _AT_PREV = packed.AT_FLAGS, packed.AT_TIME, packed.AT_PREV
+_AT_VALUE_LEN, _AT_COLLECTION, _AT_EXTRA = packed.AT_VALUE_LEN, packed.AT_COLLECTION, packed.AT_EXTRA
+_RECORD = packed.HEADER_SIZE
+_SUPERSEDED = packed.SUPERSEDED
+_KIND_MASK = 0x7F
+_LAST_DOCUMENT_KIND = int(packed.Kind.EXPIRATION)
+
+
+@njit(**OPTIONS)
+def opcode_of(kind, bits):
+    """The opcode that announces a record: expirations are deletions unless the peer asked for them (2.10)."""
+    if kind == 0:
+        return _MUTATION
+    return _EXPIRATION if kind == 2 and bits & EXPIRY_OPCODE else _DELETION
+
+
+@njit(**OPTIONS)
+def extras_size(op, bits):
+    """Extras length of a document message in the dialect and version asked for (2.8-2.10, 12.1)."""
+    if op == _MUTATION:
+        return 30 if bits & UPR else 31
+    if bits & UPR:
+        return 18
+    if op == _EXPIRATION:
+        return 20
+    return 21 if bits & DELETE_TIMES else 18
+
+
+@njit(**OPTIONS)
+def put_head(o, op, klen, extlen, datatype, vbucket, vlen, opaque, cas, sid):
+    """Header and stream-id; returns where the extras go."""
+    common = op << 48 | extlen << 24 | datatype << 16 | vbucket
+    framing = 3 if sid else 0
+    if sid:
+        store_be64(o, 0x08 << 56 | common | (3 << 8 | klen) << 32)
+        store8(o + _HEADER, 0x22)
+        store_be16(o + _HEADER + 1, sid)
+    else:
+        store_be64(o, common | klen << 32)
+        store8(o, 0x80)
+    store_be32(o + 8, framing + extlen + klen + vlen)
+    store_be32(o + 12, opaque)
+    store_be64(o + 16, cas)
+    return o + _HEADER + framing
+
+
+@njit(**OPTIONS)
+def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
+    """Extras; ``time`` is the expiry of a mutation and the deletion time of a tombstone."""
+    store_be64(o, seqno)
+    store_be64(o + 8, rev)
+    if op == _MUTATION:
+        store_be32(o + 16, flags)
+        store_be32(o + 20, time)
+        store_be32(o + 24, lock_time)
+        store_be16(o + 28, 0)
+        if extlen == 31:
+            store8(o + 30, nru)
+    elif extlen == 18:
+        store_be16(o + 16, 0)
+    else:
+        store_be32(o + 16, time)
+        if extlen == 21:
+            store8(o + 20, 0)
+    return o + extlen
+
+
+@njit(**OPTIONS)
+def is_in(sorted_ids, wanted):
+    """Binary search."""
+    low, high = 0, sorted_ids.size
+    while low < high:
+        middle = (low + high) >> 1
+        if sorted_ids[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low < sorted_ids.size and sorted_ids[low] == wanted
+
+
+@njit(**OPTIONS)
+def is_wanted(kind, collection, bits, filter_ids):
+    """Whether a stream with these options sees documents of this kind and collection."""
+    if kind and bits & SKIP_DELETES:
+        return False
+    if not bits & COLLECTIONS:
+        return collection == 0
+    return not bits & FILTER or is_in(filter_ids, collection)
+
+
+@njit(**OPTIONS)
+def is_whole(r, left):
+    """Whether the record at ``r`` ends within the ``left`` bytes of its run and its lengths add up."""
+    if left < _RECORD:
+        return False
+    size = load_le32(r + _AT_SIZE)
+    return size <= left and size == _RECORD + load_le16(r + _AT_KEY_LEN) + load_le32(r + _AT_VALUE_LEN)
+
+
+@njit(**OPTIONS)
+def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
+    """One packed record as a frame; returns the address behind it."""
+    klen = load_le16(r + _AT_KEY_LEN) - strip
+    extras = put_head(
+        o, op, klen, extlen, datatype, plan[P_VBUCKET], vlen, plan[P_OPAQUE], load_le64(r + _AT_CAS), plan[P_SID]
+    )
+    nru = load8(r + _AT_EXTRA)
+    if nru > 3 and not plan[BITS] & HIFI_MFU:
+        nru = 3
+    key = put_extras(
+        extras, op, extlen, load_le64(r + _AT_SEQNO), load_le64(r + _AT_REV),
+        load_le32(r + _AT_FLAGS), load_le32(r + _AT_TIME), 0, nru,
+    )  # fmt: skip
+    source = r + _RECORD + strip
+    copy_over(key, source, klen, safe)
+    copy_over(key + klen, source + klen, vlen, safe)
+    return key + klen + vlen
+
+
+@njit(types.void(I64, I64, I64, I64, TABLE, TABLE, TABLE), **OPTIONS)
+def encode_packed(base, size, out, room, plan, filter_ids, state):
+    """Records from ``base + state[OFFSET]`` on, as frames at ``out + state[WRITTEN]``, within ``room`` bytes."""
+    bits, safe = plan[BITS], base + size
+    at, written, records, reason = state[OFFSET], state[WRITTEN], 0, END
+    strip = 0 if bits & COLLECTIONS else 1
+    framing = 3 if plan[P_SID] else 0
+    budget = plan[BUDGET]
+    while at < size:
+        r = base + at
+        if not is_whole(r, size - at):
+            reason = CORRUPT
+            break
+        seqno, kind = load_le64(r + _AT_SEQNO), load8(r + _AT_KIND)
+        if seqno > plan[UPTO]:
+            reason = PAST
+            break
+        step = load_le32(r + _AT_SIZE)
+        if kind < _SUPERSEDED and seqno > plan[AFTER]:
+            datatype = load8(r + _AT_DATATYPE)
+            if kind > _LAST_DOCUMENT_KIND:
+                reason = SPECIAL
+                break
+            if is_wanted(kind, load_le32(r + _AT_COLLECTION), bits, filter_ids):
+                klen, vlen = load_le16(r + _AT_KEY_LEN), load_le32(r + _AT_VALUE_LEN)
+                if datatype & plan[STOP_DATATYPES] or klen <= strip or (framing and klen - strip > 255):
+                    reason = SPECIAL
+                    break
+                if bits & NO_VALUE:
+                    vlen = 0
+                    datatype = datatype if bits & KEEP_DATATYPE else 0
+                op = opcode_of(kind, bits)
+                extlen = extras_size(op, bits)
+                frame = _HEADER + framing + extlen + klen - strip + vlen
+                if budget <= 0 or written + frame > room:
+                    reason = WINDOW if budget <= 0 else FULL
+                    break
+                put_record(out + written, r, op, extlen, strip, vlen, datatype, plan, safe)
+                written += frame
+                budget -= frame
+                records += 1
+                state[LAST] = seqno
+        state[SCANNED] = seqno
+        at += step
+    state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = at, written, records, reason
+
+
+@njit(**OPTIONS)
+def put_prefix(o, collection):
+    """The collection id in LEB128; returns its size."""
+    n = 0
+    while collection >= 0x80:
+        store8(o + n, collection & 0x7F | 0x80)
+        collection >>= 7
+        n += 1
+    store8(o + n, collection)
+    return n + 1
+
+
+@njit(**OPTIONS)
+def prefix_length(collection):
+    n = 1
+    while collection >= 0x80:
+        collection >>= 7
+        n += 1
+    return n
+
+
+@njit(types.void(I64, I64, I64, I64, TABLE, TABLE, TABLE), **OPTIONS)
+def encode_columns(first, last, out, room, plan, table, state):
+    """Rows ``first`` to ``last`` as frames; vbucket, opaque and stream-id are the rows' own."""
+    bits = plan[BITS]
+    written, row, reason = state[WRITTEN], first, END
+    keys_end = table[KEY] + load_le32(table[KEY_AT] + 4 * last)
+    values_end = table[VALUE] + load_le32(table[VALUE_AT] + 4 * last)
+    while row < last:
+        op = load8(table[EVENT] + row)
+        if op == _EXPIRATION and not bits & EXPIRY_OPCODE:
+            op = _DELETION
+        extlen = extras_size(op, bits)
+        key, value = load_le32(table[KEY_AT] + 4 * row), load_le32(table[VALUE_AT] + 4 * row)
+        klen, vlen = load_le32(table[KEY_AT] + 4 * row + 4) - key, load_le32(table[VALUE_AT] + 4 * row + 4) - value
+        datatype = load8(table[DATATYPE] + row)
+        if bits & NO_VALUE:
+            vlen = 0
+            datatype = datatype if bits & KEEP_DATATYPE else 0
+        collection = load_le32(table[COLLECTION] + 4 * row)
+        prefix = prefix_length(collection) if bits & COLLECTIONS else 0
+        sid = load_le16(table[STREAM_ID] + 2 * row)
+        frame = _HEADER + (3 if sid else 0) + extlen + prefix + klen + vlen
+        if written + frame > room:
+            reason = FULL
+            break
+        time = load_le32(table[EXPIRY if op == _MUTATION else DELETE_TIME] + 4 * row)
+        o = put_head(
+            out + written, op, prefix + klen, extlen, datatype, load_le16(table[VBUCKET] + 2 * row), vlen,
+            load_le32(table[OPAQUE] + 4 * row), load_le64(table[CAS] + 8 * row), sid,
+        )  # fmt: skip
+        o = put_extras(
+            o, op, extlen, load_le64(table[SEQNO] + 8 * row), load_le64(table[REV] + 8 * row),
+            load_le32(table[FLAGS] + 4 * row), time, load_le32(table[LOCK_TIME] + 4 * row), load8(table[NRU] + row),
+        )  # fmt: skip
+        if prefix:
+            o += put_prefix(o, collection)
+        copy_over(o, table[KEY] + key, klen, keys_end)
+        copy_over(o + klen, table[VALUE] + value, vlen, values_end)
+        written += frame
+        row += 1
+    state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = row, written, row - first, reason
+
+
+@njit(types.void(TABLE, I64, I64, TABLE, TABLE, TABLE), **OPTIONS)
+def pack_columns(rows, out, room, table, starts, state):
+    """The rows named in ``rows`` as packed records from ``out + state[WRITTEN]``; ``starts`` gets their offsets."""
+    written, n, reason = state[WRITTEN], 0, END
+    while n < rows.size:
+        row = rows[n]
+        kind = load8(table[EVENT] + row) - _MUTATION
+        key, value = load_le32(table[KEY_AT] + 4 * row), load_le32(table[VALUE_AT] + 4 * row)
+        klen, vlen = load_le32(table[KEY_AT] + 4 * row + 4) - key, load_le32(table[VALUE_AT] + 4 * row + 4) - value
+        collection = load_le32(table[COLLECTION] + 4 * row)
+        prefix = prefix_length(collection)
+        size = _RECORD + prefix + klen + vlen
+        if written + size > room:
+            reason = FULL
+            break
+        r = out + written
+        store_le32(r + _AT_SIZE, size)
+        store8(r + _AT_KIND, kind)
+        store8(r + _AT_DATATYPE, load8(table[DATATYPE] + row))
+        store_le16(r + _AT_KEY_LEN, prefix + klen)
+        store_le64(r + _AT_SEQNO, load_le64(table[SEQNO] + 8 * row))
+        store_le64(r + _AT_REV, load_le64(table[REV] + 8 * row))
+        store_le64(r + _AT_CAS, load_le64(table[CAS] + 8 * row))
+        store_le32(r + _AT_FLAGS, load_le32(table[FLAGS] + 4 * row))
+        store_le32(r + _AT_TIME, load_le32(table[DELETE_TIME if kind else EXPIRY] + 4 * row))
+        store_le64(r + _AT_PREV, 0)
+        store_le32(r + _AT_VALUE_LEN, vlen)
+        store_le32(r + _AT_COLLECTION, collection)
+        store_le64(r + _AT_EXTRA, load8(table[NRU] + row))
+        put_prefix(r + _RECORD, collection)
+        copy_over(r + _RECORD + prefix, table[KEY] + key, klen, 0)
+        copy_over(r + _RECORD + prefix + klen, table[VALUE] + value, vlen, 0)
+        starts[n] = written
+        written += size
+        n += 1
+    state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = n, written, n, reason

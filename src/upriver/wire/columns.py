@@ -1,0 +1,306 @@
+"""Document messages in bulk: a receive buffer of mixed frames becomes columns, everything else stays in order.
+
+``BulkDecoder`` is the columnar twin of ``framing.FrameSplitter``: the same stream, the same errors, no object per
+mutation. Importing this module imports numpy; the first decode imports numba and loads (or compiles, once per
+machine) the kernels. Set ``NUMBA_CACHE_DIR`` to choose where compiled kernels are kept; without it they lie beside
+the package, or in the user's cache directory when that is read-only.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from upriver.errors import FramingError, LocalProtocolError
+from upriver.wire.framing import HEADER_SIZE, MAX_FRAME, frame_size
+
+Array = npt.NDArray[Any]
+
+SLACK = 128  # kernels may write this far behind the end of a data area
+
+# The columns of a row, in the order of the kernels' address table; ``event`` is the opcode, 0x57 to 0x59.
+LAYOUT: Mapping[str, type[np.generic]] = {
+    "event": np.uint8,
+    "vbucket": np.uint16,
+    "collection_id": np.uint32,
+    "datatype": np.uint8,
+    "seqno": np.uint64,
+    "rev_seqno": np.uint64,
+    "cas": np.uint64,
+    "flags": np.uint32,
+    "expiry": np.uint32,
+    "delete_time": np.uint32,
+    "lock_time": np.uint32,
+    "stream_id": np.uint16,  # 0: the stream has none
+    "opaque": np.uint32,
+    "nru": np.uint8,
+    "key_at": np.int32,  # row n's key is key[key_at[n]:key_at[n + 1]]; so for values
+    "value_at": np.int32,
+    "key": np.uint8,
+    "value": np.uint8,
+    "snapshot_start": np.int64,  # from here on: what the stream knew when the row came, see ``StreamTable``
+    "snapshot_end": np.int64,
+    "vbuuid": np.int64,
+    "epoch": np.int32,
+}
+_NAMES = tuple(LAYOUT)
+_DATA = ("key", "value")
+
+
+class Shape(NamedTuple):
+    """How much fits into one ``Columns``."""
+
+    rows: int = 32_768
+    key_bytes: int = 32_768 * 48
+    value_bytes: int = 16 * 1024 * 1024
+
+    def count(self, name: str) -> int:
+        """Elements of a column: one row more than fit, because offsets have an end."""
+        if name in _DATA:
+            return (self.key_bytes if name == "key" else self.value_bytes) + SLACK
+        return self.rows + 1
+
+
+class _Lease(np.ndarray[Any, Any]):
+    """The arena as one borrower sees it. Every view and Arrow buffer refers to it, so its end is theirs too."""
+
+
+class Columns:
+    """Rows of document messages, column by column, in one block of memory.
+
+    ``columns["seqno"]`` is a NumPy view without a copy. ``key_at``/``key`` and ``value_at``/``value`` are offsets and
+    bytes as Arrow lays them out. Views, and Arrow batches made from them, keep the memory to themselves: it is
+    reused only after the last of them is gone, unless it is the decoder's current set, which ``clear()`` rewinds.
+    """
+
+    def __init__(self, shape: Shape = Shape(), pool: deque[Array] | None = None) -> None:
+        self.shape = shape
+        self.rows = 0
+        offsets, size = _offsets(shape)
+        arena = _arena(pool, size)
+        self._lease = arena.view(_Lease)
+        if pool is not None:
+            weakref.finalize(self._lease, pool.append, arena).atexit = False
+        self._offsets = offsets
+        address = self._lease.__array_interface__["data"][0]
+        self.table = np.fromiter((address + at for at in offsets.values()), np.int64, len(offsets))
+        self.view("key_at")[0] = self.view("value_at")[0] = 0
+
+    def view(self, name: str) -> Array:
+        """A whole column, also beyond ``rows``."""
+        dtype = LAYOUT[name]
+        return np.ndarray(self.shape.count(name), dtype, self._lease, self._offsets[name])
+
+    def __getitem__(self, name: str) -> Array:
+        if name in _DATA:
+            return self.view(name)[: int(self.view(name + "_at")[self.rows])]
+        return self.view(name)[: self.rows + name.endswith("_at")]
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def key(self, row: int) -> bytes:
+        """The key of a row, without its collection prefix."""
+        return self._bytes("key", row)
+
+    def value(self, row: int) -> bytes:
+        """The value of a row, as it came."""
+        return self._bytes("value", row)
+
+    def _bytes(self, name: str, row: int) -> bytes:
+        at = self.view(name + "_at")
+        return self.view(name)[at[row] : at[row + 1]].tobytes()
+
+
+def _offsets(shape: Shape) -> tuple[dict[str, int], int]:
+    """Where each column starts in the arena, on cache lines, and the arena's size."""
+    offsets, at = {}, 0
+    for name, dtype in LAYOUT.items():
+        offsets[name] = at
+        at += -(-shape.count(name) * np.dtype(dtype).itemsize // 64) * 64
+    return offsets, at
+
+
+def _arena(pool: deque[Array] | None, size: int) -> Array:
+    try:
+        return pool.pop() if pool else np.empty(size, np.uint8)
+    except IndexError:  # another thread was quicker
+        return np.empty(size, np.uint8)
+
+
+class Control(NamedTuple):
+    """A frame for the object reader; it arrived before row ``row``. The bytes are valid until the next part."""
+
+    row: int
+    frame: memoryview
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What one step of the decoder gave: rows ``first`` to ``last`` (excluded) of ``columns``, and the controls."""
+
+    columns: Columns
+    first: int
+    last: int
+    controls: list[Control]
+    row_bytes: int  # wire size of the rows, which flow control charges; controls are the caller's to charge
+    full: bool  # ``take()`` or ``clear()`` before the next step
+
+
+class BulkDecoder:
+    """Cuts a byte stream into columns and control frames, however it arrives.
+
+    Iterate ``feed(data)``, or read a socket straight into ``buffer()`` and iterate ``received(n)``; to the end,
+    before the next call. Rows pile up in ``columns`` over many calls until ``take()`` hands them over with their
+    memory, or ``clear()`` forgets them. ``collections`` says whether keys carry a prefix, a property of the
+    connection. After a ``FramingError`` the decoder is poisoned, like the splitter.
+    """
+
+    def __init__(
+        self, collections: bool, shape: Shape = Shape(), *, limit: int = MAX_FRAME, receive_bytes: int = 1 << 20
+    ) -> None:
+        self.collections = collections
+        self.limit = limit
+        self.shape = shape
+        self._pool: deque[Array] = deque(maxlen=4)
+        self.columns = Columns(shape, self._pool)
+        self._buffer = np.empty(receive_bytes + SLACK, np.uint8)
+        self._begin = self._end = 0
+        self._state = np.zeros(7, np.int64)
+        self._controls = np.empty(3 * 1024, np.int64)
+        self._error: FramingError | None = None
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return self._end - self._begin
+
+    def take(self) -> Columns:
+        """The rows so far, yours for as long as you like; the decoder goes on with other memory."""
+        taken, self.columns = self.columns, Columns(self.shape, self._pool)
+        return taken
+
+    def clear(self) -> None:
+        """Forget the rows so far; their memory is written over by what comes next."""
+        self.columns.rows = 0
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes from the socket go: never empty. Say how many with ``received``."""
+        self._reserve(self._missing())
+        return memoryview(self._buffer)[self._end : -SLACK]
+
+    def received(self, size: int) -> Iterator[Decoded]:
+        """``size`` bytes were written into ``buffer()``."""
+        self._end += size
+        return self._drain()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Decoded]:
+        """The next bytes of the stream, decoded where they are; only a partial frame is copied."""
+        source = memoryview(data).cast("B")
+        at = 0
+        while self.pending and at < len(source):
+            step = min(self._missing(), len(source) - at)
+            self._reserve(step)
+            self._buffer[self._end : self._end + step] = source[at : at + step]
+            self._end += step
+            at += step
+            yield from self._drain()
+        if at < len(source):
+            yield from self._in_place(source, at)
+
+    def receive_eof(self) -> None:
+        """The peer closed; anything left over was a frame that it did not finish."""
+        if self.pending:
+            raise FramingError(f"connection ended inside a frame, {self.pending} bytes in", "body", self.pending)
+
+    def _missing(self) -> int:
+        """Bytes until the pending frame is complete, or until its header is."""
+        if self.pending < HEADER_SIZE:
+            return HEADER_SIZE - self.pending
+        return max(1, frame_size(self._buffer.data, self._begin, MAX_FRAME) - self.pending)
+
+    def _reserve(self, size: int) -> None:
+        """Room for ``size`` bytes behind the pending ones, which move to the front."""
+        if self._begin:
+            pending = self._buffer[self._begin : self._end].copy()
+            self._begin, self._end = 0, len(pending)
+            self._buffer[: self._end] = pending
+        if self._end + size > len(self._buffer) - SLACK:
+            larger = np.empty(max(self._end + size, 2 * len(self._buffer)) + SLACK, np.uint8)
+            larger[: self._end] = self._buffer[: self._end]
+            self._buffer = larger
+
+    def _drain(self) -> Iterator[Decoded]:
+        """Decode what lies in our own buffer."""
+        view = memoryview(self._buffer)
+        address = self._buffer.__array_interface__["data"][0]
+        self._state[0] = self._begin
+        for part in self._parts(view, address, self._end, address + len(view)):
+            self._begin = int(self._state[0])
+            yield part
+        self._begin = int(self._state[0])
+
+    def _in_place(self, source: memoryview, at: int) -> Iterator[Decoded]:
+        """Decode from the caller's bytes and keep a partial frame."""
+        address = np.frombuffer(source, np.uint8).__array_interface__["data"][0]
+        self._state[0] = at
+        yield from self._parts(source, address, len(source), address + len(source))
+        rest = source[int(self._state[0]) :]
+        self._begin = self._end = 0
+        self._reserve(len(rest))
+        self._buffer[: len(rest)] = rest
+        self._end = len(rest)
+
+    def _parts(self, source: memoryview, address: int, end: int, safe: int) -> Iterator[Decoded]:
+        from upriver.wire import kernels
+
+        if self._error:
+            raise self._error
+        reason = kernels.FULL
+        while reason in (kernels.FULL, kernels.CONTROLS_FULL):
+            part, reason = self._step(source, address, end, safe)
+            if part.first != part.last or part.controls:
+                yield part
+            if reason == kernels.FULL:
+                self._make_room(source)
+        if reason == kernels.BROKEN:
+            self._break(source)
+
+    def _step(self, source: memoryview, address: int, end: int, safe: int) -> tuple[Decoded, int]:
+        from upriver.wire import kernels
+
+        columns, state = self.columns, self._state
+        first = columns.rows
+        state[1] = first
+        state[2], state[3] = columns.view("key_at")[first], columns.view("value_at")[first]
+        capacity = np.array(columns.shape, np.int64)
+        kernels.decode(
+            address, end, safe, int(self.collections), self.limit, columns.table, capacity, self._controls, state
+        )
+        _, columns.rows, _, _, count, charged, reason = state.tolist()
+        found = self._controls[: 3 * count].reshape(-1, 3).tolist() if count else ()
+        controls = [Control(row, source[at : at + size]) for row, at, size in found]
+        full = reason == kernels.FULL
+        return Decoded(columns, first, columns.rows, controls, charged, full), reason
+
+    def _make_room(self, source: memoryview) -> None:
+        """After a full set: the caller emptied it, or the next document alone is larger than it."""
+        if self.columns.rows:
+            raise LocalProtocolError("the columns are full: take() or clear() them before going on")
+        size = frame_size(source, int(self._state[0]))
+        if size > self.columns.shape.value_bytes:
+            self.columns = Columns(self.shape._replace(value_bytes=size))
+
+    def _break(self, source: memoryview) -> None:
+        try:
+            frame_size(source, int(self._state[0]), self.limit)
+        except FramingError as error:
+            self._error = error
+            raise
+        raise AssertionError("the kernel refused a frame that the splitter accepts")

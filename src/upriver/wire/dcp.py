@@ -1,0 +1,391 @@
+"""The messages of DCP, 0x50 to 0x67, in every version (``protocol.md`` section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from upriver.errors import Status
+from upriver.model import SEQNO_MAX, FailoverEntry, VbucketState
+from upriver.wire.constants import (
+    Dialect,
+    DurabilityLevel,
+    MarkerFlag,
+    Opcode,
+    OpenFlag,
+    OsoFlag,
+    StreamEndStatus,
+    StreamFlag,
+)
+from upriver.wire.framing import Frame
+from upriver.wire.message import (
+    ANY_DATATYPE,
+    JSON_OR_RAW,
+    U8,
+    U16,
+    U32,
+    U64,
+    Broken,
+    DocKey,
+    Key,
+    Message,
+    Number,
+    OptValue,
+    Presence,
+    Repeated,
+    Response,
+    Section,
+    Value,
+    ValueU64,
+    message,
+    response,
+)
+
+FailoverEntries = Annotated[tuple[FailoverEntry, ...], Repeated("QQ", FailoverEntry, at_least=1)]
+
+# Tombstones carry extended attributes or nothing: plain JSON, with or without snappy, is refused (2.9).
+DELETION_DATATYPES = ANY_DATATYPE - {1, 3}
+
+
+def _unknown_bits(field: str, flags: int, known: int) -> Iterator[Broken]:
+    if flags & ~known:
+        yield Broken(field, f"flag bits 0x{flags & ~known:x} do not exist")
+
+
+def _no_seqno(field: str, seqno: int) -> Iterator[Broken]:
+    if seqno == 0:
+        yield Broken(field, "seqnos start at 1")
+
+
+@message(Opcode.DCP_OPEN, datatypes=JSON_OR_RAW)
+class Open(Message):
+    """Makes a connection a DCP connection, with ``name``, in the role that ``flags`` give the receiver."""
+
+    reserved: U32
+    flags: Annotated[int, Number("I"), OpenFlag]
+    name: Key
+    value: OptValue = b""
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _unknown_bits("flags", self.flags, sum(OpenFlag))
+        flags = OpenFlag(self.flags & sum(OpenFlag))
+        if OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in flags and OpenFlag.PRODUCER not in flags:
+            yield Broken("flags", "0x200 (skip deletes) is for producers")
+        if OpenFlag.NO_VALUE in flags and OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags:
+            yield Broken("flags", "0x008 and 0x040 exclude each other")
+        if OpenFlag.INCLUDE_DELETED_USER_XATTRS in flags and OpenFlag.INCLUDE_XATTRS not in flags:
+            yield Broken("flags", "0x100 (deleted user xattrs) needs 0x004 (xattrs)")
+        if bool(self.value) != bool(self.datatype):
+            yield Broken("datatype", "a value must be JSON, and no value must be raw")
+
+
+def _stream_flags(flags: int) -> Iterator[Broken]:
+    yield from _unknown_bits("flags", flags, sum(StreamFlag) & ~StreamFlag.NO_VALUE)
+    companions = StreamFlag.CACHE_TRANSFER | StreamFlag.TAKEOVER | StreamFlag.ACTIVE_VB_ONLY
+    if flags & StreamFlag.CACHE_TRANSFER and flags & ~companions:
+        yield Broken("flags", "0x100 (cache transfer) goes only with takeover and active-only")
+
+
+@message(Opcode.DCP_ADD_STREAM)
+class AddStream(Message):
+    """Tells a consumer to open a stream for the vbucket; answered when the handshake has ended."""
+
+    flags: Annotated[int, Number("I"), StreamFlag] = 0
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _stream_flags(self.flags)
+
+
+@response(Opcode.DCP_ADD_STREAM, when=lambda frame: frame.specific == 0 or len(frame.extras) == 4)
+class AddStreamResponse(Response):
+    """The end of the handshake: the opaque that the stream's messages will carry."""
+
+    stream_opaque: U32 = 0
+
+
+@message(Opcode.DCP_CLOSE_STREAM)
+class CloseStream(Message):
+    """Ends the vbucket's stream (the one with this stream-id, where the feature is on)."""
+
+
+@message(Opcode.DCP_STREAM_REQ)
+class StreamRequest(Message):
+    """Asks for the changes after ``start_seqno``, the last seqno that the requester has, up to ``end_seqno``."""
+
+    flags: Annotated[int, Number("I"), StreamFlag] = 0
+    reserved: U32 = 0
+    start_seqno: U64 = 0
+    end_seqno: U64 = SEQNO_MAX
+    vbuuid: U64 = 0
+    snap_start_seqno: U64 = 0
+    snap_end_seqno: U64 = 0
+    value: OptValue = b""
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _stream_flags(self.flags)
+
+
+@response(Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG, when=lambda frame: frame.specific == 0)
+class FailoverLogResponse(Response):
+    """The failover log of the vbucket, newest branch first."""
+
+    entries: FailoverEntries
+
+
+def is_rollback(frame: Frame) -> bool:
+    return frame.specific == Status.ROLLBACK
+
+
+@response(Opcode.DCP_STREAM_REQ, when=lambda frame: is_rollback(frame) and not frame.extras)
+class RollbackResponse(Response):
+    """History has diverged: ask again from ``seqno`` or lower."""
+
+    seqno: ValueU64 = 0
+
+
+@message(Opcode.DCP_GET_FAILOVER_LOG)
+class GetDcpFailoverLog(Message):
+    """Asks for the failover log of the vbucket, on a DCP connection."""
+
+
+@message(Opcode.DCP_STREAM_END, dialect=Dialect.DCP)
+class StreamEnd(Message):
+    """Nothing more comes on this stream."""
+
+    status: Annotated[int, Number("I"), StreamEndStatus]
+
+
+def _marker_rules(start: int, end: int) -> Iterator[Broken]:
+    if start > end:
+        yield Broken("start_seqno", f"snapshot starts at {start}, after its end {end}")
+
+
+@message(Opcode.DCP_SNAPSHOT_MARKER)
+class SnapshotMarker(Message):
+    """The changes that follow, from ``start_seqno`` to ``end_seqno``, form one snapshot."""
+
+    start_seqno: U64
+    end_seqno: U64
+    flags: Annotated[int, Number("I"), MarkerFlag]
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _marker_rules(self.start_seqno, self.end_seqno)
+
+
+def _marker_version(frame: Frame) -> int:
+    return frame.extras[0] if len(frame.extras) == 1 else -1
+
+
+@message(Opcode.DCP_SNAPSHOT_MARKER, when=lambda frame: _marker_version(frame) in (0, 1) or _marker_version(frame) > 2)
+class SnapshotMarkerV20(Message):
+    """A marker for replicas: also which seqnos are visible and which prepares are complete."""
+
+    version: U8
+    start_seqno: ValueU64
+    end_seqno: ValueU64
+    flags: Annotated[int, Number("I", Section.VALUE), MarkerFlag]
+    max_visible_seqno: ValueU64
+    high_completed_seqno: ValueU64
+
+    def rules(self) -> Iterator[Broken]:
+        if self.version != 0:
+            yield Broken("version", f"marker version 2.{self.version} does not exist")
+        yield from _marker_rules(self.start_seqno, self.end_seqno)
+
+
+@message(Opcode.DCP_SNAPSHOT_MARKER, when=lambda frame: _marker_version(frame) == 2)
+class SnapshotMarkerV22(Message):
+    """A marker that also tells how far tombstones were purged."""
+
+    version: U8
+    start_seqno: ValueU64
+    end_seqno: ValueU64
+    flags: Annotated[int, Number("I", Section.VALUE), MarkerFlag]
+    max_visible_seqno: ValueU64
+    high_completed_seqno: ValueU64
+    purge_seqno: ValueU64
+    high_prepared_seqno: ValueU64
+
+    def rules(self) -> Iterator[Broken]:
+        if self.version != 2:
+            yield Broken("version", f"this layout is marker version 2.2, not 2.{self.version}")
+        yield from _marker_rules(self.start_seqno, self.end_seqno)
+
+
+@message(Opcode.DCP_MUTATION, datatypes=ANY_DATATYPE)
+class Mutation(Message):
+    """A document was written."""
+
+    by_seqno: U64
+    rev_seqno: U64
+    flags: U32 = 0
+    expiry: U32 = 0
+    lock_time: U32 = 0
+    nmeta: U16 = 0
+    nru: U8 = 0
+    key: DocKey = b""
+    value: OptValue = b""
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _no_seqno("by_seqno", self.by_seqno)
+        if self.nmeta:
+            yield Broken("nmeta", "extended metadata is gone from the protocol: must be 0")
+
+
+@message(Opcode.DCP_DELETION, datatypes=DELETION_DATATYPES)
+class Deletion(Message):
+    """A document was removed."""
+
+    by_seqno: U64
+    rev_seqno: U64
+    nmeta: U16 = 0
+    key: DocKey = b""
+    value: OptValue = b""
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _no_seqno("by_seqno", self.by_seqno)
+        if self.nmeta:
+            yield Broken("nmeta", "extended metadata is gone from the protocol: must be 0")
+
+
+@message(Opcode.DCP_DELETION, datatypes=DELETION_DATATYPES)
+class DeletionV2(Message):
+    """A document was removed at ``delete_time``; sent on connections opened with delete times."""
+
+    by_seqno: U64
+    rev_seqno: U64
+    delete_time: U32 = 0
+    unused: U8 = 0
+    key: DocKey = b""
+    value: OptValue = b""
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _no_seqno("by_seqno", self.by_seqno)
+
+
+@message(Opcode.DCP_EXPIRATION, datatypes=DELETION_DATATYPES)
+class Expiration(Message):
+    """A document's time ran out."""
+
+    by_seqno: U64
+    rev_seqno: U64
+    delete_time: U32 = 0
+    key: DocKey = b""
+    value: OptValue = b""
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _no_seqno("by_seqno", self.by_seqno)
+
+
+@message(Opcode.DCP_SET_VBUCKET_STATE, dialect=Dialect.DCP)
+class SetVbucketState(Message):
+    """A step of a takeover: the receiver's vbucket changes its state, and says so."""
+
+    state: Annotated[int, Number("B"), VbucketState]
+
+    def rules(self) -> Iterator[Broken]:
+        if self.state not in VbucketState._value2member_map_:
+            yield Broken("state", f"{self.state} is not a vbucket state")
+
+
+@message(Opcode.DCP_NOOP)
+class DcpNoop(Message):
+    """Are you there? Answered at once, with the same opaque."""
+
+
+@message(Opcode.DCP_BUFFER_ACK)
+class BufferAck(Message):
+    """So many bytes were processed; the producer may send as many again."""
+
+    bytes: U32
+
+
+@message(Opcode.DCP_CONTROL)
+class Control(Message):
+    """Sets an option of a producer connection."""
+
+    key: Key
+    value: Value
+
+
+@message(Opcode.DCP_PREPARE, cas=Presence.REQUIRED, datatypes=ANY_DATATYPE)
+class Prepare(Message):
+    """A durable write has begun; it counts when a Commit follows."""
+
+    by_seqno: U64
+    rev_seqno: U64
+    flags: U32 = 0
+    expiry: U32 = 0
+    lock_time: U32 = 0
+    nru: U8 = 0
+    deleted: U8 = 0
+    durability_level: Annotated[int, Number("B"), DurabilityLevel] = DurabilityLevel.MAJORITY
+    key: DocKey = b""
+    value: OptValue = b""
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _no_seqno("by_seqno", self.by_seqno)
+        if not 1 <= self.durability_level <= 3:
+            yield Broken("durability_level", f"{self.durability_level} is not a durability level")
+
+
+@message(Opcode.DCP_SEQNO_ACKNOWLEDGED, cas=Presence.FORBIDDEN)
+class SeqnoAcknowledged(Message):
+    """Every prepare up to this seqno is durable here."""
+
+    prepared_seqno: U64
+
+
+@message(Opcode.DCP_COMMIT, cas=Presence.FORBIDDEN)
+class Commit(Message):
+    """The prepared write of this key counts."""
+
+    prepared_seqno: U64
+    commit_seqno: U64
+    key: DocKey = b""
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _no_seqno("commit_seqno", self.commit_seqno)
+
+
+@message(Opcode.DCP_ABORT, cas=Presence.FORBIDDEN)
+class Abort(Message):
+    """The prepared write of this key never happened."""
+
+    prepared_seqno: U64
+    abort_seqno: U64
+    key: DocKey = b""
+
+    def rules(self) -> Iterator[Broken]:
+        yield from _no_seqno("abort_seqno", self.abort_seqno)
+
+
+@message(Opcode.DCP_SEQNO_ADVANCED)
+class SeqnoAdvanced(Message):
+    """The stream has reached this seqno, though nothing that may be seen lies there."""
+
+    by_seqno: U64
+
+
+@message(Opcode.DCP_OSO_SNAPSHOT)
+class OsoSnapshot(Message):
+    """Between START and END, changes come in any order of seqno."""
+
+    flags: Annotated[int, Number("I"), OsoFlag]
+
+    def rules(self) -> Iterator[Broken]:
+        if self.flags not in OsoFlag._value2member_map_:
+            yield Broken("flags", f"{self.flags} is neither start nor end")
+
+
+@message(Opcode.DCP_CACHE_TRANSFER_END)
+class CacheTransferEnd(Message):
+    """The cache has been transferred; an ordinary stream follows."""
+
+
+def marker_range(marker: Message) -> tuple[int, int, int]:
+    """Start, end and flags of a marker of any version but the bare one of UPR."""
+    assert isinstance(marker, SnapshotMarker | SnapshotMarkerV20 | SnapshotMarkerV22)
+    return marker.start_seqno, marker.end_seqno, marker.flags
+
+

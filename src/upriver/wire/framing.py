@@ -1,0 +1,241 @@
+"""Bytes to frames and back: the 24-byte header, framing extras, and a splitter for any byte stream.
+
+A frame's bytes are checked here only so far that the next frame can be found; what a message means is the
+business of ``message``. A stream that breaks a rule here cannot be read any further: ``FramingError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+
+from upriver.errors import FramingError, InvalidMessage, Status
+from upriver.wire.constants import Magic, RequestFrameId
+
+HEADER = Struct(">BBHBBHIIQ")
+HEADER_SIZE = HEADER.size
+MAX_FRAME = 30 * 1024 * 1024
+MAX_UNAUTHENTICATED_FRAME = 16 * 1024
+
+_FLEXIBLE = (Magic.ALT_REQUEST, Magic.ALT_RESPONSE)
+_MAGICS = {int(magic): magic for magic in Magic}
+
+
+@dataclass(slots=True)
+class Frame:
+    """One packet, cut into its sections. ``specific`` is the vbucket of a request and the status of a response."""
+
+    magic: Magic
+    opcode: int
+    specific: int = 0
+    opaque: int = 0
+    cas: int = 0
+    datatype: int = 0
+    framing: bytes = b""
+    extras: bytes = b""
+    key: bytes = b""
+    value: bytes = b""
+
+    @property
+    def size(self) -> int:
+        return HEADER_SIZE + len(self.framing) + len(self.extras) + len(self.key) + len(self.value)
+
+    # Where each section starts, in bytes from the frame's start: what an error reports.
+    @property
+    def extras_at(self) -> int:
+        return HEADER_SIZE + len(self.framing)
+
+    @property
+    def key_at(self) -> int:
+        return self.extras_at + len(self.extras)
+
+    @property
+    def value_at(self) -> int:
+        return self.key_at + len(self.key)
+
+    def encode(self) -> bytes:
+        body = len(self.framing) + len(self.extras) + len(self.key) + len(self.value)
+        lengths = len(self.key)
+        if self.magic in _FLEXIBLE:
+            lengths |= len(self.framing) << 8
+        head = HEADER.pack(
+            self.magic, self.opcode, lengths, len(self.extras), self.datatype,
+            self.specific, body, self.opaque, self.cas,
+        )  # fmt: skip
+        return b"".join((head, self.framing, self.extras, self.key, self.value))
+
+
+def frame_size(data: bytes | bytearray | memoryview, at: int = 0, limit: int = MAX_FRAME) -> int:
+    """The size of the frame that starts at ``at``; needs its 24 header bytes. Raises ``FramingError``."""
+    magic, _, key_len, extras_len, _, _, body, _, _ = HEADER.unpack_from(data, at)
+    if magic not in _MAGICS:
+        raise FramingError(f"0x{magic:02x} is not a magic", "magic", 0)
+    if HEADER_SIZE + body > limit:
+        raise FramingError(f"frame is {HEADER_SIZE + body} bytes, the limit is {limit}", "body length", 8)
+    framing_len = 0
+    if magic in _FLEXIBLE:
+        framing_len, key_len = key_len >> 8, key_len & 0xFF
+    if framing_len + extras_len + key_len > body:
+        raise FramingError(
+            f"framing extras {framing_len} + extras {extras_len} + key {key_len} exceed the body of {body}",
+            "body length",
+            8,
+        )
+    return HEADER_SIZE + int(body)
+
+
+def cut_frame(data: bytes | bytearray | memoryview, at: int = 0) -> Frame:
+    """The frame at ``at``, whose size was checked by ``frame_size``."""
+    magic, opcode, key_len, extras_len, datatype, specific, body, opaque, cas = HEADER.unpack_from(data, at)
+    extras_at = at + HEADER_SIZE
+    framing = b""
+    if magic in _FLEXIBLE:
+        framing_len, key_len = key_len >> 8, key_len & 0xFF
+        framing = bytes(data[extras_at : extras_at + framing_len])
+        extras_at += framing_len
+    key_at = extras_at + extras_len
+    value_at = key_at + key_len
+    return Frame(
+        _MAGICS[magic], opcode, specific, opaque, cas, datatype, framing,
+        bytes(data[extras_at:key_at]), bytes(data[key_at:value_at]), bytes(data[value_at : at + HEADER_SIZE + body]),
+    )  # fmt: skip
+
+
+class FrameSplitter:
+    """Cuts a byte stream into frames, however it arrives.
+
+    ``receive`` returns the frames that are complete and keeps the rest. After a ``FramingError`` the splitter is
+    poisoned: the same error again, because no later byte can be trusted.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self.limit = limit
+        self._buffer = bytearray()
+        self._error: FramingError | None = None
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return len(self._buffer)
+
+    def receive(self, data: bytes | bytearray | memoryview) -> Iterator[Frame]:
+        """Yield every complete frame; consume the iterator fully before the next call."""
+        if self._error:
+            raise self._error
+        self._buffer += data
+        at = 0
+        try:
+            while len(self._buffer) - at >= HEADER_SIZE:
+                size = frame_size(self._buffer, at, self.limit)
+                if len(self._buffer) - at < size:
+                    break
+                frame = cut_frame(self._buffer, at)
+                at += size
+                yield frame
+        except FramingError as error:
+            self._error = error
+            raise
+        finally:
+            del self._buffer[:at]
+
+    def receive_eof(self) -> None:
+        """The peer closed; anything left over was a frame that it did not finish."""
+        if self._buffer:
+            raise FramingError(f"connection ended inside a frame, {len(self._buffer)} bytes in", "body", len(self._buffer))
+
+
+@dataclass(frozen=True, slots=True)
+class FrameInfo:
+    """One framing extra: an id and its bytes (1.2)."""
+
+    id: int
+    data: bytes = b""
+
+
+def encode_frame_infos(infos: tuple[FrameInfo, ...]) -> bytes:
+    """Framing extras as bytes, ids and lengths from 15 on with escape bytes.
+
+    >>> encode_frame_infos((FrameInfo(2, b"\\0G"), FrameInfo(16, b"x" * 15))).hex()
+    '220047ff0100787878787878787878787878787878'
+    """
+    out = bytearray()
+    for info in infos:
+        id_nibble, length_nibble = min(info.id, 15), min(len(info.data), 15)
+        out.append(id_nibble << 4 | length_nibble)
+        if id_nibble == 15:
+            out.append(info.id - 15)
+        if length_nibble == 15:
+            out.append(len(info.data) - 15)
+        out += info.data
+    return bytes(out)
+
+
+def decode_frame_infos(framing: bytes, offset: int = HEADER_SIZE) -> tuple[FrameInfo, ...]:
+    """Framing extras one by one; an object that overruns the section is ``InvalidMessage``."""
+    infos = []
+    at = 0
+    while at < len(framing):
+        start = at
+        identifier, length = framing[at] >> 4, framing[at] & 0x0F
+        at += 1
+        if identifier == 15:
+            identifier, at = 15 + _escape(framing, at, offset), at + 1
+        if length == 15:
+            length, at = 15 + _escape(framing, at, offset), at + 1
+        if at + length > len(framing):
+            raise InvalidMessage(
+                f"framing extra {identifier} of {length} bytes overruns the section", "framing extras", offset + start
+            )
+        infos.append(FrameInfo(identifier, framing[at : at + length]))
+        at += length
+    return tuple(infos)
+
+
+def _escape(framing: bytes, at: int, offset: int) -> int:
+    if at >= len(framing):
+        raise InvalidMessage("framing extra ends before its escape byte", "framing extras", offset + at)
+    return framing[at]
+
+
+_FIXED_SIZES = {
+    RequestFrameId.BARRIER: (0,),
+    RequestFrameId.DURABILITY: (1, 3),
+    RequestFrameId.STREAM_ID: (2,),
+    RequestFrameId.PRESERVE_TTL: (0,),
+    RequestFrameId.IMPERSONATE_TOKEN: (2,),
+}
+
+
+def check_request_frame_infos(infos: tuple[FrameInfo, ...], offset: int = HEADER_SIZE) -> None:
+    """The rules of 1.2 for a request: known ids, right sizes, a durability level and timeout that exist."""
+    for info in infos:
+        if info.id not in RequestFrameId._value2member_map_:
+            raise InvalidMessage(
+                f"framing extra {info.id} is unknown", "framing extras", offset, Status.UNKNOWN_FRAME_INFO
+            )
+        sizes = _FIXED_SIZES.get(RequestFrameId(info.id))
+        if sizes is not None and len(info.data) not in sizes:
+            name = RequestFrameId(info.id).name
+            raise InvalidMessage(f"{name} has {len(info.data)} bytes, not {sizes[-1]}", "framing extras", offset)
+        if info.id == RequestFrameId.DURABILITY:
+            _check_durability(info.data, offset)
+
+
+def _check_durability(data: bytes, offset: int) -> None:
+    if not 1 <= data[0] <= 3:
+        raise InvalidMessage(
+            f"durability level {data[0]} does not exist", "framing extras", offset, Status.DURABILITY_INVALID_LEVEL
+        )
+    if len(data) == 3 and int.from_bytes(data[1:], "big") in (0, 0xFFFF):
+        raise InvalidMessage("durability timeouts 0 and 65535 are reserved", "framing extras", offset)
+
+
+def encode_duration(microseconds: float) -> int:
+    """A server duration as the u16 of response frame 0 (1.2): coarse, but good to a few percent up to minutes."""
+    return min(0xFFFF, round((microseconds * 2) ** (1 / 1.74)))
+
+
+def decode_duration(encoded: int) -> float:
+    """Microseconds of a server duration."""
+    return float(encoded**1.74) / 2

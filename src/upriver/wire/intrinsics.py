@@ -1,0 +1,92 @@
+"""Unaligned loads, stores and copies at raw addresses, for numba kernels.
+
+Each is one or two machine instructions. Byte loops in numba are five times slower, and NumPy views cannot express
+"a big-endian u64 at any byte". Everything is an ``int64``: mixing signed and unsigned makes numba fall into floats.
+The caller answers for the addresses; nothing here checks bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_I64 = ir.IntType(64)
+
+
+def _pointer(builder: Any, address: Any, kind: ir.Type) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _load(bits: int, swap: bool) -> Any:
+    """A function ``address -> value`` that reads ``bits`` as an unsigned number (u64 wraps into the sign)."""
+
+    def typed(typingctx, address):
+        def generate(context, builder, signature, args):
+            number = builder.load(_pointer(builder, args[0], ir.IntType(bits)), align=1)
+            if swap:
+                number = builder.bswap(number)
+            return number if bits == 64 else builder.zext(number, _I64)
+
+        return types.int64(types.int64), generate
+
+    return intrinsic(typed)
+
+
+def _store(bits: int, swap: bool) -> Any:
+    """A function ``(address, value)`` that writes the low ``bits`` of ``value``."""
+
+    def typed(typingctx, address, value):
+        def generate(context, builder, signature, args):
+            number = args[1] if bits == 64 else builder.trunc(args[1], ir.IntType(bits))
+            if swap:
+                number = builder.bswap(number)
+            builder.store(number, _pointer(builder, args[0], ir.IntType(bits)), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return intrinsic(typed)
+
+
+load8 = _load(8, False)
+load_be16, load_be32, load_be64 = _load(16, True), _load(32, True), _load(64, True)
+load_le16, load_le32, load_le64 = _load(16, False), _load(32, False), _load(64, False)
+store8 = _store(8, False)
+store_be16, store_be32, store_be64 = _store(16, True), _store(32, True), _store(64, True)
+store_le16, store_le32, store_le64 = _store(16, False), _store(32, False), _store(64, False)
+
+
+@intrinsic
+def copy(typingctx, target, source, size):
+    """``memcpy``: exactly ``size`` bytes."""
+
+    def generate(context, builder, signature, args):
+        byte = ir.IntType(8)
+        cgutils.raw_memcpy(
+            builder, _pointer(builder, args[0], byte), _pointer(builder, args[1], byte), args[2], 1, align=1
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _block(size: int) -> Any:
+    """A function ``(target, source)`` that always copies ``size`` bytes, in vector registers."""
+
+    def typed(typingctx, target, source):
+        def generate(context, builder, signature, args):
+            block = ir.VectorType(ir.IntType(8), size)
+            loaded = builder.load(_pointer(builder, args[1], block), align=1)
+            builder.store(loaded, _pointer(builder, args[0], block), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return intrinsic(typed)
+
+
+copy32, copy128 = _block(32), _block(128)

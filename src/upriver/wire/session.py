@@ -1,0 +1,121 @@
+"""The session: HELLO, SASL, buckets, statistics (``protocol.md`` 10.1 to 10.4, 10.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from upriver.wire.constants import Feature, Opcode
+from upriver.wire.message import (
+    JSON_OR_RAW,
+    U32,
+    Broken,
+    Key,
+    Message,
+    OptKey,
+    OptU32,
+    OptValue,
+    Presence,
+    Repeated,
+    Response,
+    ValueU16,
+    message,
+    response,
+)
+
+_NO_CAS = Presence.FORBIDDEN
+
+@message(Opcode.HELLO, cas=_NO_CAS)
+class Hello(Message):
+    """Names the agent and asks for features; the answer lists those that are on."""
+
+    agent: OptKey = b""
+    features: Annotated[tuple[int, ...], Repeated("H", int), Feature] = ()
+
+
+@response(Opcode.HELLO)
+class HelloResponse(Response):
+    """The features that are on."""
+
+    features: Annotated[tuple[int, ...], Repeated("H", int), Feature] = ()
+
+
+@message(Opcode.SASL_LIST_MECHS, cas=_NO_CAS)
+class SaslListMechanisms(Message):
+    """Which ways to authenticate are there?"""
+
+
+@message(Opcode.SASL_AUTH, Opcode.SASL_STEP, cas=_NO_CAS)
+class SaslAuth(Message):
+    """Begins (or continues, as STEP) authentication."""
+
+    mechanism: Key
+    value: OptValue = b""
+
+
+@message(Opcode.SELECT_BUCKET)
+class SelectBucket(Message):
+    """Which bucket the commands that follow mean."""
+
+    name: OptKey = b""
+
+
+@message(Opcode.LIST_BUCKETS)
+class ListBuckets(Message):
+    """Which buckets may this user see?"""
+
+
+@message(Opcode.GET_ERROR_MAP, cas=_NO_CAS)
+class GetErrorMap(Message):
+    """Asks for names and attributes of every status."""
+
+    version: ValueU16
+
+    def rules(self) -> Iterator[Broken]:
+        if self.vbucket:
+            yield Broken("vbucket", "must be 0")
+
+
+@message(Opcode.NOOP, Opcode.QUIT, Opcode.QUITQ, Opcode.VERSION, cas=_NO_CAS)
+class Noop(Message):
+    """A command without a body: NOOP, and under their opcodes QUIT and VERSION."""
+
+
+@message(Opcode.VERBOSITY, cas=_NO_CAS)
+class Verbosity(Message):
+    """Accepted for old clients, without effect."""
+
+    level: U32 = 0
+
+
+@message(Opcode.FLUSH, Opcode.FLUSHQ)
+class Flush(Message):
+    """Empties the bucket, where the node allows it."""
+
+    delay: OptU32 = None
+
+
+@message(Opcode.STAT, cas=_NO_CAS, datatypes=JSON_OR_RAW)
+class Stat(Message):
+    """Asks for a group of statistics; the answer is one packet each and an empty one at the end."""
+
+    group: OptKey = b""
+    value: OptValue = b""
+
+
+@response(Opcode.STAT)
+class StatResponse(Response):
+    """One statistic; an empty key ends the list."""
+
+    key: OptKey = b""
+    value: OptValue = b""
+
+
+@message(Opcode.ENABLE_TRAFFIC, Opcode.DISABLE_TRAFFIC, cas=_NO_CAS)
+class Traffic(Message):
+    """Opens (or closes, as DISABLE) the front end after warm-up."""
+
+
+@message(Opcode.START_PERSISTENCE, Opcode.STOP_PERSISTENCE)
+class Persistence(Message):
+    """Starts (or stops) writing to disk, for tests of what is not yet persisted."""

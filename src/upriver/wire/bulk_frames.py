@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from numba import njit, types
 
+from upriver.wire import kernels as k
 from upriver.wire import packed
 from upriver.wire.intrinsics import (
-    load8, load_be16, load_le16, load_le32, load_le64, store8, store_be16, store_be32, store_be64,
-    store_le16, store_le32, store_le64,
-)  # fmt: skip
-from upriver.wire.kernels import (
-    CAS, COLLECTION, DATATYPE, DELETE_TIME, EVENT, EXPIRY, FLAGS, I64, KEY, KEY_AT, LOCK_TIME, NRU, OPAQUE, OPTIONS,
-    REV, SEQNO, SLACK, STREAM_ID, TABLE, VALUE, VALUE_AT, VBUCKET, copy_over,
+    load8,
+    load_le16,
+    load_le32,
+    load_le64,
+    store8,
+    store_be16,
+    store_be32,
+    store_be64,
+    store_le16,
+    store_le32,
+    store_le64,
 )  # fmt: skip
 
 # What a stream asked for, as bits of ``plan[BITS]``.
@@ -42,7 +48,7 @@ _KIND_MASK = 0x7F
 _LAST_DOCUMENT_KIND = int(packed.Kind.EXPIRATION)
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def opcode_of(kind, bits):
     """The opcode that announces a record: expirations are deletions unless the peer asked for them (2.10)."""
     if kind == 0:
@@ -50,7 +56,7 @@ def opcode_of(kind, bits):
     return _EXPIRATION if kind == 2 and bits & EXPIRY_OPCODE else _DELETION
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def extras_size(op, bits):
     """Extras length of a document message in the dialect and version asked for (2.8-2.10, 12.1)."""
     if op == _MUTATION:
@@ -62,7 +68,7 @@ def extras_size(op, bits):
     return 21 if bits & DELETE_TIMES else 18
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def put_head(o, op, klen, extlen, datatype, vbucket, vlen, opaque, cas, sid):
     """Header and stream-id; returns where the extras go."""
     common = op << 48 | extlen << 24 | datatype << 16 | vbucket
@@ -80,7 +86,7 @@ def put_head(o, op, klen, extlen, datatype, vbucket, vlen, opaque, cas, sid):
     return o + _HEADER + framing
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
     """Extras; ``time`` is the expiry of a mutation and the deletion time of a tombstone."""
     store_be64(o, seqno)
@@ -101,7 +107,7 @@ def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
     return o + extlen
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def is_in(sorted_ids, wanted):
     """Binary search."""
     low, high = 0, sorted_ids.size
@@ -114,7 +120,7 @@ def is_in(sorted_ids, wanted):
     return low < sorted_ids.size and sorted_ids[low] == wanted
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def is_wanted(kind, collection, bits, filter_ids):
     """Whether a stream with these options sees documents of this kind and collection."""
     if kind and bits & SKIP_DELETES:
@@ -124,7 +130,7 @@ def is_wanted(kind, collection, bits, filter_ids):
     return not bits & FILTER or is_in(filter_ids, collection)
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def is_whole(r, left):
     """Whether the record at ``r`` ends within the ``left`` bytes of its run and its lengths add up."""
     if left < _RECORD:
@@ -133,9 +139,9 @@ def is_whole(r, left):
     return size <= left and size == _RECORD + load_le16(r + _AT_KEY_LEN) + load_le32(r + _AT_VALUE_LEN)
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
-    """One packed record as a frame; returns the address behind it."""
+    """One packed record as a frame."""
     klen = load_le16(r + _AT_KEY_LEN) - strip
     extras = put_head(
         o, op, klen, extlen, datatype, plan[P_VBUCKET], vlen, plan[P_OPAQUE], load_le64(r + _AT_CAS), plan[P_SID]
@@ -148,12 +154,11 @@ def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
         load_le32(r + _AT_FLAGS), load_le32(r + _AT_TIME), 0, nru,
     )  # fmt: skip
     source = r + _RECORD + strip
-    copy_over(key, source, klen, safe)
-    copy_over(key + klen, source + klen, vlen, safe)
-    return key + klen + vlen
+    k.copy_over(key, source, klen, safe)
+    k.copy_over(key + klen, source + klen, vlen, safe)
 
 
-@njit(types.void(I64, I64, I64, I64, TABLE, TABLE, TABLE), **OPTIONS)
+@njit(types.void(k.I64, k.I64, k.I64, k.I64, k.TABLE, k.TABLE, k.TABLE), **k.OPTIONS)
 def encode_packed(base, size, out, room, plan, filter_ids, state):
     """Records from ``base + state[OFFSET]`` on, as frames at ``out + state[WRITTEN]``, within ``room`` bytes."""
     bits, safe = plan[BITS], base + size
@@ -200,7 +205,7 @@ def encode_packed(base, size, out, room, plan, filter_ids, state):
     state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = at, written, records, reason
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def put_prefix(o, collection):
     """The collection id in LEB128; returns its size."""
     n = 0
@@ -212,7 +217,7 @@ def put_prefix(o, collection):
     return n + 1
 
 
-@njit(**OPTIONS)
+@njit(**k.OPTIONS)
 def prefix_length(collection):
     n = 1
     while collection >= 0x80:
@@ -221,59 +226,58 @@ def prefix_length(collection):
     return n
 
 
-@njit(types.void(I64, I64, I64, I64, TABLE, TABLE, TABLE), **OPTIONS)
+@njit(types.void(k.I64, k.I64, k.I64, k.I64, k.TABLE, k.TABLE, k.TABLE), **k.OPTIONS)
 def encode_columns(first, last, out, room, plan, table, state):
     """Rows ``first`` to ``last`` as frames; vbucket, opaque and stream-id are the rows' own."""
     bits = plan[BITS]
     written, row, reason = state[WRITTEN], first, END
-    keys_end = table[KEY] + load_le32(table[KEY_AT] + 4 * last)
-    values_end = table[VALUE] + load_le32(table[VALUE_AT] + 4 * last)
     while row < last:
-        op = load8(table[EVENT] + row)
+        op = load8(table[k.EVENT] + row)
         if op == _EXPIRATION and not bits & EXPIRY_OPCODE:
             op = _DELETION
         extlen = extras_size(op, bits)
-        key, value = load_le32(table[KEY_AT] + 4 * row), load_le32(table[VALUE_AT] + 4 * row)
-        klen, vlen = load_le32(table[KEY_AT] + 4 * row + 4) - key, load_le32(table[VALUE_AT] + 4 * row + 4) - value
-        datatype = load8(table[DATATYPE] + row)
+        key, value = load_le32(table[k.KEY_AT] + 4 * row), load_le32(table[k.VALUE_AT] + 4 * row)
+        klen, vlen = load_le32(table[k.KEY_AT] + 4 * row + 4) - key, load_le32(table[k.VALUE_AT] + 4 * row + 4) - value
+        datatype = load8(table[k.DATATYPE] + row)
         if bits & NO_VALUE:
             vlen = 0
             datatype = datatype if bits & KEEP_DATATYPE else 0
-        collection = load_le32(table[COLLECTION] + 4 * row)
+        collection = load_le32(table[k.COLLECTION] + 4 * row)
         prefix = prefix_length(collection) if bits & COLLECTIONS else 0
-        sid = load_le16(table[STREAM_ID] + 2 * row)
+        sid = load_le16(table[k.STREAM_ID] + 2 * row)
         frame = _HEADER + (3 if sid else 0) + extlen + prefix + klen + vlen
         if written + frame > room:
             reason = FULL
             break
-        time = load_le32(table[EXPIRY if op == _MUTATION else DELETE_TIME] + 4 * row)
+        time = load_le32(table[k.EXPIRY if op == _MUTATION else k.DELETE_TIME] + 4 * row)
         o = put_head(
-            out + written, op, prefix + klen, extlen, datatype, load_le16(table[VBUCKET] + 2 * row), vlen,
-            load_le32(table[OPAQUE] + 4 * row), load_le64(table[CAS] + 8 * row), sid,
+            out + written, op, prefix + klen, extlen, datatype, load_le16(table[k.VBUCKET] + 2 * row), vlen,
+            load_le32(table[k.OPAQUE] + 4 * row), load_le64(table[k.CAS] + 8 * row), sid,
         )  # fmt: skip
         o = put_extras(
-            o, op, extlen, load_le64(table[SEQNO] + 8 * row), load_le64(table[REV] + 8 * row),
-            load_le32(table[FLAGS] + 4 * row), time, load_le32(table[LOCK_TIME] + 4 * row), load8(table[NRU] + row),
+            o, op, extlen, load_le64(table[k.SEQNO] + 8 * row), load_le64(table[k.REV] + 8 * row),
+            load_le32(table[k.FLAGS] + 4 * row), time, load_le32(table[k.LOCK_TIME] + 4 * row),
+            load8(table[k.NRU] + row),
         )  # fmt: skip
         if prefix:
             o += put_prefix(o, collection)
-        copy_over(o, table[KEY] + key, klen, keys_end)
-        copy_over(o + klen, table[VALUE] + value, vlen, values_end)
+        k.copy_over(o, table[k.KEY] + key, klen, table[k.KEY_SAFE])
+        k.copy_over(o + klen, table[k.VALUE] + value, vlen, table[k.VALUE_SAFE])
         written += frame
         row += 1
     state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = row, written, row - first, reason
 
 
-@njit(types.void(TABLE, I64, I64, TABLE, TABLE, TABLE), **OPTIONS)
+@njit(types.void(k.TABLE, k.I64, k.I64, k.TABLE, k.TABLE, k.TABLE), **k.OPTIONS)
 def pack_columns(rows, out, room, table, starts, state):
     """The rows named in ``rows`` as packed records from ``out + state[WRITTEN]``; ``starts`` gets their offsets."""
     written, n, reason = state[WRITTEN], 0, END
     while n < rows.size:
         row = rows[n]
-        kind = load8(table[EVENT] + row) - _MUTATION
-        key, value = load_le32(table[KEY_AT] + 4 * row), load_le32(table[VALUE_AT] + 4 * row)
-        klen, vlen = load_le32(table[KEY_AT] + 4 * row + 4) - key, load_le32(table[VALUE_AT] + 4 * row + 4) - value
-        collection = load_le32(table[COLLECTION] + 4 * row)
+        kind = load8(table[k.EVENT] + row) - _MUTATION
+        key, value = load_le32(table[k.KEY_AT] + 4 * row), load_le32(table[k.VALUE_AT] + 4 * row)
+        klen, vlen = load_le32(table[k.KEY_AT] + 4 * row + 4) - key, load_le32(table[k.VALUE_AT] + 4 * row + 4) - value
+        collection = load_le32(table[k.COLLECTION] + 4 * row)
         prefix = prefix_length(collection)
         size = _RECORD + prefix + klen + vlen
         if written + size > room:
@@ -282,20 +286,20 @@ def pack_columns(rows, out, room, table, starts, state):
         r = out + written
         store_le32(r + _AT_SIZE, size)
         store8(r + _AT_KIND, kind)
-        store8(r + _AT_DATATYPE, load8(table[DATATYPE] + row))
+        store8(r + _AT_DATATYPE, load8(table[k.DATATYPE] + row))
         store_le16(r + _AT_KEY_LEN, prefix + klen)
-        store_le64(r + _AT_SEQNO, load_le64(table[SEQNO] + 8 * row))
-        store_le64(r + _AT_REV, load_le64(table[REV] + 8 * row))
-        store_le64(r + _AT_CAS, load_le64(table[CAS] + 8 * row))
-        store_le32(r + _AT_FLAGS, load_le32(table[FLAGS] + 4 * row))
-        store_le32(r + _AT_TIME, load_le32(table[DELETE_TIME if kind else EXPIRY] + 4 * row))
+        store_le64(r + _AT_SEQNO, load_le64(table[k.SEQNO] + 8 * row))
+        store_le64(r + _AT_REV, load_le64(table[k.REV] + 8 * row))
+        store_le64(r + _AT_CAS, load_le64(table[k.CAS] + 8 * row))
+        store_le32(r + _AT_FLAGS, load_le32(table[k.FLAGS] + 4 * row))
+        store_le32(r + _AT_TIME, load_le32(table[k.DELETE_TIME if kind else k.EXPIRY] + 4 * row))
         store_le64(r + _AT_PREV, 0)
         store_le32(r + _AT_VALUE_LEN, vlen)
         store_le32(r + _AT_COLLECTION, collection)
-        store_le64(r + _AT_EXTRA, load8(table[NRU] + row))
+        store_le64(r + _AT_EXTRA, load8(table[k.NRU] + row))
         put_prefix(r + _RECORD, collection)
-        copy_over(r + _RECORD + prefix, table[KEY] + key, klen, 0)
-        copy_over(r + _RECORD + prefix + klen, table[VALUE] + value, vlen, 0)
+        k.copy_over(r + _RECORD + prefix, table[k.KEY] + key, klen, table[k.KEY_SAFE])
+        k.copy_over(r + _RECORD + prefix + klen, table[k.VALUE] + value, vlen, table[k.VALUE_SAFE])
         starts[n] = written
         written += size
         n += 1

@@ -49,7 +49,6 @@ LAYOUT: Mapping[str, type[np.generic]] = {
     "vbuuid": np.int64,
     "epoch": np.int32,
 }
-_NAMES = tuple(LAYOUT)
 _DATA = ("key", "value")
 
 
@@ -67,6 +66,9 @@ class Shape(NamedTuple):
         return self.rows + 1
 
 
+DEFAULT_SHAPE = Shape()
+
+
 class _Lease(np.ndarray[Any, Any]):
     """The arena as one borrower sees it. Every view and Arrow buffer refers to it, so its end is theirs too."""
 
@@ -79,7 +81,7 @@ class Columns:
     reused only after the last of them is gone, unless it is the decoder's current set, which ``clear()`` rewinds.
     """
 
-    def __init__(self, shape: Shape = Shape(), pool: deque[Array] | None = None) -> None:
+    def __init__(self, shape: Shape = DEFAULT_SHAPE, pool: deque[Array] | None = None) -> None:
         self.shape = shape
         self.rows = 0
         offsets, size = _offsets(shape)
@@ -89,7 +91,8 @@ class Columns:
             weakref.finalize(self._lease, pool.append, arena).atexit = False
         self._offsets = offsets
         address = self._lease.__array_interface__["data"][0]
-        self.table = np.fromiter((address + at for at in offsets.values()), np.int64, len(offsets))
+        ends = [address + offsets[name] + shape.count(name) for name in _DATA]
+        self.table = np.array([address + at for at in offsets.values()] + ends, np.int64)
         self.view("key_at")[0] = self.view("value_at")[0] = 0
 
     def view(self, name: str) -> Array:
@@ -163,7 +166,7 @@ class BulkDecoder:
     """
 
     def __init__(
-        self, collections: bool, shape: Shape = Shape(), *, limit: int = MAX_FRAME, receive_bytes: int = 1 << 20
+        self, collections: bool, shape: Shape = DEFAULT_SHAPE, *, limit: int = MAX_FRAME, receive_bytes: int = 1 << 20
     ) -> None:
         self.collections = collections
         self.limit = limit
@@ -193,7 +196,7 @@ class BulkDecoder:
     def buffer(self) -> memoryview:
         """Where the next bytes from the socket go: never empty. Say how many with ``received``."""
         self._reserve(self._missing())
-        return memoryview(self._buffer)[self._end : -SLACK]
+        return self._buffer.data[self._end : -SLACK]
 
     def received(self, size: int) -> Iterator[Decoded]:
         """``size`` bytes were written into ``buffer()``."""
@@ -238,7 +241,7 @@ class BulkDecoder:
 
     def _drain(self) -> Iterator[Decoded]:
         """Decode what lies in our own buffer."""
-        view = memoryview(self._buffer)
+        view = self._buffer.data
         address = self._buffer.__array_interface__["data"][0]
         self._state[0] = self._begin
         for part in self._parts(view, address, self._end, address + len(view)):

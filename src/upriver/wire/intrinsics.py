@@ -60,8 +60,7 @@ store_be16, store_be32, store_be64 = _store(16, True), _store(32, True), _store(
 store_le16, store_le32, store_le64 = _store(16, False), _store(32, False), _store(64, False)
 
 
-@intrinsic
-def copy(typingctx, target, source, size):
+def _copy(typingctx, target, source, size):
     """``memcpy``: exactly ``size`` bytes."""
 
     def generate(context, builder, signature, args):
@@ -72,6 +71,9 @@ def copy(typingctx, target, source, size):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate
+
+
+copy: Any = intrinsic(_copy)
 
 
 def _block(size: int) -> Any:

@@ -7,6 +7,8 @@ which knows every rule and its error. So the two readers cannot disagree about w
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import njit, types
 
 from upriver.wire.intrinsics import (
@@ -25,12 +27,13 @@ from upriver.wire.intrinsics import (
 
 I64 = types.int64
 TABLE = types.Array(types.int64, 1, "C")
-OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "no_cpython_wrapper": False}
+OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 # Where each column's address stands in the address table of a ``Columns``; the order is that of its ``LAYOUT``.
 EVENT, VBUCKET, COLLECTION, DATATYPE, SEQNO, REV, CAS, FLAGS, EXPIRY = range(9)
 DELETE_TIME, LOCK_TIME, STREAM_ID, OPAQUE, NRU, KEY_AT, VALUE_AT, KEY, VALUE = range(9, 18)
 SNAP_START, SNAP_END, VBUUID, EPOCH = range(18, 22)
+KEY_SAFE, VALUE_SAFE = range(22, 24)  # up to where the key and value areas may be read
 
 # The slots of ``state``: what the kernel goes on from, and what it reports.
 AT, ROWS, KEY_USED, VALUE_USED, CONTROLS, BYTES, REASON = range(7)

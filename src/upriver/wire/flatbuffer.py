@@ -60,7 +60,8 @@ def _read_string(data: bytes, column: Column, at: int, offset: int) -> str:
 
 def _at(data: bytes, code: str, at: int, offset: int) -> int:
     if at < 0 or at + calcsize(code) > len(data):
-        raise InvalidMessage("a FlatBuffers offset points outside the value", "value", offset + max(0, min(at, len(data))))
+        near = offset + max(0, min(at, len(data)))
+        raise InvalidMessage("a FlatBuffers offset points outside the value", "value", near)
     return int(unpack_from(code, data, at)[0])
 
 

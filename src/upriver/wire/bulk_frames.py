@@ -48,7 +48,7 @@ _KIND_MASK = 0x7F
 _LAST_DOCUMENT_KIND = int(packed.Kind.EXPIRATION)
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def opcode_of(kind, bits):
     """The opcode that announces a record: expirations are deletions unless the peer asked for them (2.10)."""
     if kind == 0:
@@ -56,7 +56,7 @@ def opcode_of(kind, bits):
     return _EXPIRATION if kind == 2 and bits & EXPIRY_OPCODE else _DELETION
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def extras_size(op, bits):
     """Extras length of a document message in the dialect and version asked for (2.8-2.10, 12.1)."""
     if op == _MUTATION:
@@ -68,7 +68,7 @@ def extras_size(op, bits):
     return 21 if bits & DELETE_TIMES else 18
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def put_head(o, op, klen, extlen, datatype, vbucket, vlen, opaque, cas, sid):
     """Header and stream-id; returns where the extras go."""
     common = op << 48 | extlen << 24 | datatype << 16 | vbucket
@@ -86,7 +86,7 @@ def put_head(o, op, klen, extlen, datatype, vbucket, vlen, opaque, cas, sid):
     return o + _HEADER + framing
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
     """Extras; ``time`` is the expiry of a mutation and the deletion time of a tombstone."""
     store_be64(o, seqno)
@@ -107,7 +107,7 @@ def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
     return o + extlen
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def is_in(sorted_ids, wanted):
     """Binary search."""
     low, high = 0, sorted_ids.size
@@ -120,7 +120,7 @@ def is_in(sorted_ids, wanted):
     return low < sorted_ids.size and sorted_ids[low] == wanted
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def is_wanted(kind, collection, bits, filter_ids):
     """Whether a stream with these options sees documents of this kind and collection."""
     if kind and bits & SKIP_DELETES:
@@ -130,7 +130,7 @@ def is_wanted(kind, collection, bits, filter_ids):
     return not bits & FILTER or is_in(filter_ids, collection)
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def is_whole(r, left):
     """Whether the record at ``r`` ends within the ``left`` bytes of its run and its lengths add up."""
     if left < _RECORD:
@@ -139,7 +139,7 @@ def is_whole(r, left):
     return size <= left and size == _RECORD + load_le16(r + _AT_KEY_LEN) + load_le32(r + _AT_VALUE_LEN)
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
     """One packed record as a frame."""
     klen = load_le16(r + _AT_KEY_LEN) - strip
@@ -205,7 +205,7 @@ def encode_packed(base, size, out, room, plan, filter_ids, state):
     state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = at, written, records, reason
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def put_prefix(o, collection):
     """The collection id in LEB128; returns its size."""
     n = 0
@@ -217,7 +217,7 @@ def put_prefix(o, collection):
     return n + 1
 
 
-@njit(**k.OPTIONS)
+@njit(**k.INLINE)
 def prefix_length(collection):
     n = 1
     while collection >= 0x80:

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from upriver.errors import FramingError, LocalProtocolError
+from upriver.model import Datatype
+from upriver.wire.constants import Dialect
+from upriver.wire.dcp import DELETION_DATATYPES
 from upriver.wire.framing import HEADER_SIZE, MAX_FRAME, frame_size
+from upriver.wire.message import ANY_DATATYPE, DEFAULT_CONTEXT, Context
 
 Array = npt.NDArray[Any]
 
@@ -84,6 +89,7 @@ class Columns:
     def __init__(self, shape: Shape = DEFAULT_SHAPE, pool: deque[Array] | None = None) -> None:
         self.shape = shape
         self.rows = 0
+        self.dropped = 0  # of those, how many have event 0 and do not count
         offsets, size = _offsets(shape)
         arena = _arena(pool, size)
         self._lease = arena.view(_Lease)
@@ -137,6 +143,19 @@ def _arena(pool: deque[Array] | None, size: int) -> Array:
         return np.empty(size, np.uint8)
 
 
+@cache
+def _rules(context: Context, limit: int) -> tuple[int, ...]:
+    """What the kernel must know of a connection: the numbers of ``kernels.COLLECTIONS`` and so on."""
+    checked = int(Datatype.SNAPPY | Datatype.XATTR) if context.check_values else 0  # the object reader inflates
+
+    def bits(datatypes: Iterable[int]) -> int:
+        return sum(1 << n for n in datatypes if not n & ~context.datatypes and not n & checked)
+
+    tombstones = bits(DELETION_DATATYPES)
+    v1_deletions = tombstones if context.dialect is Dialect.DCP else 1
+    return int(context.collections), limit, bits(ANY_DATATYPE), tombstones, v1_deletions
+
+
 class Control(NamedTuple):
     """A frame for the object reader; it arrived before row ``row``. The bytes are valid until the next part."""
 
@@ -161,14 +180,19 @@ class BulkDecoder:
 
     Iterate ``feed(data)``, or read a socket straight into ``buffer()`` and iterate ``received(n)``; to the end,
     before the next call. Rows pile up in ``columns`` over many calls until ``take()`` hands them over with their
-    memory, or ``clear()`` forgets them. ``collections`` says whether keys carry a prefix, a property of the
-    connection. After a ``FramingError`` the decoder is poisoned, like the splitter.
+    memory, or ``clear()`` forgets them. ``context`` says what the connection agreed on; assign it when that changes.
+    After a ``FramingError`` the decoder is poisoned, like the splitter.
     """
 
     def __init__(
-        self, collections: bool, shape: Shape = DEFAULT_SHAPE, *, limit: int = MAX_FRAME, receive_bytes: int = 1 << 20
+        self,
+        context: Context = DEFAULT_CONTEXT,
+        shape: Shape = DEFAULT_SHAPE,
+        *,
+        limit: int = MAX_FRAME,
+        receive_bytes: int = 1 << 20,
     ) -> None:
-        self.collections = collections
+        self.context = context
         self.limit = limit
         self.shape = shape
         self._pool: deque[Array] = deque(maxlen=4)
@@ -191,7 +215,7 @@ class BulkDecoder:
 
     def clear(self) -> None:
         """Forget the rows so far; their memory is written over by what comes next."""
-        self.columns.rows = 0
+        self.columns.rows = self.columns.dropped = 0
 
     def buffer(self) -> memoryview:
         """Where the next bytes from the socket go: never empty. Say how many with ``received``."""
@@ -282,10 +306,8 @@ class BulkDecoder:
         first = columns.rows
         state[1] = first
         state[2], state[3] = columns.view("key_at")[first], columns.view("value_at")[first]
-        capacity = np.array(columns.shape, np.int64)
-        kernels.decode(
-            address, end, safe, int(self.collections), self.limit, columns.table, capacity, self._controls, state
-        )
+        rules = np.array(_rules(self.context, self.limit) + columns.shape, np.int64)
+        kernels.decode(address, end, safe, rules, columns.table, self._controls, state)
         _, columns.rows, _, _, count, charged, reason = state.tolist()
         found = self._controls[: 3 * count].reshape(-1, 3).tolist() if count else ()
         controls = [Control(row, source[at : at + size]) for row, at, size in found]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from upriver.errors import InvalidMessage
+from upriver.errors import InvalidMessage, Status
 from upriver.model import Datatype
 from upriver.wire import keys, values
-from upriver.wire.constants import Dialect, RequestFrameId
-from upriver.wire.framing import Frame, check_request_frame_infos, decode_frame_infos
+from upriver.wire.constants import DCP_OPCODES, DURABLE_OPCODES, Dialect, RequestFrameId
+from upriver.wire.framing import HEADER_SIZE, Frame, check_request_frame_infos, decode_frame_infos
 from upriver.wire.layout import Bytes, Declaration, Presence, Repeated
 
 
@@ -19,7 +19,7 @@ class Context:
     dialect: Dialect = Dialect.DCP
     collections: bool = False
     datatypes: int = int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR)
-    check_values: bool = False  # inflate snappy and walk xattrs: servers must, readers of a feed need not
+    check_values: bool = False  # inflate snappy, walk xattrs, refuse what HELLO did not allow: what a server owes
     mend_stream_id: bool = False  # read a stream-id whose framing length says 0 (trap 64), as some servers send it
 
     @property
@@ -109,5 +109,16 @@ def _check_framing(declared: Declaration, frame: Frame) -> None:
     if frame.magic.is_response:
         return
     check_request_frame_infos(infos)
-    if not declared.stream_id and any(info.id == RequestFrameId.STREAM_ID for info in infos):
-        raise InvalidMessage("this message cannot carry a stream-id", "framing extras", 24)
+    present = {info.id for info in infos}
+    if RequestFrameId.STREAM_ID in present and not declared.stream_id:
+        raise InvalidMessage("this message cannot carry a stream-id", "framing extras", HEADER_SIZE)
+    if RequestFrameId.DURABILITY in present and frame.opcode not in DURABLE_OPCODES:
+        raise InvalidMessage("this command knows no durability", "framing extras", HEADER_SIZE)
+    if RequestFrameId.PRESERVE_TTL in present and not _has_expiry(declared, frame):
+        raise InvalidMessage(
+            "this command has no expiry to preserve", "framing extras", HEADER_SIZE, Status.NOT_SUPPORTED
+        )
+
+
+def _has_expiry(declared: Declaration, frame: Frame) -> bool:
+    return frame.opcode not in DCP_OPCODES and any(info.name == "expiry" for info in declared.fields)

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Annotated, NamedTuple
 
+from upriver.errors import InvalidMessage
 from upriver.model import FailoverEntry, VbucketState
 from upriver.wire.constants import ObserveState, Opcode, ServerOpcode
 from upriver.wire.cut import cut_bytes, cut_struct
 from upriver.wire.framing import Frame
+from upriver.wire.keys import split_key
 from upriver.wire.message import (
     JSON_OR_RAW,
     U8,
@@ -17,6 +19,7 @@ from upriver.wire.message import (
     U32,
     U64,
     Broken,
+    Context,
     Message,
     Number,
     OptI64,
@@ -37,6 +40,7 @@ from upriver.wire.message import (
 )
 
 _NO_CAS = Presence.FORBIDDEN
+
 
 @message(Opcode.GET_CLUSTER_CONFIG, cas=_NO_CAS, extras=(0, 16))
 class GetClusterConfig(Message):
@@ -89,6 +93,10 @@ class GetAllVbSeqnos(Message):
     def rules(self) -> Iterator[Broken]:
         if self.state is not None and self.state > max(VbucketState):
             yield Broken("state", f"{self.state} is not a vbucket state")
+
+    def agreed_rules(self, context: Context) -> Iterator[Broken]:
+        if self.collection_id is not None and not context.collections:
+            yield Broken("collection_id", "HELLO did not turn collections on")
 
 
 class VbucketSeqno(NamedTuple):
@@ -206,6 +214,13 @@ class Observe(Message):
         if not self.observed:
             yield Broken("observed", "no key is named")
 
+    def agreed_rules(self, context: Context) -> Iterator[Broken]:
+        try:
+            for _, key in self.observed if context.collections else ():
+                split_key(key)
+        except InvalidMessage as error:
+            yield Broken("observed", error.reason)
+
 
 @response(Opcode.OBSERVE)
 class ObserveResponse(Response):
@@ -230,7 +245,6 @@ class CompactDb(Message):
 
 
 
-
 @message(Opcode.COLLECTIONS_SET_MANIFEST, cas=_NO_CAS)
 class SetManifest(Message):
     """Replaces the collections manifest."""
@@ -245,6 +259,10 @@ class SetManifest(Message):
 @message(Opcode.COLLECTIONS_GET_MANIFEST)
 class GetManifest(Message):
     """Asks for the collections manifest."""
+
+    def rules(self) -> Iterator[Broken]:
+        if self.vbucket:
+            yield Broken("vbucket", "must be 0")
 
 
 @message(Opcode.COLLECTIONS_GET_ID, Opcode.COLLECTIONS_GET_SCOPE_ID)
@@ -261,14 +279,17 @@ class GetCollectionId(Message):
     def rules(self) -> Iterator[Broken]:
         if bool(self.key) == bool(self.value):
             yield Broken("value", "the path belongs in the value, or in the key, and nowhere twice")
+        dots = self.path.count(b".")
+        if self.opcode == Opcode.COLLECTIONS_GET_ID and dots != 1:
+            yield Broken("value", f"a path is scope.collection, with one dot, not {dots}")
+        if dots > 1:
+            yield Broken("value", f"a scope's path has at most one dot, not {dots}")
 
 
 @response(Opcode.COLLECTIONS_GET_ID, Opcode.COLLECTIONS_GET_SCOPE_ID)
 class GetCollectionIdResponse(Response):
     manifest_uid: U64 = 0
     id: U32 = 0
-
-
 
 
 @message(ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION, datatypes=JSON_OR_RAW, extras=(4, 16), server=True)

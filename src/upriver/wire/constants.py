@@ -163,6 +163,17 @@ REMOVED_OPCODES = frozenset(
     }
 )
 
+# Writes that may wait for replicas (framing extra 1).
+DURABLE_OPCODES = frozenset(
+    {
+        Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ, Opcode.DELETE,
+        Opcode.DELETEQ, Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ, Opcode.APPEND,
+        Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ, *range(Opcode.SUBDOC_DICT_ADD, Opcode.SUBDOC_COUNTER + 1),
+        Opcode.SUBDOC_MULTI_MUTATION, Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR,
+    }
+)
+DCP_OPCODES = range(Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END + 1)
+
 
 class ServerOpcode(IntEnum):
     """What a server asks of a client, magic 0x82 (1.1)."""

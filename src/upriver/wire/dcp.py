@@ -26,6 +26,7 @@ from upriver.wire.message import (
     U32,
     U64,
     Broken,
+    Context,
     DocKey,
     Key,
     Message,
@@ -77,6 +78,33 @@ class Open(Message):
             yield Broken("flags", "0x100 (deleted user xattrs) needs 0x004 (xattrs)")
         if bool(self.value) != bool(self.datatype):
             yield Broken("datatype", "a value must be JSON, and no value must be raw")
+        if self.value:
+            yield from self._value_rules()
+
+    def _value_rules(self) -> Iterator[Broken]:
+        found = self._json()
+        if not isinstance(found, dict):
+            yield Broken("value", "must be a JSON object")
+        elif set(found) - {"consumer_name"}:
+            yield Broken("value", f"unknown key {min(set(found) - {'consumer_name'})!r}")
+        elif found and self.flags & OpenFlag.PRODUCER:
+            yield Broken("value", "consumer_name is for consumer connections")
+        elif not all(isinstance(name, str) for name in found.values()):
+            yield Broken("value", "consumer_name must be a string")
+
+    def _json(self) -> object:
+        import orjson
+
+        try:
+            return orjson.loads(self.value)
+        except orjson.JSONDecodeError:
+            return None
+
+    @property
+    def consumer_name(self) -> str | None:
+        """What the consumer calls itself in the value, if it does."""
+        found = self._json() if self.value else None
+        return found.get("consumer_name") if isinstance(found, dict) else None
 
 
 def _stream_flags(flags: int) -> Iterator[Broken]:
@@ -123,6 +151,10 @@ class StreamRequest(Message):
 
     def rules(self) -> Iterator[Broken]:
         yield from _stream_flags(self.flags)
+
+    def agreed_rules(self, context: Context) -> Iterator[Broken]:
+        if self.value and not context.collections:
+            yield Broken("value", "a filter needs collections, which HELLO did not turn on")
 
 
 @response(Opcode.DCP_STREAM_REQ, Opcode.DCP_GET_FAILOVER_LOG, when=lambda frame: frame.specific == 0)
@@ -277,7 +309,7 @@ class Expiration(Message):
         yield from _no_seqno("by_seqno", self.by_seqno)
 
 
-@message(Opcode.DCP_SET_VBUCKET_STATE, dialect=Dialect.DCP)
+@message(Opcode.DCP_SET_VBUCKET_STATE, dialect=Dialect.DCP, stream_id=False)
 class SetVbucketState(Message):
     """A step of a takeover: the receiver's vbucket changes its state, and says so."""
 
@@ -308,7 +340,7 @@ class Control(Message):
     value: Value
 
 
-@message(Opcode.DCP_PREPARE, cas=Presence.REQUIRED, datatypes=ANY_DATATYPE)
+@message(Opcode.DCP_PREPARE, cas=Presence.REQUIRED, datatypes=ANY_DATATYPE, stream_id=False)
 class Prepare(Message):
     """A durable write has begun; it counts when a Commit follows."""
 
@@ -336,7 +368,7 @@ class SeqnoAcknowledged(Message):
     prepared_seqno: U64
 
 
-@message(Opcode.DCP_COMMIT, cas=Presence.FORBIDDEN)
+@message(Opcode.DCP_COMMIT, cas=Presence.FORBIDDEN, stream_id=False)
 class Commit(Message):
     """The prepared write of this key counts."""
 
@@ -348,7 +380,7 @@ class Commit(Message):
         yield from _no_seqno("commit_seqno", self.commit_seqno)
 
 
-@message(Opcode.DCP_ABORT, cas=Presence.FORBIDDEN)
+@message(Opcode.DCP_ABORT, cas=Presence.FORBIDDEN, stream_id=False)
 class Abort(Message):
     """The prepared write of this key never happened."""
 
@@ -387,5 +419,3 @@ def marker_range(marker: Message) -> tuple[int, int, int]:
     """Start, end and flags of a marker of any version but the bare one of UPR."""
     assert isinstance(marker, SnapshotMarker | SnapshotMarkerV20 | SnapshotMarkerV22)
     return marker.start_seqno, marker.end_seqno, marker.flags
-
-

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from upriver.errors import InvalidMessage
 from upriver.wire.constants import Opcode, SystemEventId
 from upriver.wire.flatbuffer import Column, Schema, read_table, write_table
-from upriver.wire.message import U8, U64, Broken, Message, Number, OptKey, OptValue, Packed, message
+from upriver.wire.message import U8, U64, Broken, Message, Number, OptKey, OptValue, Packed, Presence, message
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class SystemEvent(Message):
         try:
             self.content()
         except InvalidMessage as error:
-            yield Broken("value", error.reason)
+            yield Broken(error.field, error.reason)
 
     def content(self) -> CollectionEvent:
         """The event as a value; ``InvalidMessage`` if the bytes do not fit it."""
@@ -263,7 +263,7 @@ def _decode_items(data: bytes, offset: int) -> tuple[CachedItem, ...]:
     return tuple(items)
 
 
-@message(Opcode.DCP_CACHE_TRANSFER)
+@message(Opcode.DCP_CACHE_TRANSFER, cas=Presence.FORBIDDEN)
 class CacheTransfer(Message):
     """Documents from the producer's cache, in no order, before the stream proper begins."""
 

@@ -21,6 +21,7 @@ MAX_UNAUTHENTICATED_FRAME = 16 * 1024
 
 _FLEXIBLE = (Magic.ALT_REQUEST, Magic.ALT_RESPONSE)
 _MAGICS = {int(magic): magic for magic in Magic}
+_MAX_ESCAPED = 15 + 0xFF
 
 
 @dataclass(slots=True)
@@ -179,6 +180,8 @@ def encode_frame_infos(infos: tuple[FrameInfo, ...]) -> bytes:
     """
     out = bytearray()
     for info in infos:
+        if not (0 <= info.id <= _MAX_ESCAPED and len(info.data) <= _MAX_ESCAPED):
+            raise LocalProtocolError(f"framing extra {info.id} of {len(info.data)} bytes: both are at most 270")
         id_nibble, length_nibble = min(info.id, 15), min(len(info.data), 15)
         out.append(id_nibble << 4 | length_nibble)
         if id_nibble == 15:

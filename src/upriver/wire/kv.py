@@ -14,6 +14,7 @@ from upriver.wire.message import (
     U32,
     U64,
     Broken,
+    Context,
     DocKey,
     Message,
     Number,
@@ -31,6 +32,7 @@ from upriver.wire.message import (
 )
 
 _NO_CAS = Presence.FORBIDDEN
+
 
 @message(Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GET_REPLICA, cas=_NO_CAS)
 class Get(Message):
@@ -195,3 +197,16 @@ class GetRandomKey(Message):
 
     collection_id: OptU32 = None
     include_xattr: OptU8 = None
+
+    def agreed_rules(self, context: Context) -> Iterator[Broken]:
+        if self.collection_id is not None and not context.collections:
+            yield Broken("collection_id", "HELLO did not turn collections on")
+
+
+@response(Opcode.GET_RANDOM_KEY)
+class GetRandomKeyResponse(Response):
+    """Some document, with its key."""
+
+    flags: OptU32 = None
+    key: OptKey = b""
+    value: OptValue = b""

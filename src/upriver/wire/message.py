@@ -104,6 +104,10 @@ class Message:
         """The rules of its own that this message breaks (2.18 step 12); the first one counts."""
         return iter(())
 
+    def agreed_rules(self, context: Context) -> Iterator[Broken]:
+        """Rules about what the two ends agreed on; checked where ``context.check_values`` is on."""
+        return iter(())
+
     def frame(self) -> Frame:
         """The frame for this message; ``LocalProtocolError`` if it would break a rule."""
         frame = self._frame()
@@ -142,8 +146,15 @@ class Message:
         found = decode_sections(cls.declared, frame)
         message = cls._build(frame, found)
         for broken in message.rules():
-            raise InvalidMessage(broken.reason, broken.field, cls.offset_of(broken.field, frame), broken.status)
+            raise cls._invalid(broken, frame)
+        if context.check_values:
+            for broken in message.agreed_rules(context):
+                raise cls._invalid(broken, frame)
         return message
+
+    @classmethod
+    def _invalid(cls, broken: Broken, frame: Frame) -> InvalidMessage:
+        return InvalidMessage(broken.reason, broken.field, cls.offset_of(broken.field, frame), broken.status)
 
     @classmethod
     def _build(cls, frame: Frame, found: dict[str, Any]) -> Self:

@@ -25,6 +25,7 @@ from upriver.wire.message import (
 
 _NO_CAS = Presence.FORBIDDEN
 
+
 @message(Opcode.HELLO, cas=_NO_CAS)
 class Hello(Message):
     """Names the agent and asks for features; the answer lists those that are on."""
@@ -50,6 +51,16 @@ class SaslAuth(Message):
     """Begins (or continues, as STEP) authentication."""
 
     mechanism: Key
+    value: OptValue = b""
+
+
+@response(
+    Opcode.VERSION, Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP, Opcode.LIST_BUCKETS,
+    Opcode.GET_CLUSTER_CONFIG, Opcode.GET_ERROR_MAP, Opcode.COLLECTIONS_GET_MANIFEST,
+)  # fmt: skip
+class ValueResponse(Response):
+    """An answer that is one text: a version, a list, a challenge, a map or a manifest as JSON."""
+
     value: OptValue = b""
 
 

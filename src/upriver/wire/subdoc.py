@@ -17,6 +17,7 @@ from upriver.wire.message import (
     Message,
     Number,
     OptU32,
+    OptU64,
     OptValue,
     Packed,
     Presence,
@@ -179,6 +180,65 @@ def _decode_lookup_results(data: bytes, offset: int) -> tuple[LookupResult, ...]
         value, at = cut_bytes(data, at, size, offset)
         results.append(LookupResult(status, value))
     return tuple(results)
+
+
+@response(*_LOOKUPS)
+class SubdocLookupResponse(Response):
+    """What stands at the path."""
+
+    value: OptValue = b""
+
+
+@response(*_CHANGES, extras=(0, 16))
+class SubdocMutationResponse(Response):
+    """Changed; where in history, if asked in HELLO, and for a counter its new value."""
+
+    vbuuid: OptU64 = None
+    seqno: OptU64 = None
+    value: OptValue = b""
+
+
+class MutationResult(NamedTuple):
+    """How one path of a multi-mutation ended: a value if it succeeded and has one."""
+
+    path_index: int
+    status: int
+    value: bytes
+
+
+_MUTATION_RESULT = Struct(">BH")
+_VALUE_SIZE = Struct(">I")
+
+
+def _encode_mutation_results(results: tuple[MutationResult, ...]) -> bytes:
+    out = bytearray()
+    for result in results:
+        out += _MUTATION_RESULT.pack(result.path_index, result.status)
+        if result.status == Status.SUCCESS:
+            out += _VALUE_SIZE.pack(len(result.value)) + result.value
+    return bytes(out)
+
+
+def _decode_mutation_results(data: bytes, offset: int) -> tuple[MutationResult, ...]:
+    results = []
+    at = 0
+    while at < len(data):
+        (index, status), at = cut_struct(_MUTATION_RESULT, data, at, offset)
+        value = b""
+        if status == Status.SUCCESS:
+            (size,), at = cut_struct(_VALUE_SIZE, data, at, offset)
+            value, at = cut_bytes(data, at, size, offset)
+        results.append(MutationResult(index, status, value))
+    return tuple(results)
+
+
+@response(Opcode.SUBDOC_MULTI_MUTATION, extras=(0, 16))
+class SubdocMultiMutationResponse(Response):
+    """The values of paths that have one; or, with a failure status, the first path that failed and why."""
+
+    vbuuid: OptU64 = None
+    seqno: OptU64 = None
+    results: Annotated[tuple[MutationResult, ...], Packed(_encode_mutation_results, _decode_mutation_results)] = ()
 
 
 @response(Opcode.SUBDOC_MULTI_LOOKUP)

@@ -143,7 +143,7 @@ class UprFlush(Message):
     """Forget everything in this vbucket; DCP dropped the command."""
 
 
-@message(Opcode.DCP_SET_VBUCKET_STATE, dialect=Dialect.UPR)
+@message(Opcode.DCP_SET_VBUCKET_STATE, dialect=Dialect.UPR, stream_id=False)
 class UprSetVbucketState(Message):
     """A step of a takeover; 2 is pending and 3 replica here."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from struct import Struct
 
-from upriver.errors import InvalidMessage, Status
+from upriver.errors import InvalidMessage, LocalProtocolError, Status
 from upriver.model import Datatype
 
 MAX_INFLATED = 30 * 1024 * 1024
@@ -94,7 +94,10 @@ def join_xattrs(attributes: Mapping[str, bytes], body: bytes = b"") -> bytes:
     """
     pairs = bytearray()
     for name, content in attributes.items():
-        pair = name.encode() + b"\0" + content + b"\0"
+        raw = name.encode()
+        if not 1 <= len(raw) <= MAX_XATTR_KEY or b"\0" in raw or b"\0" in content:
+            raise LocalProtocolError(f"xattr {name!r}: names have 1 to {MAX_XATTR_KEY} bytes, and nothing a zero byte")
+        pair = raw + b"\0" + content + b"\0"
         pairs += _U32.pack(len(pair)) + pair
     return _U32.pack(len(pairs)) + bytes(pairs) + body
 

@@ -1,0 +1,197 @@
+"""The client's half of a session, up to the point where it may talk about documents or open streams.
+
+HELLO, authentication, bucket, cluster map; then for a feed DCP_OPEN and its controls. Strictly one request at a
+time except for the first three, which every server answers in order. Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from upriver.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    Status,
+    StatusError,
+)
+from upriver.wire.cluster import GetClusterConfig
+from upriver.wire.constants import Feature, Opcode, OpenFlag
+from upriver.wire.dcp import Control, Open
+from upriver.wire.message import Message, OtherResponse, Response, declared_messages
+from upriver.wire.session import Hello, HelloResponse, SaslAuth, SaslListMechanisms, SelectBucket
+
+KV_FEATURES = (
+    Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET, Feature.SNAPPY,
+    Feature.JSON, Feature.ALT_REQUEST, Feature.COLLECTIONS, Feature.SYNC_REPLICATION,
+)  # fmt: skip
+FEED_FEATURES = (
+    Feature.TCP_NODELAY, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET, Feature.SNAPPY, Feature.JSON,
+    Feature.ALT_REQUEST, Feature.COLLECTIONS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    username: str = ""
+    password: str = field(default="", repr=False)
+    allow_plain: bool = False  # PLAIN sends the password itself: only over TLS, or when asked for
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSettings:
+    """What a feed connection is opened with."""
+
+    name: str
+    flags: OpenFlag = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
+    buffer_bytes: int = 20 * 1024 * 1024
+    noop_interval_s: int = 20
+    controls: tuple[tuple[str, str, bool], ...] = ()  # name, value, required
+
+
+class ScramExchange(Protocol):
+    """The client end of a SCRAM exchange, as the session needs it."""
+
+    def first(self) -> bytes: ...
+    def respond(self, server_first: bytes) -> bytes: ...
+    def verify(self, server_final: bytes) -> None: ...
+
+
+M = TypeVar("M", bound=Message)
+MakeScram = Callable[[str, str, str], ScramExchange]
+Step = Iterator[Message]
+
+
+class Session:
+    """Runs the handshake: ``start`` gives the first messages, ``receive`` takes each response in turn.
+
+    When ``done`` is true, ``features`` are on and ``config`` holds the cluster map's JSON (None without a bucket).
+    """
+
+    def __init__(
+        self,
+        agent: str,
+        credentials: Credentials,
+        bucket: str,
+        make_scram: MakeScram,
+        feed: FeedSettings | None = None,
+    ) -> None:
+        self.agent, self.credentials, self.bucket, self.feed = agent, credentials, bucket, feed
+        self.features: frozenset[int] = frozenset()
+        self.config: bytes | None = None
+        self.done = False
+        self._make_scram = make_scram
+        self._script = self._run()
+        self._awaiting: Message | None = None
+        self._response: Response | None = None
+
+    @property
+    def collections(self) -> bool:
+        return Feature.COLLECTIONS in self.features
+
+    def start(self) -> list[Message]:
+        return self._next()
+
+    def receive(self, response: Response) -> list[Message]:
+        """The messages to send next; raises the error of a refused step."""
+        if self._awaiting is None:
+            raise LocalProtocolError("the handshake is over")
+        self._response = response
+        return self._next()
+
+    def _next(self) -> list[Message]:
+        self._awaiting = next(self._script, None)
+        if self._awaiting is None:
+            self.done = True
+            return []
+        return [self._awaiting]
+
+    def _run(self) -> Step:
+        yield Hello(f"{{\"a\":\"{self.agent}\"}}".encode(), tuple(FEED_FEATURES if self.feed else KV_FEATURES))
+        answer = self._answer("HELLO")
+        self.features = frozenset(answer.features) if isinstance(answer, HelloResponse) else frozenset()
+        if self.credentials.username:
+            yield from self._authenticate()
+        if self.bucket:
+            yield SelectBucket(self.bucket.encode())
+            self._answer(f"select bucket {self.bucket!r}")
+        if self.feed:
+            yield from self._open_feed(self.feed)
+        if self.bucket:
+            yield GetClusterConfig()
+            config = self._answer("get the cluster map")
+            self.config = getattr(config, "value", b"")
+
+    def _authenticate(self) -> Step:
+        yield SaslListMechanisms()
+        offered = getattr(self._answer("list SASL mechanisms"), "value", b"").decode("ascii", "replace").split()
+        best = next((m for m in ("SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1") if m in offered), None)
+        if best:
+            yield from self._scram(best)
+        elif "PLAIN" in offered and self.credentials.allow_plain:
+            secret = f"\0{self.credentials.username}\0{self.credentials.password}".encode()
+            yield SaslAuth(b"PLAIN", secret)
+            self._answer("authenticate")
+        else:
+            raise ConfigError(
+                f"the server offers {' '.join(offered) or 'nothing'}: no SCRAM, and PLAIN would send the password "
+                "readable; use couchbases:// (TLS) or set allow_plain"
+            )
+
+    def _scram(self, mechanism: str) -> Step:
+        scram = self._make_scram(mechanism, self.credentials.username, self.credentials.password)
+        yield SaslAuth(mechanism.encode(), scram.first())
+        challenge = self._answer("authenticate", Status.AUTH_CONTINUE)
+        yield _under(SaslAuth, Opcode.SASL_STEP)(mechanism.encode(), scram.respond(getattr(challenge, "value", b"")))
+        scram.verify(getattr(self._answer("authenticate"), "value", b""))
+
+    def _open_feed(self, feed: FeedSettings) -> Step:
+        yield Open(0, feed.flags, feed.name.encode())
+        self._answer("open the DCP connection")
+        # Noop first: without it, collection and xattr streams are refused (protocol.md 5.4 step 10).
+        wanted = [
+            ("enable_noop", "true", True),
+            ("set_noop_interval", str(feed.noop_interval_s), True),
+            ("connection_buffer_size", str(feed.buffer_bytes), True),
+            ("set_priority", "high", False),
+            *feed.controls,
+        ]
+        for name, value, required in wanted:
+            yield Control(name.encode(), value.encode())
+            if required:
+                self._answer(f"set {name}={value}")
+
+    def _answer(self, doing: str, wanted: Status = Status.SUCCESS) -> Response:
+        response = self._response
+        if response is None:
+            raise LocalProtocolError("no response yet")
+        if response.status != wanted:
+            raise _refused(response, doing)
+        return response
+
+
+def _refused(response: Response, doing: str) -> Exception:
+    if response.status == Status.AUTH_ERROR:
+        return AuthenticationFailed("wrong user name or password")
+    if response.status == Status.SUCCESS:
+        return RemoteProtocolError(f"cannot {doing}: the server said it is done, too early", "status", 6)
+    detail = response.value[:200].decode("utf-8", "replace") if isinstance(response, OtherResponse) else ""
+    return StatusError.of(response.status, f"cannot {doing}{': ' + detail if detail else ''}")
+
+
+def _under(cls: type[M], opcode: int) -> type[M]:
+    """The class with ``cls``'s layout under another of its opcodes."""
+    return next(c for c in declared_messages() if c.opcode == opcode and issubclass(c, cls))
+
+
+def config_json(raw: bytes) -> Any:
+    """A cluster config's JSON; ``RemoteProtocolError`` if it is not."""
+    import orjson
+
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RemoteProtocolError(f"the cluster config is not JSON: {error}", "value") from error

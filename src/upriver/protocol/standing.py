@@ -1,0 +1,129 @@
+"""Where a reader stands in every vbucket, and what it may truthfully claim about it.
+
+The one place that knows the rules of ``design.md``, "offsets and rollback": ``position`` never claims a snapshot that
+was not fully received, and ``rollback_target`` only ever gives a seqno at which this reader really was consistent.
+The arithmetic per row is done by kernels on the same numbers (``wire.bulk_streams``).
+"""
+
+from __future__ import annotations
+
+from upriver.model import SEQNO_MAX, Position
+from upriver.wire.bulk_streams import SlotState, StreamTable
+from upriver.wire.columns import Columns
+
+POINTS_KEPT = 32
+
+
+class Standing:
+    """The reader's place in all vbuckets of a bucket."""
+
+    def __init__(self, vbuckets: int) -> None:
+        self.streams = StreamTable(vbuckets)
+        self.vbuuid = [0] * vbuckets
+        self.epoch = [0] * vbuckets
+        self._claimed_end = [0] * vbuckets  # at least the end of every snapshot that data were taken from
+        self._points = [[0] for _ in range(vbuckets)]  # seqnos at which we were consistent, oldest first
+        self._out_of_order: dict[int, int] = {}
+
+    def resume(self, vb: int, position: Position, *, epoch: int = 0, points: tuple[int, ...] = ()) -> None:
+        """Begin at a saved position; ``points`` are older seqnos at which the reader was consistent."""
+        self.vbuuid[vb], self.epoch[vb] = position.vbuuid, epoch
+        self._claimed_end[vb] = position.snap_end
+        self._points[vb] = sorted({0, position.snap_start, *(p for p in points if p < position.snap_start)})
+        self.streams.open(vb, opaque=0, seqno=position.seqno)
+        self.streams.set_state(vb, SlotState.CLOSED)
+
+    def open(self, vb: int, opaque: int, upto: int = SEQNO_MAX) -> None:
+        """A stream begins where we stand; its messages will carry ``opaque``."""
+        seqno = self.streams.seqno(vb)
+        self.streams.open(vb, opaque=opaque, seqno=seqno, vbuuid=self.vbuuid[vb], epoch=self.epoch[vb], upto=upto)
+
+    def adopt(self, vb: int, vbuuid: int, opaque: int, upto: int = SEQNO_MAX) -> None:
+        """The producer accepted us: from here on, history is the branch ``vbuuid``."""
+        self.vbuuid[vb] = vbuuid
+        self.open(vb, opaque, upto)
+
+    def close(self, vb: int) -> None:
+        """The stream is gone; rows that still trickle in are dropped, and the place stays where it is."""
+        if vb in self._out_of_order:
+            self._go_to(vb, self._out_of_order.pop(vb))
+        self.streams.set_state(vb, SlotState.IGNORED)
+
+    def seqno(self, vb: int) -> int:
+        return self.streams.seqno(vb)
+
+    def position(self, vb: int) -> Position:
+        """What may be claimed when this vbucket is resumed now."""
+        uuid, last, end = self.vbuuid[vb], self.streams.seqno(vb), self._claimed_end[vb]
+        if vb in self._out_of_order:
+            last = end = self._out_of_order[vb]
+        if last >= end:
+            return Position(uuid, last, last, last)
+        return Position(uuid, last, self._points[vb][-1], end)
+
+    def points(self, vb: int) -> tuple[int, ...]:
+        """Seqnos at which the reader was consistent, oldest first; the older, the sparser."""
+        self._note_point(vb)
+        return tuple(self._points[vb])
+
+    def begin_snapshot(self, vb: int, start: int, end: int) -> None:
+        """A marker arrived: the snapshot before it is complete if its end was reached, or lies wholly behind."""
+        if start > self._claimed_end[vb]:
+            self._claimed_end[vb] = self.streams.seqno(vb)
+        self._note_point(vb)
+        complete = self.streams.seqno(vb) >= self._claimed_end[vb]
+        # A marker inside an unfinished snapshot extends it; claims must cover both.
+        self._claimed_end[vb] = end if complete else max(end, self._claimed_end[vb])
+        self.streams.snapshot(vb, start, end)
+
+    def advance(self, columns: Columns, first: int, last: int) -> int:
+        """Take rows: checks their order, stamps them with snapshot, branch and epoch; the first bad row, or -1."""
+        return self.streams.advance(columns, first, last)
+
+    def move(self, vb: int, seqno: int) -> None:
+        """A seqno was reached without a row."""
+        self.streams.seqno_advanced(vb, seqno)
+
+    def begin_out_of_order(self, vb: int) -> None:
+        """Until the end comes, only the seqno held before may be resumed from (protocol.md 6.5)."""
+        self._out_of_order[vb] = self.streams.seqno(vb)
+        self.streams.set_state(vb, SlotState.OUT_OF_ORDER)
+
+    def end_out_of_order(self, vb: int) -> int:
+        self._out_of_order.pop(vb, None)
+        self.streams.set_state(vb, SlotState.OPEN)
+        self._claimed_end[vb] = self.streams.seqno(vb)
+        return self.streams.seqno(vb)
+
+    def rollback_target(self, vb: int, seqno: int) -> int:
+        """The newest seqno no higher than ``seqno`` at which the reader was consistent.
+
+        Going to ``seqno`` itself could lose a document: a version below it that a later write, now undone, had
+        deduplicated away was never sent to us.
+        """
+        self._note_point(vb)
+        return max((point for point in self._points[vb] if point <= seqno), default=0)
+
+    def roll_back(self, vb: int, target: int) -> None:
+        """Forget everything above ``target``, which came from ``rollback_target``; a new epoch begins."""
+        self._out_of_order.pop(vb, None)
+        self._points[vb] = [point for point in self._points[vb] if point <= target] or [0]
+        self.epoch[vb] += 1
+        self._go_to(vb, target)
+        if target == 0:
+            self.vbuuid[vb] = 0
+
+    def _go_to(self, vb: int, seqno: int) -> None:
+        self._claimed_end[vb] = seqno
+        self.streams.open(vb, opaque=0, seqno=seqno)
+        self.streams.set_state(vb, SlotState.CLOSED)
+
+    def _note_point(self, vb: int) -> None:
+        point = self.streams.seqno(vb)
+        if point < self._claimed_end[vb] or vb in self._out_of_order:
+            return
+        points = self._points[vb]
+        if point > points[-1]:
+            points.append(point)
+            if len(points) > POINTS_KEPT:
+                points[:] = points[:1] + points[1:-8:2] + points[-8:]

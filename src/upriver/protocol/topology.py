@@ -1,0 +1,92 @@
+"""Who owns which vbucket: the cluster map as a value, parsed from the JSON of nodes (``protocol.md`` 10.11)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from upriver.errors import RemoteProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a node's data service listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One revision of the cluster map; ``chains[vb]`` lists indexes into ``nodes``, active first, -1 for nobody."""
+
+    revision: tuple[int, int]
+    nodes: tuple[Address, ...]
+    chains: tuple[tuple[int, ...], ...]
+    bucket: str = ""
+    bucket_uuid: str = ""
+    capabilities: frozenset[str] = frozenset()
+
+    @property
+    def vbuckets(self) -> int:
+        return len(self.chains)
+
+    def active(self, vbucket: int) -> Address | None:
+        """The node that owns a vbucket, or None while nobody does."""
+        return self.nodes[index] if (index := self.chains[vbucket][0]) >= 0 else None
+
+    def owned_by(self, address: Address) -> list[int]:
+        return [vb for vb in range(self.vbuckets) if self.active(vb) == address]
+
+    def replicas(self, vbucket: int) -> list[Address]:
+        return [self.nodes[index] for index in self.chains[vbucket][1:] if index >= 0]
+
+
+def parse_topology(config: Any, seen_host: str, *, tls: bool = False, network: str = "default") -> Topology:
+    """The map in a config; ``seen_host`` is how we reached the node that sent it, for ``$HOST`` and missing names."""
+    try:
+        return _parse(config, seen_host, tls, network)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise RemoteProtocolError(f"the cluster config is not usable: {error!r}", "cluster config") from error
+
+
+def _parse(config: Any, seen_host: str, tls: bool, network: str) -> Topology:
+    server_map = config["vBucketServerMap"]
+    servers = [str(server).replace("$HOST", seen_host) for server in server_map["serverList"]]
+    nodes = _extended_nodes(config, seen_host, tls, network) or [_split_address(server) for server in servers]
+    chains = tuple(tuple(int(index) for index in row) for row in server_map["vBucketMap"])
+    if not chains or any(not row or max(row) >= len(nodes) for row in chains):
+        raise ValueError("vBucketMap names a node that is not listed")
+    return Topology(
+        revision=(int(config.get("revEpoch", 0)), int(config.get("rev", 0))),
+        nodes=tuple(nodes),
+        chains=chains,
+        bucket=str(config.get("name", "")),
+        bucket_uuid=str(config.get("uuid", "")),
+        capabilities=frozenset(config.get("bucketCapabilities", ())),
+    )
+
+
+def _extended_nodes(config: Any, seen_host: str, tls: bool, network: str) -> list[Address]:
+    """Addresses from ``nodesExt``, which alone knows TLS ports and alternate addresses.
+
+    Its data nodes stand in the order of ``serverList``, so that indexes of the vbucket map hold.
+    """
+    service = "kvSSL" if tls else "kv"
+    found = []
+    for node in config.get("nodesExt", ()):
+        alternate = node.get("alternateAddresses", {}).get("external") if network == "external" else None
+        ports = (alternate or {}).get("ports") or node["services"]
+        if service not in ports:
+            continue
+        host = (alternate or node).get("hostname", seen_host)
+        found.append(Address(str(host).replace("$HOST", seen_host), int(ports[service])))
+    return found
+
+
+def _split_address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    return Address(host.strip("[]"), int(port))

@@ -74,8 +74,14 @@ class Shape(NamedTuple):
 DEFAULT_SHAPE = Shape()
 
 
-class _Lease(np.ndarray[Any, Any]):
-    """The arena as one borrower sees it. Every view and Arrow buffer refers to it, so its end is theirs too."""
+class _Lease:
+    """One borrower's hold on an arena. Every view and Arrow buffer leads back to it, so its end is theirs too."""
+
+    def __init__(self, arena: Array, pool: deque[Array] | None) -> None:
+        self.__array_interface__ = arena.__array_interface__
+        self._arena = arena
+        if pool is not None:
+            weakref.finalize(self, pool.append, arena).atexit = False
 
 
 class Columns:
@@ -91,12 +97,9 @@ class Columns:
         self.rows = 0
         self.dropped = 0  # of those, how many have event 0 and do not count
         offsets, size = _offsets(shape)
-        arena = _arena(pool, size)
-        self._lease = arena.view(_Lease)
-        if pool is not None:
-            weakref.finalize(self._lease, pool.append, arena).atexit = False
+        self._memory = np.asarray(_Lease(_arena(pool, size), pool))
         self._offsets = offsets
-        address = self._lease.__array_interface__["data"][0]
+        address = self._memory.__array_interface__["data"][0]
         ends = [address + offsets[name] + shape.count(name) for name in _DATA]
         self.table = np.array([address + at for at in offsets.values()] + ends, np.int64)
         self.view("key_at")[0] = self.view("value_at")[0] = 0
@@ -104,7 +107,7 @@ class Columns:
     def view(self, name: str) -> Array:
         """A whole column, also beyond ``rows``."""
         dtype = LAYOUT[name]
-        return np.ndarray(self.shape.count(name), dtype, self._lease, self._offsets[name])
+        return np.ndarray(self.shape.count(name), dtype, self._memory, self._offsets[name])
 
     def __getitem__(self, name: str) -> Array:
         if name in _DATA:
@@ -292,7 +295,7 @@ class BulkDecoder:
         reason = kernels.FULL
         while reason in (kernels.FULL, kernels.CONTROLS_FULL):
             part, reason = self._step(source, address, end, safe)
-            if part.first != part.last or part.controls:
+            if part.first != part.last or part.controls or (part.full and part.last):
                 yield part
             if reason == kernels.FULL:
                 self._make_room(source)

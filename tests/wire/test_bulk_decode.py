@@ -1,0 +1,253 @@
+"""The bulk reader: it agrees with the object reader on every buffer, however cut, and gives memory back."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from bulk_oracle import by_objects, fuzz_bulk, in_bulk
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from upriver.errors import FramingError, LocalProtocolError
+from upriver.wire import Context, Dialect, Frame, FrameInfo, Magic, dcp, upr
+from upriver.wire.columns import BulkDecoder, Shape
+from upriver.wire.framing import encode_frame_infos
+from upriver.wire.keys import encode_leb128
+
+u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
+near = st.sampled_from  # values at the edge of a rule
+
+prefixes = st.one_of(
+    st.builds(encode_leb128, st.one_of(near([0, 1, 7, 8, 127, 128, 2**32 - 1]), u32)),
+    near([b"", b"\x80", b"\x80\x00", b"\xff\xff\xff\xff\x1f", b"\x80\x80\x80\x80\x80\x01"]),
+)
+keys = st.one_of(st.binary(max_size=40), st.integers(240, 260).map(lambda n: b"k" * n))
+values = st.one_of(st.binary(max_size=70), st.integers(0, 700).map(lambda n: b"v" * n))
+stream_ids = st.builds(lambda sid: encode_frame_infos((FrameInfo(2, sid.to_bytes(2, "big")),)), u16)
+framings = st.one_of(stream_ids, st.just(b""), st.binary(max_size=6))
+
+
+@st.composite
+def extras(draw: st.DrawFn) -> bytes:
+    """Every layout of a document message, mostly right, and some that is wrong by a byte."""
+    size = draw(st.sampled_from([31, 30, 18, 21, 20, 31, 31, 17, 19, 22, 32, 0]))
+    seqno = draw(st.one_of(near([0, 1, 2**63 - 1, 2**63, 2**64 - 1]), u64))
+    rest = draw(st.one_of(st.just(bytes(24)), st.binary(min_size=24, max_size=24)))
+    body = bytearray(seqno.to_bytes(8, "big") + rest)[:size]
+    if draw(st.booleans()):  # no extended metadata
+        body[16:18], body[28:30] = body[16:18] and b"\0\0", body[28:30] and b"\0\0"
+    return bytes(body)
+
+
+@st.composite
+def document_frames(draw: st.DrawFn) -> bytes:
+    flexible = draw(st.booleans())
+    magic = Magic.ALT_REQUEST if flexible else Magic.REQUEST
+    key = draw(st.one_of(prefixes, st.just(b"")).flatmap(lambda prefix: keys.map(lambda key: prefix + key)))
+    return Frame(
+        magic, draw(st.sampled_from([0x57, 0x58, 0x59])), draw(u16), draw(u32), draw(u64), draw(st.integers(0, 9)),
+        draw(framings) if flexible else b"", draw(extras()), key[:255] if flexible else key, draw(values),
+    ).encode()  # fmt: skip
+
+
+plain_frames = st.one_of(
+    st.builds(dcp.Mutation, st.integers(1, 2**63), u64, u32, u32, key=st.just(b"\x08key"), value=values, vbucket=u16),
+    st.builds(dcp.DeletionV2, st.integers(1, 99), u64, u32, key=st.just(b"\0k"), opaque=u32),
+    st.builds(dcp.Expiration, st.integers(1, 99), u64, u32, key=st.just(b"\0k"), cas=u64),
+    st.builds(upr.UprMutation, st.integers(1, 99), u64, u32, u32, key=st.just(b"\0k"), value=values),
+).map(lambda message: message.encode())
+control_frames = st.one_of(
+    st.builds(dcp.DcpNoop, opaque=u32),
+    st.builds(dcp.SeqnoAdvanced, u64, vbucket=u16),
+    st.just(dcp.SnapshotMarker(1, 9, 1)),
+    st.just(upr.UprSnapshotMarker()),
+    st.builds(dcp.Prepare, st.integers(1, 9), u64, key=st.just(b"\0key"), cas=st.just(1)),
+).map(lambda message: message.encode())
+broken_headers = st.binary(min_size=24, max_size=24)
+pieces = st.one_of(plain_frames, document_frames(), document_frames(), control_frames)
+streams = st.one_of(
+    st.lists(pieces, max_size=14).map(b"".join),
+    st.lists(st.one_of(pieces, broken_headers, st.binary(max_size=30)), max_size=14).map(b"".join),
+    st.binary(max_size=300),
+)
+contexts = st.builds(
+    Context, st.sampled_from(Dialect), st.booleans(), st.one_of(st.just(7), st.integers(0, 7)), st.booleans()
+)
+
+
+@st.composite
+def chopped(draw: st.DrawFn) -> list[bytes]:
+    data = draw(streams)
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
+    return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(chopped(), contexts)
+def test_columns_agree_with_objects_on_every_buffer(chunks: list[bytes], context: Context) -> None:
+    expected = by_objects(chunks, context)
+    assert in_bulk(chunks, context) == expected
+    assert in_bulk(chunks, context, receive=True) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(pieces, max_size=4).map(b"".join), contexts)
+def test_one_byte_at_a_time_makes_no_difference(data: bytes, context: Context) -> None:
+    expected = by_objects([data], context)
+    single = [data[at : at + 1] for at in range(len(data))]
+    assert in_bulk(single, context) == expected
+    assert in_bulk(single, context, receive=True) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=400))
+@example(b"")
+@example(b"\x00\x00" + bytes.fromhex("805700051f0002100000002900001210") * 3)
+def test_the_fuzz_entry_takes_anything(data: bytes) -> None:
+    fuzz_bulk(data)
+
+
+def mutation(seqno: int, value: bytes = b"value", **header: int) -> bytes:
+    return dcp.Mutation(seqno, 1, key=b"key%d" % seqno, value=value, **header).encode()
+
+
+def test_controls_keep_their_place_among_the_rows() -> None:
+    noop = dcp.DcpNoop(opaque=9).encode()
+    [part] = BulkDecoder().feed(noop + mutation(1) + mutation(2) + noop + noop + mutation(3))
+    assert [control.row for control in part.controls] == [0, 2, 2]
+    assert all(bytes(control.frame) == noop for control in part.controls)
+    assert (part.first, part.last) == (0, 3)
+    assert part.row_bytes == sum(len(mutation(n)) for n in (1, 2, 3))
+
+
+def test_more_controls_than_are_noted_at_once_all_arrive() -> None:
+    noops = b"".join(dcp.DcpNoop(opaque=n).encode() for n in range(3000))
+    parts = list(BulkDecoder().feed(noops + mutation(1)))
+    opaques = [int.from_bytes(control.frame[12:16], "big") for part in parts for control in part.controls]
+    assert opaques == list(range(3000))
+    assert parts[-1].last == 1
+
+
+def test_rows_pile_up_until_they_are_taken() -> None:
+    decoder = BulkDecoder()
+    for seqno in range(1, 6):
+        list(decoder.feed(mutation(seqno)))
+    taken = decoder.take()
+    list(decoder.feed(mutation(6)))
+    assert taken["seqno"].tolist() == [1, 2, 3, 4, 5]
+    assert decoder.columns["seqno"].tolist() == [6]
+
+
+def test_taken_columns_are_never_written_over() -> None:
+    decoder = BulkDecoder()
+    kept = []
+    for seqno in range(1, 40):
+        list(decoder.feed(mutation(seqno)))
+        kept.append(decoder.take()["seqno"])  # a view keeps the memory, the columns themselves are dropped
+    assert [int(view[0]) for view in kept] == list(range(1, 40))
+
+
+def test_memory_is_reused_when_its_last_view_is_gone() -> None:
+    decoder = BulkDecoder()
+    addresses = set()
+    for seqno in range(1, 40):
+        list(decoder.feed(mutation(seqno)))
+        addresses.add(int(decoder.take().table[0]))
+        gc.collect()
+    assert len(addresses) <= 3
+
+
+def test_a_full_set_must_be_taken_before_going_on() -> None:
+    decoder = BulkDecoder(shape=Shape(rows=2, key_bytes=100, value_bytes=100))
+    parts = decoder.feed(b"".join(mutation(n) for n in (1, 2, 3)))
+    assert next(parts).full
+    with pytest.raises(LocalProtocolError, match="take"):
+        next(parts)
+
+
+def test_a_document_larger_than_the_columns_still_arrives() -> None:
+    decoder = BulkDecoder(shape=Shape(rows=4, key_bytes=100, value_bytes=100), receive_bytes=100)
+    big = bytes(range(256)) * 4096
+    for data in (mutation(1, big), mutation(2, b"small")):
+        [part] = decoder.feed(data)
+        assert part.columns.value(0) == data[-len(part.columns.value(0)) :]
+        decoder.clear()
+    room = decoder.buffer()
+    assert len(room) > 0
+
+
+def test_a_frame_over_the_limit_is_refused_by_its_header_alone() -> None:
+    decoder = BulkDecoder()
+    header = mutation(1)[:8] + (30 * 1024 * 1024).to_bytes(4, "big") + bytes(12)
+    with pytest.raises(FramingError, match="limit"):
+        list(decoder.feed(mutation(1) + header))
+    assert decoder.columns.rows == 1
+    with pytest.raises(FramingError):
+        list(decoder.feed(mutation(2)))
+
+
+def test_the_end_of_the_stream_inside_a_frame_is_an_error() -> None:
+    decoder = BulkDecoder()
+    list(decoder.feed(mutation(1)))
+    decoder.receive_eof()
+    list(decoder.feed(mutation(2)[:30]))
+    with pytest.raises(FramingError, match="30 bytes"):
+        decoder.receive_eof()
+
+
+GUARDED = """
+import ctypes, mmap, sys
+import numpy as np
+from upriver.wire import dcp, packed
+from upriver.wire.columns import BulkDecoder
+from upriver.wire.bulk_encode import FrameOptions, SendBuffer, encode_packed
+
+page = mmap.PAGESIZE
+memory = mmap.mmap(-1, 4 * page)
+start = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.mprotect(ctypes.c_void_p(start + 3 * page), ctypes.c_size_t(page), 0) == 0
+
+for size in [*range(0, 140), 255, 256, 257, 1000, 2047, 2048, 2049, 5000]:
+    frames = dcp.Mutation(1, 1, key=b"k", value=b"v" * size).encode() * 2
+    at = 3 * page - len(frames)
+    memory[at : 3 * page] = frames
+    decoder = BulkDecoder()
+    list(decoder.feed(memoryview(memory)[at : 3 * page]))
+    assert decoder.columns.value(1) == b"v" * size
+    run = packed.pack(0, b"\\0k", b"v" * size, seqno=1)
+    memory[3 * page - len(run) : 3 * page] = run
+    out = SendBuffer()
+    encode_packed(memoryview(memory)[3 * page - len(run) : 3 * page], 0, 9, out, FrameOptions())
+    assert bytes(out.view()).endswith(b"v" * size)
+print("within bounds")
+"""
+
+
+def test_nothing_behind_the_input_is_ever_read() -> None:
+    """The page behind the input is forbidden: one byte too far and the process dies."""
+    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
+    assert done.stdout == "within bounds\n", done.stderr
+
+
+def test_importing_the_objects_loads_no_numbers_library() -> None:
+    code = (
+        "import sys, upriver.wire; heavy = {'numba', 'numpy', 'pyarrow'} & set(sys.modules); "
+        "import upriver.wire.columns, upriver.wire.bulk_encode, upriver.wire.bulk_streams; "
+        "print(sorted(heavy), 'numba' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] False\n"
+
+
+def test_numpy_views_are_of_the_declared_width() -> None:
+    decoder = BulkDecoder(Context(collections=True))
+    list(decoder.feed(dcp.Mutation(7, 2**64 - 1, key=b"\x8d\xe0\xfb\xd7\x0cx", cas=2**64 - 1, vbucket=1023).encode()))
+    columns = decoder.columns
+    assert columns["cas"].dtype == np.uint64
+    assert int(columns["cas"][0]) == int(columns["rev_seqno"][0]) == 2**64 - 1
+    assert int(columns["collection_id"][0]) == 0xCAFEF00D

@@ -1,0 +1,373 @@
+"""Paths inside a JSON text: find, replace, insert and remove without touching the rest (``protocol.md`` 10.8).
+
+The text is spliced, never parsed and written again, so that spaces, key order and the spelling of numbers outside
+the path survive. Pure: text in, text out; a failure is a ``StatusError`` with its exact sub-document status.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Never, NoReturn
+
+from upriver.errors import Status, StatusError
+
+MAX_PATH_BYTES = 1024
+MAX_DEPTH = 32
+INT64 = range(-(1 << 63), 1 << 63)
+
+Part = str | int
+Path = tuple[Part, ...]
+Span = tuple[int, int]
+
+_TOKEN = re.compile(r"([^.`\[\]]+)|`((?:[^`]|``)+)`|\[(0|[1-9][0-9]{0,9}|-1)\]")
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|[\]}]', re.DOTALL)
+_SPACE = re.compile(r"[ \t\n\r]*")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+
+
+def _no_constant(name: str) -> Never:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def fail(status: Status, why: str) -> NoReturn:
+    raise StatusError.of(status, why)
+
+
+# ---------------------------------------------------------------------------------------------- path grammar
+
+
+def parse_path(path: bytes) -> Path:
+    """The parts of a path: names, and places in arrays (-1 is the last one).
+
+    >>> parse_path(b"a.`b.c`[0][-1]")
+    ('a', 'b.c', 0, -1)
+    """
+    if len(path) > MAX_PATH_BYTES:
+        fail(Status.SUBDOC_PATH_E2BIG, f"a path has at most {MAX_PATH_BYTES} bytes")
+    try:
+        text = path.decode()
+    except UnicodeDecodeError:
+        fail(Status.SUBDOC_PATH_EINVAL, "the path is not UTF-8")
+    parts = tuple(_parts(text))
+    if len(parts) > MAX_DEPTH:
+        fail(Status.SUBDOC_PATH_E2BIG, f"a path has at most {MAX_DEPTH} parts")
+    return parts
+
+
+def _parts(text: str) -> Iterator[Part]:
+    at = 0
+    while at < len(text):
+        if at and text[at] != "[":
+            if text[at] != ".":
+                fail(Status.SUBDOC_PATH_EINVAL, f"expected '.' or '[' at character {at} of {text!r}")
+            at += 1
+        found = _TOKEN.match(text, at)
+        if not found:
+            fail(Status.SUBDOC_PATH_EINVAL, f"no name or [index] at character {at} of {text!r}")
+        plain, quoted, index = found.groups()
+        at = found.end()
+        yield int(index) if index else _name(plain or quoted.replace("``", "`"))
+
+
+def _name(raw: str) -> str:
+    """A name as it stands between the quotes of a JSON text; so a quote in it needs its backslash."""
+    try:
+        name, end = scanstring(raw + '"', 0, True)
+        if end == len(raw) + 1 and name.encode():
+            return str(name)
+    except ValueError:
+        pass  # said below
+    fail(Status.SUBDOC_PATH_EINVAL, f"{raw!r} is not the inside of a JSON string")
+
+
+# ---------------------------------------------------------------------------------------------- walking the text
+
+
+def check_document(text: str) -> None:
+    """A document must be JSON and not too deep before any path of it makes sense."""
+    if _is_deeper(text, MAX_DEPTH):
+        fail(Status.SUBDOC_DOC_E2DEEP, f"the document has more than {MAX_DEPTH} levels")
+    if not _is_json(text):
+        fail(Status.SUBDOC_DOC_NOT_JSON, "the document is not JSON")
+
+
+def _is_deeper(text: str, limit: int) -> bool:
+    """Are arrays and objects nested deeper than ``limit``? Without recursion; most texts have too few brackets."""
+    if text.count("[") + text.count("{") <= limit:
+        return False
+    deepest = now = 0
+    for found in _BRACKET.finditer(text):
+        if found[1]:
+            now += 1
+            deepest = max(deepest, now)
+        elif found[0] in "]}":
+            now -= 1
+    return deepest > limit
+
+
+def _is_json(text: str) -> bool:
+    try:
+        _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found
+    return found.end()
+
+
+def _value_end(text: str, at: int) -> int:
+    _, end = _DECODER.scan_once(text, at)  # type: ignore[attr-defined]
+    return int(end)
+
+
+def _root(text: str) -> Span:
+    start = _skip(text, 0)
+    return start, _value_end(text, start)
+
+
+def _members(text: str, start: int) -> Iterator[tuple[Part, int, Span]]:
+    """Each member of the container at ``start``: its name or place, where it begins, and its value."""
+    is_object = text[start] == "{"
+    at = _skip(text, start + 1)
+    place = 0
+    while text[at] not in "]}":
+        begin = at
+        part: Part = place
+        if is_object:
+            part, at = scanstring(text, at + 1, True)
+            at = _skip(text, _skip(text, at) + 1)  # the colon
+        end = _value_end(text, at)
+        yield part, begin, (at, end)
+        place += 1
+        at = _skip(text, end)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+
+
+def _child(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
+    """The member of a container that a part names, or None; a part of the wrong kind is a mismatch."""
+    if text[span[0]] != ("{" if isinstance(part, str) else "["):
+        fail(Status.SUBDOC_PATH_MISMATCH, f"{part!r} leads into something that is no {_kind(part)}")
+    last = None
+    for name, begin, value in _members(text, span[0]):
+        last = begin, value
+        if name == part:
+            return last
+    return last if part == -1 else None
+
+
+def _kind(part: Part) -> str:
+    return "object" if isinstance(part, str) else "array"
+
+
+def _walk(text: str, path: Path) -> tuple[int, int, Span]:
+    """Follow a path as far as it exists: how many parts, where the last member begins, and the span reached."""
+    begin, span = 0, _root(text)
+    for done, part in enumerate(path):
+        found = _child(text, span, part)
+        if found is None:
+            return done, begin, span
+        begin, span = found
+    return len(path), begin, span
+
+
+def find(text: str, path: Path) -> Span:
+    """Where the value at a path stands; ``SUBDOC_PATH_ENOENT`` if there is none."""
+    done, _, span = _walk(text, path)
+    if done < len(path):
+        fail(Status.SUBDOC_PATH_ENOENT, f"there is no {path[done]!r} in the document")
+    return span
+
+
+# ---------------------------------------------------------------------------------------------- lookups
+
+
+def get(text: str, path: Path) -> str:
+    start, end = find(text, path)
+    return text[start:end]
+
+
+def count(text: str, path: Path) -> str:
+    """How many members the array or object at a path has."""
+    start, _ = find(text, path)
+    if text[start] not in "[{":
+        fail(Status.SUBDOC_PATH_MISMATCH, "only arrays and objects have a count")
+    return str(sum(1 for _ in _members(text, start)))
+
+
+# ---------------------------------------------------------------------------------------------- changes
+
+Change = Callable[[str, Path, str, bool], tuple[str, str]]
+
+
+def dict_add(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
+    _check_value(value, path)
+    if _walk(text, _named(path))[0] == len(path):
+        fail(Status.SUBDOC_PATH_EEXISTS, "the path exists already")
+    return _insert_missing(text, path, value, create), ""
+
+
+def dict_upsert(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
+    _check_value(value, path)
+    done, _, span = _walk(text, _named(path))
+    if done == len(path):
+        return _splice(text, span, value), ""
+    return _insert_missing(text, path, value, create), ""
+
+
+def replace(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
+    _check_value(value, path)
+    return _splice(text, find(text, path), value), ""
+
+
+def remove(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
+    """Remove a member, and the comma that divided it from its neighbour."""
+    done, begin, (_, end) = _walk(text, path)
+    if done < len(path):
+        fail(Status.SUBDOC_PATH_ENOENT, f"there is no {path[done]!r} in the document")
+    after = _skip(text, end)
+    if text[after] == ",":
+        return text[:begin] + text[_skip(text, after + 1) :], ""
+    before = text[:begin].rstrip(" \t\n\r")
+    return before.removesuffix(",") + text[end:], ""
+
+
+def push_last(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
+    return _push(text, path, value, create, at_end=True), ""
+
+
+def push_first(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
+    return _push(text, path, value, create, at_end=False), ""
+
+
+def insert(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
+    """Put values before the element at an index; the index one behind the last appends."""
+    if not path or not isinstance(path[-1], int) or path[-1] < 0:
+        fail(Status.SUBDOC_PATH_EINVAL, "the path of an insertion ends with [index]")
+    _check_values(value, path[:-1])
+    array = find(text, path[:-1])
+    found = _child(text, array, path[-1])
+    if found:
+        return text[: found[0]] + value + "," + text[found[0] :], ""
+    if sum(1 for _ in _members(text, array[0])) != path[-1]:
+        fail(Status.SUBDOC_PATH_ENOENT, f"the array ends before {path[-1]}")
+    return _add_to_array(text, array, value, at_end=True), ""
+
+
+def add_unique(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
+    """Append a simple value to an array of simple values, unless it is there; ``true`` is not 1."""
+    _check_value(value, path)
+    value = value.strip()
+    if value[0] in "[{":
+        fail(Status.SUBDOC_VALUE_CANTINSERT, "arrays and objects cannot be compared")
+    done, _, span = _walk(text, path)
+    if done == len(path) and text[span[0]] == "[":
+        for _, _, (start, end) in _members(text, span[0]):
+            _check_different(text[start:end], value)
+    return _push(text, path, value, create, at_end=True), ""
+
+
+def _check_different(element: str, value: str) -> None:
+    if element[0] in "[{":
+        fail(Status.SUBDOC_PATH_MISMATCH, "the array holds arrays or objects, which cannot be compared")
+    both_text = element[0] == value[0] == '"'
+    if element == value or (both_text and json.loads(element) == json.loads(value)):
+        fail(Status.SUBDOC_PATH_EEXISTS, "the value is in the array already")
+
+
+def counter(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
+    """Add a 64-bit integer to the one at a path; a missing one starts as the delta."""
+    delta = _delta(value)
+    done, _, span = _walk(text, path)
+    if done < len(path):
+        return _insert_missing(text, path, str(delta), create), str(delta)
+    total = _counted(text[span[0] : span[1]]) + delta
+    if total not in INT64:
+        fail(Status.SUBDOC_VALUE_CANTINSERT, "the sum does not fit 64 bits")
+    return _splice(text, span, str(total)), str(total)
+
+
+def _delta(value: str) -> int:
+    if not _INTEGER.fullmatch(value) or len(value) > 20 or int(value) not in INT64 or int(value) == 0:
+        fail(Status.SUBDOC_DELTA_EINVAL, "a delta is an integer of 64 bits, and not 0")
+    return int(value)
+
+
+def _counted(number: str) -> int:
+    if not _INTEGER.fullmatch(number):
+        fail(Status.SUBDOC_PATH_MISMATCH, "only an integer can be counted up or down")
+    if len(number) > 20 or int(number) not in INT64:
+        fail(Status.SUBDOC_NUM_ERANGE, "the number there does not fit 64 bits")
+    return int(number)
+
+
+def _named(path: Path) -> Path:
+    if not path or not isinstance(path[-1], str):
+        fail(Status.SUBDOC_PATH_EINVAL, "the path must end with a name")
+    return path
+
+
+def _insert_missing(text: str, path: Path, value: str, create: bool) -> str:
+    """Add what a path lacks; the parts before the last one only with ``create``, and only names."""
+    done, _, (start, end) = _walk(text, path)
+    missing = path[done:]
+    if (len(missing) > 1 and not create) or not all(isinstance(part, str) for part in missing):
+        fail(Status.SUBDOC_PATH_ENOENT, f"there is no {missing[0]!r} in the document")
+    for name in reversed(missing[1:]):
+        value = "{" + json.dumps(name, ensure_ascii=False) + ":" + value + "}"
+    member = json.dumps(missing[0], ensure_ascii=False) + ":" + value
+    comma = "," if _has_members(text, start) else ""
+    return text[: end - 1] + comma + member + text[end - 1 :]
+
+
+def _push(text: str, path: Path, value: str, create: bool, *, at_end: bool) -> str:
+    _check_values(value, path)
+    done, _, span = _walk(text, path)
+    if done < len(path):
+        if not create:
+            fail(Status.SUBDOC_PATH_ENOENT, f"there is no {path[done]!r} in the document")
+        return _insert_missing(text, path, f"[{value}]", create)
+    if text[span[0]] != "[":
+        fail(Status.SUBDOC_PATH_MISMATCH, "the path does not lead to an array")
+    return _add_to_array(text, span, value, at_end=at_end)
+
+
+def _add_to_array(text: str, array: Span, value: str, *, at_end: bool) -> str:
+    start, end = array
+    comma = "," if _has_members(text, start) else ""
+    if at_end:
+        return text[: end - 1] + comma + value + text[end - 1 :]
+    return text[: start + 1] + value + comma + text[start + 1 :]
+
+
+def _has_members(text: str, start: int) -> bool:
+    return text[_skip(text, start + 1)] not in "]}"
+
+
+def _splice(text: str, span: Span, value: str) -> str:
+    return text[: span[0]] + value + text[span[1] :]
+
+
+def _check_value(value: str, path: Path) -> None:
+    if _is_deeper(value, MAX_DEPTH - len(path)):
+        fail(Status.SUBDOC_VALUE_ETOODEEP, f"the document would have more than {MAX_DEPTH} levels")
+    if not _is_json(value):
+        fail(Status.SUBDOC_VALUE_CANTINSERT, "the value is not JSON")
+
+
+def _check_values(value: str, path: Path) -> None:
+    """One value or several with commas between, for the arrays."""
+    if _is_deeper(f"[{value}]", MAX_DEPTH - len(path)):
+        fail(Status.SUBDOC_VALUE_ETOODEEP, f"the document would have more than {MAX_DEPTH} levels")
+    if not value.strip() or not _is_json(f"[{value}]"):
+        fail(Status.SUBDOC_VALUE_CANTINSERT, "the value is not JSON, nor several with ',' between")

@@ -6,7 +6,7 @@ Plain immutable values without behaviour that touches the outside world.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from typing import NamedTuple
 SEQNO_MAX = 0xFFFF_FFFF_FFFF_FFFF
 DEFAULT_COLLECTION = 0
 DEFAULT_SCOPE = 0
+MAX_FAILOVER_ENTRIES = 25
 
 
 class VbucketState(IntEnum):
@@ -50,6 +51,45 @@ class FailoverLog:
     @property
     def uuid(self) -> int:
         return self.entries[0].uuid
+
+    @classmethod
+    def new(cls, uuid: int, seqno: int = 0) -> FailoverLog:
+        """The log of a new vbucket."""
+        return cls((FailoverEntry(uuid, seqno),))
+
+    @classmethod
+    def load(cls, entries: Iterable[tuple[int, int]]) -> FailoverLog | None:
+        """A log as it was stored or received, without the entries that cannot be right; None if nothing is left.
+
+        Dropped are entries with uuid 0 and those whose seqno is above that of the next newer entry (5.7).
+        """
+        kept: list[FailoverEntry] = []
+        for uuid, seqno in entries:
+            if uuid != 0 and (not kept or seqno <= kept[-1].seqno):
+                kept.append(FailoverEntry(uuid, seqno))
+        return cls(tuple(kept)) if kept else None
+
+    def branch(self, uuid: int, seqno: int, most: int = MAX_FAILOVER_ENTRIES) -> FailoverLog:
+        """History goes on under a new ``uuid`` from ``seqno``: what was above it belongs to a lost branch.
+
+        >>> log = FailoverLog.new(1).branch(2, 50).branch(3, 20)
+        >>> [tuple(entry) for entry in log]
+        [(3, 20), (1, 0)]
+        """
+        kept = tuple(entry for entry in self.entries if entry.seqno <= seqno)
+        return FailoverLog((FailoverEntry(uuid, seqno), *kept)[:most])
+
+    def roll_back(self, seqno: int, fresh_uuid: int) -> FailoverLog:
+        """After a rollback to ``seqno``; ``fresh_uuid`` is used only when no entry is left."""
+        kept = tuple(entry for entry in self.entries if entry.seqno <= seqno)
+        return FailoverLog(kept) if kept else FailoverLog.new(fresh_uuid, seqno)
+
+    def last_seqno_of(self, uuid: int, high_seqno: int) -> int | None:
+        """Where the branch ``uuid`` ends: at its newer neighbour's seqno, or at ``high_seqno``; None if unknown."""
+        for index in range(len(self.entries) - 1, -1, -1):
+            if self.entries[index].uuid == uuid:
+                return self.entries[index - 1].seqno if index else high_seqno
+        return None
 
     def __iter__(self) -> Iterator[FailoverEntry]:
         return iter(self.entries)

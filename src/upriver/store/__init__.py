@@ -1,0 +1,40 @@
+"""Vbuckets on disk: ordered history, documents, failover logs, snapshots, rollback. Knows nothing of sockets.
+
+``Bucket.open`` is the way in; ``VBucket`` has the operations; ``StreamSource`` hands history out.
+"""
+
+from upriver.store.bucket import Bucket
+from upriver.store.documents import Stored
+from upriver.store.manifest import CollectionEntry, Event, Manifest, ScopeEntry
+from upriver.store.options import Durability, StoreOptions
+from upriver.store.stream import (
+    End,
+    EndReason,
+    OsoEnd,
+    OsoStart,
+    Run,
+    SnapshotStart,
+    StreamEvent,
+    StreamSource,
+)
+from upriver.store.vbucket import VBucket
+
+__all__ = [
+    "Bucket",
+    "CollectionEntry",
+    "Durability",
+    "End",
+    "EndReason",
+    "Event",
+    "Manifest",
+    "OsoEnd",
+    "OsoStart",
+    "Run",
+    "ScopeEntry",
+    "SnapshotStart",
+    "StoreOptions",
+    "Stored",
+    "StreamEvent",
+    "StreamSource",
+    "VBucket",
+]

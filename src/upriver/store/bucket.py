@@ -1,0 +1,251 @@
+"""A bucket: vbuckets that share a directory, a flusher and a memory quota."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange
+from upriver.model import FailoverLog, VbucketState
+from upriver.store import kernels as k
+from upriver.store.disk import BUCKET, FORMAT, Disk
+from upriver.store.flusher import VB_META, Flusher, meta_key
+from upriver.store.manifest import Manifest
+from upriver.store.options import StoreOptions
+from upriver.store.shared import Shared
+from upriver.store.stream import EndReason
+from upriver.store.vbucket import VBucket
+
+UNCLEAN_CAS_LEAP = 1 << 32  # more CAS values than can have been given out and lost
+
+
+def random_uuid() -> int:
+    """48 random bits, never 0 (5.7)."""
+    return secrets.randbits(48) or 1
+
+
+class Bucket:
+    """Made by ``open``. All methods are synchronous and for one thread; see ``STORE`` in the docs for callbacks."""
+
+    def __init__(self, name: str, vbuckets: int, shared: Shared, identity: dict[str, Any]) -> None:
+        self.name = name
+        self.vbuckets = vbuckets
+        self.uuid = int(identity["uuid"])
+        self.options = shared.options
+        self._identity = identity
+        self._shared = shared
+        self._vbuckets: dict[int, VBucket] = {}
+        self._flusher = Flusher(shared)
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, name: str, vbuckets: int = 1024, options: StoreOptions | None = None,
+        now_ns: Callable[[], int] = time.time_ns, uuids: Callable[[], int] = random_uuid,
+    ) -> Bucket:  # fmt: skip
+        """Open the bucket in this directory, or make one; refuses files that are damaged or not ours."""
+        options = options or StoreOptions()
+        disk = Disk(Path(path), options)
+        try:
+            return cls._opened(disk, name, vbuckets, options, now_ns, uuids)
+        except BaseException:
+            disk.close()
+            raise
+
+    @classmethod
+    def _opened(
+        cls, disk: Disk, name: str, vbuckets: int, options: StoreOptions, now_ns: Callable[[], int],
+        uuids: Callable[[], int],
+    ) -> Bucket:  # fmt: skip
+        stored = disk.identity()
+        identity = stored or {
+            "format": FORMAT, "uuid": uuids(), "seed": secrets.randbits(63), "vbuckets": vbuckets, "name": name,
+            "clean": True, "manifest": None,
+        }  # fmt: skip
+        _check_identity(identity, disk, vbuckets)
+        manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
+        shared = Shared(disk, options, int(identity["seed"]), now_ns, manifest, uuids)
+        bucket = cls(name, vbuckets, shared, identity)
+        bucket._warm_up(clean=bool(identity["clean"]))
+        if options.background:
+            bucket._flusher.start()
+        return bucket
+
+    def _warm_up(self, clean: bool) -> None:
+        """Read every vbucket's record; after a crash begin new branches, and make that durable before serving."""
+        disk = self._shared.disk
+        with disk.read() as transaction:
+            cursor = transaction.cursor(db=disk.meta)
+            more = cursor.set_range(VB_META)
+            while more and bytes(cursor.key()).startswith(VB_META):
+                self._restore(int.from_bytes(bytes(cursor.key())[1:], "big"), cursor.value())
+                more = cursor.next()
+        if not clean:
+            for vbucket in self._vbuckets.values():
+                self._survive_crash(vbucket)
+        with disk.write() as transaction:
+            self._put_identity(transaction, clean=False)
+            for vbucket in self._vbuckets.values() if not clean else ():
+                transaction.put(meta_key(vbucket.id), orjson.dumps(vbucket.describe()), db=disk.meta)
+
+    def _restore(self, vbucket_id: int, data: Any) -> None:
+        if vbucket_id >= self.vbuckets:
+            raise CorruptStore(f"{self._shared.disk.file}: vbucket {vbucket_id} of {self.vbuckets}")
+        vbucket = VBucket(self._shared, vbucket_id, VbucketState.DEAD, FailoverLog.new(1))
+        vbucket.restore(data)
+        self._add(vbucket)
+
+    def _survive_crash(self, vbucket: VBucket) -> None:
+        """What was acknowledged but not persisted is lost: its seqnos may come again, under another uuid (5.7.3)."""
+        vbucket.registers[k.CAS] += UNCLEAN_CAS_LEAP
+        if vbucket.state is not VbucketState.ACTIVE:
+            return
+        seqno = vbucket.snap_end if vbucket.snapshot_complete else vbucket.snap_start
+        vbucket.failover_log = vbucket.failover_log.branch(
+            self._shared.random_uuid(), seqno, self.options.max_failover_entries
+        )
+
+    def _put_identity(self, transaction: Any, clean: bool) -> None:
+        self._identity["clean"] = clean
+        self._identity["manifest"] = self._shared.manifest.to_json().decode() if self._shared.manifest.uid else None
+        transaction.put(BUCKET, orjson.dumps(self._identity), db=self._shared.disk.meta)
+
+    def _add(self, vbucket: VBucket) -> None:
+        self._vbuckets[vbucket.id] = vbucket
+        self._shared.vbucket_count = len(self._vbuckets)
+
+    # ---- life ----
+
+    def flush(self) -> None:
+        """Everything written before this call is durable when it returns; raises ``DiskFull``."""
+        self._flusher.flush()
+
+    def close(self) -> None:
+        """Persist everything and leave the mark of a clean shutdown."""
+        if self._closed:
+            return
+        self._flusher.stop()
+        self._end_streams()
+        try:
+            self._flusher.flush()
+            with self._shared.commit_lock, self._shared.disk.write() as transaction:
+                self._put_identity(transaction, clean=True)
+        finally:
+            self._closed = True
+            self._shared.disk.close()
+
+    def abandon(self) -> None:
+        """Let go without flushing, as a crash would."""
+        if not self._closed:
+            self._flusher.stop()
+            self._end_streams()
+            self._closed = True
+            self._shared.disk.close()
+
+    def _end_streams(self) -> None:
+        with self._shared.lock:
+            for vbucket in self._vbuckets.values():
+                vbucket.end_streams(EndReason.STATE_CHANGED)
+
+    def __enter__(self) -> Bucket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- vbuckets ----
+
+    def vbucket(self, vbucket_id: int) -> VBucket:
+        try:
+            return self._vbuckets[vbucket_id]
+        except KeyError:
+            raise NotMyVbucket(f"no vbucket {vbucket_id} here") from None
+
+    def existing(self) -> Iterator[VBucket]:
+        """The vbuckets that are here, by id."""
+        return iter([self._vbuckets[number] for number in sorted(self._vbuckets)])
+
+    def set_state(
+        self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False, topology: Any = None
+    ) -> VBucket:  # fmt: skip
+        """Change who a vbucket answers to, making it when it is missing; durable on return.
+
+        To active by an administrator begins a new branch (5.7.2), by a takeover it does not. Streams end, unless
+        ``silent`` (a producer's own step from active to dead, 7.1).
+        """
+        if not 0 <= vbucket_id < self.vbuckets:
+            raise OutOfRange(f"vbucket {vbucket_id} of {self.vbuckets}")
+        with self._shared.lock:
+            vbucket = self._vbuckets.get(vbucket_id)
+            if vbucket is None:
+                vbucket = VBucket(self._shared, vbucket_id, state, FailoverLog.new(self._shared.random_uuid()))
+                self._add(vbucket)
+                vbucket.adopt_manifest()
+            elif vbucket.state is not state:
+                vbucket.change_state(state, takeover=takeover, silent=silent)
+            if topology is not None or state is not VbucketState.ACTIVE:
+                vbucket.topology = topology
+            self._shared.note_dirty(vbucket, 0)
+        self._flusher.flush()
+        return vbucket
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._shared.manifest
+
+    # ---- gauges ----
+
+    @property
+    def dirty_bytes(self) -> int:
+        return self._shared.dirty_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory log and key tables."""
+        return self._shared.log_gauge.bytes + self._shared.index_gauge.bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._shared.disk.size_bytes
+
+    @property
+    def on_persisted(self) -> Callable[[list[tuple[int, int]]], None] | None:
+        """Called in the flusher's thread with (vbucket, persisted seqno) after every commit."""
+        return self._flusher.on_persisted
+
+    @on_persisted.setter
+    def on_persisted(self, listener: Callable[[list[tuple[int, int]]], None] | None) -> None:
+        self._flusher.on_persisted = listener
+
+    @property
+    def on_room(self) -> Callable[[], None] | None:
+        """Called in the flusher's thread when writes are taken again after a ``TemporaryFailure``."""
+        return self._flusher.on_room
+
+    @on_room.setter
+    def on_room(self, listener: Callable[[], None] | None) -> None:
+        self._flusher.on_room = listener
+
+    def wait_for_room(self, timeout_s: float = 60.0) -> bool:
+        """Block until writes are taken again; for loaders."""
+        deadline = time.monotonic() + timeout_s
+        while self._shared.dirty_bytes > self._shared.options.dirty_bytes // 2 or self._shared.disk_full:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+
+def _check_identity(identity: dict[str, Any], disk: Disk, vbuckets: int) -> None:
+    missing = {"format", "uuid", "seed", "vbuckets", "clean", "manifest"} - identity.keys()
+    if missing:
+        raise NotOurFile(f"{disk.file}: the bucket record lacks {sorted(missing)[0]}")
+    if identity["format"] != FORMAT:
+        raise NotOurFile(f"{disk.file} has format {identity['format']}; this build reads {FORMAT}")
+    if identity["vbuckets"] != vbuckets:
+        raise NotOurFile(f"{disk.file} has {identity['vbuckets']} vbuckets, not {vbuckets}")

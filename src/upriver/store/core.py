@@ -1,0 +1,347 @@
+"""The heart of a vbucket: its registers, its memory log, its key index, and the one door that records go in by.
+
+Everything else (documents, replication, streams, rollback) is built from ``_append`` and ``_lookup``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from upriver.errors import CorruptStore, InternalError, InvalidArguments, OutOfRange, UnknownCollection
+from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
+from upriver.store import kernels as k
+from upriver.store.disk import BLOCK, BLOCK_KEY, NO_WORDS, Octets, Words, read_json
+from upriver.store.memorylog import MemoryLog, Segment
+from upriver.store.shared import Shared
+from upriver.wire.packed import Kind, Packed, unpack
+
+if TYPE_CHECKING:
+    from upriver.store.stream import StreamSource
+
+BULK = 32 * 1024  # from this many bytes on a run is taken in without the interpreter lock
+SMALLEST_TABLE = 16
+
+
+class Found(NamedTuple):
+    """What the key index knows of a key: seqno 0 if nothing; ``place`` is where it lies in memory."""
+
+    seqno: int
+    deleted: bool
+    rev_seqno: int
+    place: int
+
+
+NOTHING = Found(0, False, 0, 0)
+
+
+class Core:
+    """One vbucket. Callers hold ``shared.lock`` around anything that changes it."""
+
+    def __init__(self, shared: Shared, vbucket_id: int, state: VbucketState, log: FailoverLog) -> None:
+        self.shared = shared
+        self.id = vbucket_id
+        self.state = state
+        self.failover_log = log
+        self.registers: Words = np.zeros(k.REGISTERS, np.uint64)
+        self.registers[k.EXPIRY] = SEQNO_MAX
+        self.collections: Words = np.zeros((1, k.C_WORDS), np.uint64)
+        self.erasing = False  # collections were dropped or flushed and their records are still on disk
+        self.manifest_uid = 0
+        self.persisted_seqno = 0
+        self.purge_seqno = 0
+        self.rollback_floor = 0  # below this the versions that a rollback would need are gone
+        self.indexed_seqno = 0  # the key table on disk knows everything up to here
+        self.epoch = 0  # moves when records on disk are rewritten or taken away
+        self.complete_seqno = 0  # end of the last snapshot that is wholly here
+        self.snap_start = 0
+        self.snap_end = 0
+        self.snapshot_from_disk = False
+        self.topology: Any = None
+        self.memory = MemoryLog(0, shared.checkpoint_bytes, shared.log_gauge, shared.ages)
+        self.overlay: Words = np.zeros(0, np.uint64)
+        self._base: Words = NO_WORDS
+        self._view_id = -1
+        self._loaded = True
+        self.sources: set[StreamSource] = set()
+        self._waiting: list[Callable[[], None]] = []
+        self.locks: dict[bytes, tuple[int, int]] = {}
+
+    # ---- numbers ----
+
+    @property
+    def high_seqno(self) -> int:
+        return int(self.registers[k.HIGH])
+
+    @property
+    def max_visible_seqno(self) -> int:
+        return int(self.registers[k.VISIBLE])
+
+    @property
+    def high_prepared_seqno(self) -> int:
+        return int(self.registers[k.PREPARED])
+
+    @property
+    def high_completed_seqno(self) -> int:
+        return int(self.registers[k.COMPLETED])
+
+    @property
+    def max_cas(self) -> int:
+        return int(self.registers[k.CAS])
+
+    @property
+    def tombstone_count(self) -> int:
+        return int(self.registers[k.TOMBSTONES])
+
+    @property
+    def item_count(self) -> int:
+        return int(self.collections[:, k.C_ITEMS].sum())
+
+    @property
+    def uuid(self) -> int:
+        return self.failover_log.uuid
+
+    @property
+    def snapshot(self) -> tuple[int, int]:
+        """Range of the snapshot that the last record came in."""
+        return (self.snap_start, self.snap_end)
+
+    @property
+    def snapshot_complete(self) -> bool:
+        return self.high_seqno >= self.snap_end
+
+    def collection_row(self, collection_id: int) -> Words:
+        for row in self.collections:
+            if row[k.C_ID] == collection_id:
+                found: Words = row
+                return found
+        raise UnknownCollection(f"no collection {collection_id:x} in vbucket {self.id}")
+
+    def collection_ids(self) -> list[int]:
+        return [int(number) for number in self.collections[:, k.C_ID]]
+
+    def collection_high_seqno(self, collection_id: int) -> int:
+        return int(self.collection_row(collection_id)[k.C_HIGH])
+
+    def visible_high_seqno(self, collection_id: int) -> int:
+        return int(self.collection_row(collection_id)[k.C_VISIBLE])
+
+    def collection_start_seqno(self, collection_id: int) -> int:
+        return int(self.collection_row(collection_id)[k.C_START])
+
+    def collection_item_count(self, collection_id: int) -> int:
+        return int(self.collection_row(collection_id)[k.C_ITEMS])
+
+    # ---- the door in ----
+
+    def _append(self, run: Octets, *, assign: bool, ceiling: int = SEQNO_MAX) -> None:
+        """Take in packed records; with ``assign`` they get seqno, CAS and rev here."""
+        base = self._key_table()
+        ingest = k.ingest_many if run.size > BULK else k.ingest
+        at, before = 0, 0
+        while at < run.size:
+            segment = self._open_segment(min(run.size - at, self.memory.most_bytes))
+            used = int(self.registers[k.USED])
+            before = at
+            at = ingest(
+                run, at, run.size, segment.checkpoint.data, segment.at, segment.checkpoint.serial, self.overlay,
+                base, self.collections, self.registers, self.shared.seed, assign, np.uint64(ceiling),
+            )  # fmt: skip
+            self._took_in(segment, used)
+            if at < run.size:
+                self._resolve_stop(run, at, stuck=at == before)
+        self._wake()
+
+    def _took_in(self, segment: Segment, used: int) -> None:
+        if segment.first == 0:
+            segment.first = int(self.registers[k.FIRST])
+        segment.end = int(self.registers[k.USED])
+        self.shared.note_dirty(self, segment.end - used)
+
+    def _resolve_stop(self, run: Octets, at: int, stuck: bool) -> None:
+        """Do what the kernel could not, or say why the record at ``at`` is refused."""
+        reason = int(self.registers[k.STOP])
+        if reason == k.CROWDED:
+            self._grow_overlay()
+        elif reason == k.FULL and not stuck:
+            self.close_segment()
+        elif reason == k.FULL:
+            self._make_room(unpack(run, at)[0].size)
+        elif reason == k.COLLISION:
+            self.close_segment()
+            self.memory.close_checkpoint()
+        elif reason == k.UNKNOWN_COLLECTION:
+            raise UnknownCollection(f"no collection {unpack(run, at)[0].collection_id:x} in vbucket {self.id}")
+        elif reason == k.BAD_SEQNO:
+            raise OutOfRange(f"seqno {unpack(run, at)[0].seqno} does not follow {self.high_seqno} in its snapshot")
+        elif reason == k.BAD_RECORD:
+            raise InvalidArguments(f"the run is not made of packed records (at byte {at})")
+        else:
+            raise InternalError(f"system events do not go in by this door (at byte {at})")
+
+    def _make_room(self, size: int) -> None:
+        used = int(self.registers[k.USED])
+        if not self.memory.room(size, used):
+            self.close_segment()
+            self._begin_segment(size)
+
+    def _open_segment(self, size: int) -> Segment:
+        segment = self.memory.open
+        if segment is None:
+            return self._begin_segment(size)
+        self.memory.room(size, segment.end)
+        return segment
+
+    def _begin_segment(self, size: int) -> Segment:
+        segment = self.memory.begin_segment(size, self.complete_seqno)
+        self.registers[k.USED] = segment.at
+        self.registers[k.DEDUPED] = 0
+        return segment
+
+    def close_segment(self) -> None:
+        """Freeze what was written so far: nothing in it will be deduplicated away any more."""
+        if self.memory.open is None:
+            return
+        own = self.state is VbucketState.ACTIVE
+        high = self.high_seqno
+        if own:
+            self.complete_seqno = self.snap_start = self.snap_end = high
+        exact = own and int(self.registers[k.DEDUPED]) == 0
+        self.memory.close_segment(high, high if own else self.snap_end, exact)
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` once, when something happens."""
+        self._waiting.append(wake)
+
+    def _wake(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for wake in waiting:
+                wake()
+
+    # ---- the key index ----
+
+    def _key_table(self) -> Words:
+        """The table on disk, after making sure that the overlay in memory knows all that came later."""
+        if not self._loaded:
+            self._load_overlay()
+        if self.overlay.size == 0:
+            self._grow_overlay()
+        disk = self.shared.disk
+        if disk.stale or self._view_id != disk.view_id:
+            self._base = disk.table(self.id)
+            self._view_id = disk.view_id
+        return self._base
+
+    @property
+    def table_entries(self) -> int:
+        """How many keys the table on disk knows, roughly."""
+        return self._base.size // k.SLOT
+
+    def _grow_overlay(self) -> None:
+        slots = max(SMALLEST_TABLE, self.overlay.size // k.ENTRY * 2)
+        grown = np.zeros(slots * k.ENTRY, np.uint64)
+        k.rehash(self.overlay, k.ENTRY, grown)
+        self.replace_overlay(grown, int(self.registers[k.ENTRIES]))
+
+    def replace_overlay(self, overlay: Words, entries: int) -> None:
+        self.shared.index_gauge.bytes += overlay.nbytes - self.overlay.nbytes
+        self.overlay = overlay
+        self.registers[k.ENTRIES] = entries
+
+    def trim_overlay(self, upto: int) -> None:
+        """The table on disk knows everything up to ``upto`` now."""
+        fresh = np.zeros(max(SMALLEST_TABLE, int(self.registers[k.ENTRIES]) // 4) * k.ENTRY, np.uint64)
+        above = int(np.count_nonzero((self.overlay[1 :: k.ENTRY] & k.SEQNO_BITS) > np.uint64(upto)))
+        if above * 5 >= fresh.size:
+            fresh = np.zeros(above * 2 * k.ENTRY, np.uint64)
+        self.replace_overlay(fresh, k.keep_newer(self.overlay, np.uint64(upto), fresh))
+
+    def _load_overlay(self) -> None:
+        """After a restart: enter the records that the table on disk does not know yet."""
+        self._loaded = True
+        for _, data in self.blocks(self.indexed_seqno):
+            count = int(BLOCK.unpack_from(data)[1])
+            while (int(self.registers[k.ENTRIES]) + count) * 5 >= self.overlay.size:
+                self._grow_overlay()
+            run = np.frombuffer(data, np.uint8)
+            new = k.index_run(
+                run, BLOCK.size, run.size, np.uint64(self.indexed_seqno), self.overlay, self.shared.seed
+            )
+            self.registers[k.ENTRIES] += np.uint64(new)
+
+    def blocks(self, after: int, upto: int = SEQNO_MAX) -> Iterator[tuple[int, Any]]:
+        """(last seqno, block) of what is on disk above ``after``, in order; the block lives for one step."""
+        with self.shared.disk.read() as transaction:
+            cursor = transaction.cursor(db=self.shared.disk.log)
+            more = cursor.set_range(BLOCK_KEY.pack(self.id, after + 1))
+            while more:
+                vbucket, last = BLOCK_KEY.unpack(cursor.key())
+                if vbucket != self.id:
+                    return
+                yield last, cursor.value()
+                if last >= upto:
+                    return
+                more = cursor.next()
+
+    def _lookup(self, wire_key: bytes, salt: int = 0) -> Found:
+        base = self._key_table()
+        octets = np.frombuffer(wire_key, np.uint8)
+        _, known, rev, place = k.find(octets, np.uint64(salt), self.shared.seed, self.overlay, base)
+        if not known:
+            return NOTHING
+        return Found(int(known) & int(k.SEQNO_BITS), bool(known >> 63), int(rev), int(place))
+
+    def _record(self, found: Found) -> tuple[Packed, bytes, bytes]:
+        """The record that the index points at, from memory or from disk."""
+        checkpoint = self.memory.by_serial.get(found.place >> 32)
+        if checkpoint is not None:
+            return unpack(memoryview(checkpoint.data), found.place & 0xFFFF_FFFF)
+        return self.record_on_disk(found.seqno)
+
+    def record_on_disk(self, seqno: int) -> tuple[Packed, bytes, bytes]:
+        for _, data in self.blocks(seqno - 1, seqno):
+            run = np.frombuffer(data, np.uint8)
+            at = k.locate(run, BLOCK.size, run.size, np.uint64(seqno))
+            if at >= 0:
+                return unpack(data, at)
+        raise CorruptStore(f"vbucket {self.id}: seqno {seqno} is in the key index but not in the log")
+
+    # ---- what is kept in the meta tree ----
+
+    def describe(self) -> dict[str, Any]:
+        names = ("manifest_uid", "purge_seqno", "rollback_floor", "indexed_seqno", "complete_seqno", "snap_start",
+                 "snap_end", "topology", "erasing", "snapshot_from_disk")  # fmt: skip
+        fields: dict[str, Any] = {name: getattr(self, name) for name in names}
+        fields["state"] = int(self.state)
+        fields["failover_log"] = [list(entry) for entry in self.failover_log]
+        fields["registers"] = [int(number) for number in self.registers]
+        fields["collections"] = [[int(number) for number in row] for row in self.collections]
+        return fields
+
+    def restore(self, data: Any) -> None:
+        """The inverse of ``describe``, for a vbucket just opened."""
+        fields = read_json(data, self.shared.disk.file)
+        try:
+            self._restore(fields)
+        except (KeyError, TypeError, ValueError, OverflowError) as failure:
+            raise CorruptStore(f"{self.shared.disk.file}: the record of vbucket {self.id} is damaged") from failure
+
+    def _restore(self, fields: dict[str, Any]) -> None:
+        log = FailoverLog.load((uuid, seqno) for uuid, seqno in fields.pop("failover_log"))
+        self.failover_log = log or FailoverLog.new(self.shared.random_uuid())
+        self.state = VbucketState(fields.pop("state"))
+        self.registers[:] = fields.pop("registers")
+        self.collections = np.array(fields.pop("collections"), np.uint64).reshape(-1, k.C_WORDS)
+        self.registers[[k.USED, k.ENTRIES, k.DEDUPED]] = 0
+        for name, value in fields.items():
+            setattr(self, name, value)
+        self.persisted_seqno = self.high_seqno
+        self.memory.floor = self.high_seqno
+        self._loaded = False
+
+    def is_tombstone(self, head: Packed) -> bool:
+        kind = head.kind & 0x7F
+        return kind in (Kind.DELETION, Kind.EXPIRATION) or (kind == Kind.COMMIT and bool(head.extra >> 63))

@@ -1,0 +1,162 @@
+"""The LMDB file of one bucket: named trees, keys, transactions, and turning its failures into ours.
+
+Trees: ``log`` (vbucket, last seqno) -> block of packed records; ``dead`` the same key -> the seqnos that the block's
+records replaced; ``index`` vbucket -> key table; ``meta`` everything small. There is one long-lived read transaction,
+for the key tables, and it is renewed after every commit; all others last for one call.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from upriver.errors import CorruptStore, DiskFull, NotOurFile
+from upriver.store import lmdbfile
+from upriver.store.options import MIB, Durability, StoreOptions
+
+Words = npt.NDArray[np.uint64]
+Octets = npt.NDArray[np.uint8]
+
+FORMAT = 1
+BUCKET = b"bucket"
+BLOCK_KEY = Struct(">HQ")
+VB_KEY = Struct(">H")
+BLOCK = Struct("<IIQQQ")  # flags, records, first seqno, safe seqno, reserved
+EXACT = 1  # block flag: nothing in it was deduplicated, so every seqno in it is a state that existed
+NO_WORDS: Words = np.zeros(0, np.uint64)
+NO_WORDS.flags.writeable = False  # as the tables that LMDB shows us: kernels are compiled for one kind
+GROWTH = 64 * MIB  # the file is lengthened ahead of need in such steps
+
+
+class Disk:
+    """One open data file."""
+
+    def __init__(self, path: Path, options: StoreOptions) -> None:
+        lmdbfile.check(path)
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.file = path / lmdbfile.DATA
+        self.fresh = not self.file.exists()
+        self._options = options
+        self._env = self._open(options)
+        self._trees = {name: self._tree(name) for name in (b"log", b"dead", b"index", b"meta")}
+        self.log, self.dead, self.index, self.meta = self._trees.values()
+        self.view_id = 0
+        self.stale = True
+        self._view: Any = None
+
+    def _open(self, options: StoreOptions) -> Any:
+        size = options.map_bytes or max(64 * 1024 * MIB, shutil.disk_usage(self.path).total)
+        try:
+            return lmdb.open(
+                str(self.path), map_size=size, max_dbs=8, max_readers=1024, meminit=False, readahead=False,
+                metasync=options.durability is Durability.FSYNC, max_spare_txns=8,
+            )  # fmt: skip
+        except lmdb.Error as failure:
+            raise _ours(failure, self.file) from failure
+
+    def _tree(self, name: bytes) -> Any:
+        try:
+            return self._env.open_db(name)
+        except lmdb.Error as failure:
+            raise _ours(failure, self.file) from failure
+
+    def close(self) -> None:
+        if self._view is not None:
+            self._view.abort()
+            self._view = None
+        self._env.close()
+
+    @contextmanager
+    def write(self, expected_bytes: int = 0) -> Iterator[Any]:
+        """A write transaction that is durable when the block ends; raises ``DiskFull`` and leaves no trace."""
+        try:
+            self._lengthen(expected_bytes)
+            with self._env.begin(write=True, buffers=True) as transaction:
+                yield transaction
+        except (lmdb.Error, OSError) as failure:
+            raise _ours(failure, self.file) from failure
+
+    @contextmanager
+    def read(self) -> Iterator[Any]:
+        transaction = self._env.begin(buffers=True)
+        try:
+            yield transaction
+        finally:
+            transaction.abort()
+
+    def _lengthen(self, expected_bytes: int) -> None:
+        """Keep the file longer than what is in use, so that a short file at open always means damage."""
+        info = self._env.info()
+        used = (info["last_pgno"] + 1) * self._env.stat()["psize"]
+        wanted = min(used + 2 * expected_bytes + MIB, info["map_size"])
+        if os.stat(self.file).st_size < wanted:
+            if shutil.disk_usage(self.path).free < 2 * expected_bytes + MIB:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.truncate(self.file, min(wanted + GROWTH if expected_bytes > MIB else wanted + MIB, info["map_size"]))
+
+    def table(self, vbucket: int) -> Words:
+        """The key table of a vbucket as of the last commit; valid until ``view_id`` changes."""
+        if self.stale:
+            self._renew()
+        found = self._view.get(VB_KEY.pack(vbucket), db=self.index)
+        return NO_WORDS if found is None else np.frombuffer(found, np.uint64)[1:]
+
+    def _renew(self) -> None:
+        if self._view is not None:
+            self._view.abort()
+        self._view = self._env.begin(buffers=True)
+        self.view_id += 1
+        self.stale = False
+
+    @property
+    def size_bytes(self) -> int:
+        info = self._env.info()
+        return int((info["last_pgno"] + 1) * self._env.stat()["psize"])
+
+    def identity(self) -> dict[str, Any] | None:
+        """What the bucket record says; None in a new file."""
+        with self.read() as transaction:
+            found = transaction.get(BUCKET, db=self.meta)
+            if found is None:
+                if not self.fresh and self._env.stat()["entries"] > len(self._trees):
+                    raise NotOurFile(f"{self.file} is an LMDB file of another program")
+                return None
+            return read_json(found, self.file)
+
+
+def read_json(data: Any, file: Path) -> dict[str, Any]:
+    try:
+        parsed = orjson.loads(data)
+    except orjson.JSONDecodeError as failure:
+        raise CorruptStore(f"{file}: a meta record cannot be read") from failure
+    if not isinstance(parsed, dict):
+        raise CorruptStore(f"{file}: a meta record is not an object")
+    return parsed
+
+
+def _ours(failure: Exception, file: Path) -> Exception:
+    """Our error for what LMDB or the system said."""
+    full = isinstance(failure, lmdb.MapFullError | lmdb.DiskError)
+    if isinstance(failure, OSError):
+        full = failure.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        if not full:
+            return failure
+    if full or any(text in str(failure) for text in ("No space left", "File too large", "Disk quota")):
+        return DiskFull(f"{file}: {failure}; nothing was lost, free some space")
+    if isinstance(failure, lmdb.InvalidError | lmdb.VersionMismatchError):
+        return NotOurFile(f"{file} was not written by upriver: {failure}")
+    if isinstance(failure, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.PanicError):
+        return CorruptStore(f"{file} is damaged: {failure}")
+    return CorruptStore(f"{file}: {failure}")

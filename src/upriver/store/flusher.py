@@ -1,0 +1,240 @@
+"""Group commit: what waits in memory becomes blocks on disk, many vbuckets in one transaction.
+
+A batch is frozen under the lock in the caller's time, written without it, and acknowledged under it again. Until the
+commit is durable nothing in memory is let go, so a full disk costs nothing but time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from upriver.errors import DiskFull
+from upriver.store import kernels as k
+from upriver.store.core import Core
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, VB_KEY, Disk, Octets, Words
+from upriver.store.memorylog import Segment
+from upriver.store.shared import Shared
+
+VB_META = b"v"
+RETRY_S = 1.0
+TABLE_LOAD = 0.8
+WORTH_INDEXING = 4096
+FEWEST_SLOTS = 96  # so that LMDB gives a table pages of its own, where words are aligned
+
+
+class Frozen(NamedTuple):
+    """What one commit will write of a vbucket."""
+
+    vbucket: Core
+    segments: list[Segment]
+    high_seqno: int
+    meta: dict[str, Any]
+    overlay: Words | None  # set when the key table on disk is brought forward too
+    size: int
+
+
+def meta_key(vbucket_id: int) -> bytes:
+    return VB_META + VB_KEY.pack(vbucket_id)
+
+
+class BlockWriter:
+    """Packs segments into blocks and puts them into a transaction."""
+
+    def __init__(self, disk: Disk, block_bytes: int) -> None:
+        self._disk = disk
+        self._scratch: Octets = np.empty(block_bytes, np.uint8)
+        self._replaced: Words = np.empty(block_bytes // 65 + 1, np.uint64)
+        self._counts = np.zeros(4, np.int64)
+        self._used = BLOCK.size
+        self._safe = 0
+        self._exact = True
+
+    def write(self, transaction: Any, vbucket_id: int, segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            self.add(transaction, vbucket_id, segment.checkpoint.data, segment.at, segment.end, segment.safe, segment.exact)
+        self.finish(transaction, vbucket_id)
+
+    def add(
+        self, transaction: Any, vbucket_id: int, data: Octets, at: int, end: int, safe: int, exact: bool
+    ) -> None:
+        """Append the records of ``data[at:end]`` that are not superseded, putting every block that gets full."""
+        while at < end:
+            if self._counts[0] == 0:
+                self._safe, self._exact = safe, True
+            self._exact = self._exact and exact
+            at, self._used = k.gather(data, at, end, self._scratch, self._used, self._replaced, self._counts)
+            if at < end and self._counts[0] == 0:
+                at = self._put_giant(transaction, vbucket_id, data, at, safe, exact)
+            elif at < end:
+                self.finish(transaction, vbucket_id)
+
+    def _put_giant(self, transaction: Any, vbucket_id: int, data: Octets, at: int, safe: int, exact: bool) -> int:
+        """A record that is larger than a block gets one of its own."""
+        size = int(data[at : at + 4].view(np.uint32)[0])
+        giant, self._scratch = self._scratch, np.empty(BLOCK.size + size, np.uint8)
+        self._safe, self._exact = safe, exact
+        at, self._used = k.gather(data, at, at + size, self._scratch, self._used, self._replaced, self._counts)
+        self.finish(transaction, vbucket_id)
+        self._scratch = giant
+        return at
+
+    def finish(self, transaction: Any, vbucket_id: int) -> None:
+        """Put the block under construction, if there is anything in it."""
+        records, replaced, first, last = (int(number) for number in self._counts)
+        if records:
+            BLOCK.pack_into(self._scratch, 0, EXACT if self._exact else 0, records, first, self._safe, 0)
+            key = BLOCK_KEY.pack(vbucket_id, last)
+            transaction.put(key, self._scratch[: self._used].data, db=self._disk.log)
+            if replaced:
+                transaction.put(key, self._replaced[:replaced].tobytes(), db=self._disk.dead)
+        self._counts[:] = 0
+        self._used = BLOCK.size
+
+
+def write_table(transaction: Any, disk: Disk, vbucket: Core, overlay: Words, upto: int, purged_upto: int = 0) -> None:
+    """Bring the key table on disk forward; its first word is how many entries it has."""
+    key = VB_KEY.pack(vbucket.id)
+    found = transaction.get(key, db=disk.index)
+    old = NO_WORDS if found is None else np.frombuffer(found, np.uint64)
+    entries = (int(old[0]) if old.size else 0) + int(np.count_nonzero(overlay[:: k.ENTRY]))
+    table = np.zeros(1 + max(FEWEST_SLOTS, int(entries / TABLE_LOAD) + 2) * k.SLOT, np.uint64)
+    table[0] = k.merge_tables(old[1:], overlay, np.uint64(upto), np.uint64(purged_upto), table[1:])
+    transaction.put(key, table.data, db=disk.index)
+
+
+class Flusher:
+    """Writes batches, in the background or on demand."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._writer = BlockWriter(shared.disk, shared.options.block_bytes)
+        self._ready = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+        self.on_persisted: Callable[[list[tuple[int, int]]], None] | None = None
+        self.on_room: Callable[[], None] | None = None
+        self.commits = 0
+
+    def start(self) -> None:
+        self._shared.wake_flusher = self._ready.set
+        self._thread = threading.Thread(target=self._run, name="upriver-flusher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._ready.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        stop = threading.Event()
+        while not self._stopping:
+            self._ready.wait()
+            if self._stopping:
+                return
+            if self._shared.dirty_bytes < self._shared.options.flush_bytes:
+                stop.wait(self._shared.options.flush_delay_s)
+            self._ready.clear()
+            try:
+                self.flush_once()
+            except DiskFull:
+                stop.wait(RETRY_S)
+                self._ready.set()
+            if self._shared.dirty:
+                self._ready.set()
+
+    def flush(self) -> None:
+        """Everything written before this call is durable when it returns."""
+        with self._shared.commit_lock:
+            with self._shared.lock:
+                waiting = set(self._shared.dirty)
+            while waiting & set(self._shared.dirty):
+                waiting -= set(self.flush_once())
+
+    def flush_once(self) -> list[int]:
+        """One commit; returns the vbuckets that it brought to disk."""
+        with self._shared.commit_lock:
+            with self._shared.lock:
+                batch = self._freeze()
+            if not batch:
+                return []
+            try:
+                self._commit(batch)
+            except DiskFull:
+                with self._shared.lock:
+                    self._thaw(batch)
+                raise
+            with self._shared.lock:
+                told = self._acknowledge(batch)
+        if self.on_persisted is not None:
+            self.on_persisted(told)
+        if self._shared.refused and self._shared.dirty_bytes <= self._shared.options.dirty_bytes // 2:
+            self._shared.refused = False
+            if self.on_room is not None:
+                self.on_room()
+        return [item.vbucket.id for item in batch]
+
+    def _freeze(self) -> list[Frozen]:
+        batch: list[Frozen] = []
+        size = 0
+        while self._shared.dirty and size < self._shared.options.batch_bytes:
+            vbucket = self._shared.dirty.pop(next(iter(self._shared.dirty)))
+            batch.append(self._freeze_one(vbucket))
+            size += batch[-1].size
+        return batch
+
+    def _freeze_one(self, vbucket: Core) -> Frozen:
+        vbucket.close_segment()
+        segments = list(vbucket.memory.unflushed)
+        vbucket.memory.unflushed.clear()
+        overlay = vbucket.overlay.copy() if self._wants_table(vbucket) else None
+        size = sum(segment.end - segment.at for segment in segments)
+        return Frozen(vbucket, segments, vbucket.high_seqno, vbucket.describe(), overlay, size)
+
+    def _wants_table(self, vbucket: Core) -> bool:
+        """Bring the table forward when it pays: the overlay has outgrown it, or memory is short."""
+        entries = int(vbucket.registers[k.ENTRIES])
+        if entries >= WORTH_INDEXING and entries >= vbucket.table_entries:
+            return True
+        crowded = self._shared.index_gauge.bytes > self._shared.options.index_bytes
+        return crowded and vbucket.overlay.nbytes * max(1, self._shared.vbucket_count) >= self._shared.index_gauge.bytes
+
+    def _commit(self, batch: list[Frozen]) -> None:
+        disk = self._shared.disk
+        with disk.write(sum(item.size for item in batch)) as transaction:
+            for item in batch:
+                self._writer.write(transaction, item.vbucket.id, item.segments)
+                if item.overlay is not None:
+                    write_table(transaction, disk, item.vbucket, item.overlay, item.high_seqno)
+                    item.meta["indexed_seqno"] = item.high_seqno
+                transaction.put(meta_key(item.vbucket.id), orjson.dumps(item.meta), db=disk.meta)
+        self.commits += 1
+
+    def _thaw(self, batch: list[Frozen]) -> None:
+        """The commit failed: all of it waits again, in the same order."""
+        self._shared.disk_full = True
+        for item in batch:
+            item.vbucket.memory.unflushed.extendleft(reversed(item.segments))
+            self._shared.dirty[item.vbucket.id] = item.vbucket
+
+    def _acknowledge(self, batch: list[Frozen]) -> list[tuple[int, int]]:
+        shared = self._shared
+        shared.disk_full = False
+        shared.disk.stale = True
+        for item in batch:
+            shared.dirty_bytes -= item.size
+            for segment in item.segments:
+                segment.persisted = True
+            item.vbucket.persisted_seqno = item.high_seqno
+            if item.overlay is not None:
+                item.vbucket.indexed_seqno = item.high_seqno
+                item.vbucket.trim_overlay(item.high_seqno)
+        shared.evict()
+        return [(item.vbucket.id, item.high_seqno) for item in batch]

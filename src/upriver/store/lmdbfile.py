@@ -1,0 +1,73 @@
+"""Is this data file ours and whole? Answered from its first pages, before LMDB maps it.
+
+LMDB trusts the page count in its meta page; a file that was cut short would kill the process with a bus error on the
+first read past its end. So the length is checked here first.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from struct import Struct, error
+
+from upriver.errors import CorruptStore, NotOurFile
+
+DATA = "data.mdb"
+MAGIC = 0xBEEFC0DE
+VERSION = 1
+PAGE_HEADER = 16
+# After the page header: magic, version, address, map size, two trees of 48 bytes, last page, transaction.
+META = Struct("<IIQQ48s48sQQ")
+TREE_PAGE_SIZE = Struct("<I")  # the first tree's first word doubles as the page size
+
+
+def check(path: Path) -> None:
+    """Raise ``NotOurFile`` or ``CorruptStore`` if the data file at ``path`` must not be opened."""
+    file = path / DATA
+    if not file.exists():
+        _refuse_foreign(path)
+        return
+    info = file.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise NotOurFile(f"{file} is not a regular file")
+    if info.st_size == 0:
+        raise CorruptStore(f"{file} is empty; delete the bucket's directory or restore it from a copy")
+    with file.open("rb") as handle:
+        head = handle.read(PAGE_HEADER + META.size)
+        page_size, last_page = _newest(file, handle.fileno(), head)
+    if info.st_size < (last_page + 1) * page_size:
+        raise CorruptStore(
+            f"{file} was cut short: {info.st_size} bytes where {(last_page + 1) * page_size} are in use"
+        )
+
+
+def _refuse_foreign(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise NotOurFile(f"{path} is not a directory")
+    strangers = sorted(name for name in os.listdir(path) if name != "lock.mdb")
+    if strangers:
+        raise NotOurFile(f"{path} holds {strangers[0]} but no {DATA}; it is not a bucket's directory")
+
+
+def _newest(file: Path, descriptor: int, head: bytes) -> tuple[int, int]:
+    """Page size and last used page of the newer of the two meta pages."""
+    first = _meta(file, head)
+    page_size = first[0]
+    second = _meta(file, os.pread(descriptor, PAGE_HEADER + META.size, page_size))
+    newest = max(first, second, key=lambda meta: meta[2])
+    return page_size, newest[1]
+
+
+def _meta(file: Path, page: bytes) -> tuple[int, int, int]:
+    try:
+        magic, version, _, _, tree, _, last_page, transaction = META.unpack_from(page, PAGE_HEADER)
+    except error as short:
+        raise CorruptStore(f"{file} is too short to be a store") from short
+    if magic != MAGIC:
+        raise NotOurFile(f"{file} was not written by upriver (no LMDB magic); move it away")
+    if version != VERSION:
+        raise NotOurFile(f"{file} has LMDB data version {version}; this build reads {VERSION}")
+    return TREE_PAGE_SIZE.unpack_from(tree)[0], last_page, transaction

@@ -1,0 +1,81 @@
+"""The receiving end of replication: snapshots as they are announced, records as they come (``protocol.md`` 15.2, 15.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from upriver.errors import InvalidArguments, NotMyVbucket, OutOfRange
+from upriver.model import FailoverLog, VbucketState
+from upriver.store import kernels as k
+from upriver.store.core import Core
+from upriver.store.disk import Octets
+
+DISK_FLAG, CHECKPOINT_FLAG = 0x02, 0x04
+
+
+class Replica(Core):
+    """Needs state replica or pending."""
+
+    def _require_replica(self) -> None:
+        if self.state not in (VbucketState.REPLICA, VbucketState.PENDING):
+            raise NotMyVbucket(f"vbucket {self.id} is {self.state.name.lower()} here")
+
+    def begin_snapshot(self, start: int, end: int, flags: int = 0x01) -> None:
+        """What follows, up to ``end``, belongs together."""
+        with self.shared.lock:
+            self._require_replica()
+            if start > end:
+                raise InvalidArguments(f"a snapshot cannot start at {start} and end at {end}")
+            high = self.high_seqno
+            if start < high and end <= high:
+                raise OutOfRange(f"the snapshot {start}..{end} lies behind seqno {high}")
+            self.close_segment()
+            if flags & CHECKPOINT_FLAG:
+                self.memory.close_checkpoint()
+            if self.snapshot_complete:
+                self.complete_seqno = max(self.complete_seqno, self.snap_end)
+            self.snap_start, self.snap_end = start, end
+            self.snapshot_from_disk = bool(flags & DISK_FLAG)
+
+    def apply_records(self, run: bytes | bytearray | memoryview | Octets) -> int:
+        """Take packed records as they are; their seqnos rise inside the snapshot. Returns the high seqno."""
+        octets = np.frombuffer(bytes(run) if isinstance(run, bytearray) else run, np.uint8)
+        octets = octets.view()
+        octets.flags.writeable = False
+        with self.shared.lock:
+            self._require_replica()
+            self._apply(octets)
+            self._finish_snapshot()
+            return self.high_seqno
+
+    def _apply(self, octets: Octets) -> None:
+        self._append(octets, assign=False, ceiling=self.snap_end)
+
+    def _finish_snapshot(self) -> None:
+        if self.high_seqno == self.snap_end:
+            self.close_segment()
+            self.complete_seqno = self.snap_end
+
+    def advance(self, seqno: int) -> None:
+        """The sender has nothing for us up to ``seqno`` (SEQNO_ADVANCED)."""
+        with self.shared.lock:
+            self._require_replica()
+            if not self.high_seqno < seqno <= self.snap_end:
+                raise OutOfRange(f"seqno {seqno} does not follow {self.high_seqno} in its snapshot")
+            self.close_segment()
+            self.registers[k.HIGH] = seqno
+            self.memory.add_empty(seqno, self.complete_seqno, self.snap_end)
+            self._finish_snapshot()
+            self.shared.note_dirty(self, 0)
+            self._wake()
+
+    def replace_failover_log(self, entries: Iterable[tuple[int, int]]) -> None:
+        """The producer's log replaces ours."""
+        log = FailoverLog.load(entries)
+        if log is None:
+            raise InvalidArguments("the failover log has no usable entry")
+        with self.shared.lock:
+            self.failover_log = FailoverLog(log.entries[: self.shared.options.max_failover_entries])
+            self.shared.note_dirty(self, 0)

@@ -1,0 +1,89 @@
+"""What the vbuckets of a bucket share: the file, the clock, the lock, the gauges, and what waits to be written."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from upriver.errors import TemporaryFailure
+from upriver.store.disk import Disk
+from upriver.store.memorylog import Checkpoint, Gauge
+from upriver.store.options import StoreOptions
+
+if TYPE_CHECKING:
+    from upriver.store.core import Core
+    from upriver.store.manifest import Manifest
+
+
+class Shared:
+    """One per bucket. ``lock`` guards everything in memory; ``commit_lock`` is held around every write transaction.
+
+    Who needs both takes ``commit_lock`` first.
+    """
+
+    def __init__(
+        self, disk: Disk, options: StoreOptions, seed: int, now_ns: Callable[[], int], manifest: Manifest,
+        random_uuid: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self.disk = disk
+        self.options = options
+        self.seed = seed
+        self.now_ns = now_ns
+        self.random_uuid = random_uuid
+        self.manifest = manifest
+        self.lock = threading.RLock()
+        self.commit_lock = threading.RLock()
+        self.log_gauge = Gauge()
+        self.index_gauge = Gauge()
+        self.ages: deque[Checkpoint] = deque()
+        self.dirty: dict[int, Core] = {}
+        self.dirty_bytes = 0
+        self.disk_full = False
+        self.refused = False  # somebody was told to come back later
+        self.wake_flusher: Callable[[], None] = _nobody
+        self.checkpoint_bytes = options.checkpoint_bytes
+        self.vbucket_count = 0
+
+    @property
+    def now_s(self) -> int:
+        return self.now_ns() // 1_000_000_000
+
+    def check_room(self) -> None:
+        """Raise ``TemporaryFailure`` while too much waits for the disk."""
+        if self.disk_full:
+            self.refused = True
+            raise TemporaryFailure("the disk is full; writes are taken again when there is space")
+        if self.dirty_bytes > self.options.dirty_bytes:
+            self.refused = True
+            self.wake_flusher()
+            raise TemporaryFailure("memory quota reached: waiting for the disk")
+
+    def note_dirty(self, vbucket: Core, size: int) -> None:
+        self.dirty_bytes += size
+        if vbucket.id not in self.dirty:
+            self.dirty[vbucket.id] = vbucket
+            if len(self.dirty) == 1:
+                self.wake_flusher()
+        if self.dirty_bytes >= self.options.flush_bytes:
+            self.wake_flusher()
+
+    def evict(self) -> None:
+        """Let go of the oldest checkpoints that are on disk until the log fits its share of memory."""
+        tries = len(self.ages)
+        while self.log_gauge.bytes > self.options.log_bytes and tries > 0:
+            tries -= 1
+            oldest = self.ages.popleft()
+            log = oldest.log
+            if log.by_serial.get(oldest.serial) is not oldest:
+                continue
+            if log.checkpoints[0] is oldest and log.flushed(oldest):
+                oldest.closed = True
+                log.evict()
+            else:
+                self.ages.append(oldest)
+
+
+def _nobody() -> None:
+    """Nobody flushes in the background."""

@@ -1,0 +1,303 @@
+"""A stream source: one reader's way through a vbucket's history, disk first if need be, then memory (``protocol.md`` 6).
+
+The log on disk only grows at its end, so a disk snapshot is fixed by its last seqno and the list of seqnos that were
+dead then. No read transaction is held between two polls; if blocks are rewritten meanwhile (compaction) the snapshot
+is extended to the new end under a marker that starts where the reader was last consistent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from upriver.model import SEQNO_MAX, VbucketState
+from upriver.store import kernels as k
+from upriver.store.core import Core
+from upriver.store.disk import BLOCK
+from upriver.store.memorylog import Segment
+from upriver.store.scan import DiskScan
+
+MEMORY, DISK, CHECKPOINT = 0x01, 0x02, 0x04
+OSO_SHARE_SMALL, OSO_SHARE_LARGE, OSO_SMALL_BYTES = 0.005, 0.04, 256
+
+
+class SnapshotStart(NamedTuple):
+    """The runs that follow, up to the one whose ``upto`` is ``end``, form one snapshot.
+
+    ``last_matching`` is the last seqno in it that passes the stream's filter, 0 if none does.
+    """
+
+    start: int
+    end: int
+    flags: int
+    last_matching: int
+    max_visible: int
+    high_completed: int
+    high_prepared: int
+    purge_seqno: int
+
+
+class Run(NamedTuple):
+    """Packed records side by side, of which those with ``after < seqno <= upto`` are meant.
+
+    ``data`` is valid until the source is polled again or closed.
+    """
+
+    data: memoryview
+    after: int
+    upto: int
+    memory: bool
+
+
+class OsoStart(NamedTuple):
+    """Runs of one disk snapshot follow, in any order and without a marker (6.5)."""
+
+
+class OsoEnd(NamedTuple):
+    """All of it was handed out; ``max_seqno`` is where the disk snapshot ended."""
+
+    max_seqno: int
+
+
+class EndReason(Enum):
+    """Why a source has no more."""
+
+    OK = "ok"
+    STATE_CHANGED = "state changed"
+    ROLLBACK = "rollback"
+    BACKFILL_FAILED = "backfill failed"
+    FILTER_EMPTY = "filter empty"
+
+
+class End(NamedTuple):
+    """The last event of a source."""
+
+    reason: EndReason
+
+
+StreamEvent: TypeAlias = SnapshotStart | Run | OsoStart | OsoEnd | End
+
+
+class StreamSource:
+    """Poll it for events; made by ``VBucket.stream``."""
+
+    def __init__(
+        self, vbucket: Core, start: int, end: int = SEQNO_MAX, *, snap_start: int | None = None,
+        snap_end: int | None = None, collections: frozenset[int] | None = None, wake: Callable[[], None] | None = None,
+        ignore_purged: bool = False, purge_seqno: int = 0, disk_only: bool = False, oso: bool = False,
+        visible_only: bool = False,
+    ) -> None:  # fmt: skip
+        self._vbucket = vbucket
+        self.position = start
+        self.end = end
+        self.collections = collections
+        self._snap_start: int | None = start if snap_start is None else snap_start  # until the first marker
+        self._origin = start if snap_start is None else snap_start
+        self._wake = wake
+        self._ignore_purged = ignore_purged
+        self._known_purge = purge_seqno
+        self._disk_only = disk_only
+        self._oso = oso
+        self._visible_only = visible_only
+        self._announced_end = 0
+        self._after_backfill = True  # the first memory marker begins a checkpoint
+        self._queue: deque[StreamEvent] = deque()
+        self._scan: DiskScan | None = None
+        self._in_oso = False
+        self._killed: EndReason | None = None
+        self._ended = False
+
+    @property
+    def backfilling(self) -> bool:
+        return self._scan is not None
+
+    @property
+    def items_remaining(self) -> int:
+        """How many seqnos are ahead: an upper bound of the items."""
+        return max(0, min(self.end, self._vbucket.high_seqno) - self.position)
+
+    def close(self) -> None:
+        self._ended = True
+        self._scan = None
+        self._queue.clear()
+        self._vbucket.sources.discard(self)
+
+    def kill(self, reason: EndReason) -> None:
+        """End it from outside; what was queued is dropped."""
+        self._killed = reason
+        self._queue.clear()
+        if self._wake is not None:
+            self._wake()
+
+    def poll(self) -> StreamEvent | None:
+        """The next event, or None when there is nothing now; then ``wake`` is called once when there may be."""
+        with self._vbucket.shared.lock:
+            if self._ended:
+                return None
+            event = self._next()
+            if isinstance(event, End):
+                self.close()
+            if event is None and self._wake is not None:
+                self._vbucket.wait(self._wake)
+            return event
+
+    def _next(self) -> StreamEvent | None:
+        if self._killed is not None:
+            return End(self._killed)
+        if self._queue:
+            return self._queue.popleft()
+        if self._scan is not None:
+            return self._continue_scan(self._scan)
+        if self.position >= max(self.end, self._announced_end):
+            return End(EndReason.OK)
+        if self.position < self._vbucket.memory.floor or self._disk_only:
+            return self._begin_scan()
+        return self._from_memory()
+
+    # ---- memory ----
+
+    def _from_memory(self) -> StreamEvent | None:
+        vbucket = self._vbucket
+        segment = vbucket.memory.after(self.position)
+        if segment is None:
+            vbucket.close_segment()
+            segment = vbucket.memory.after(self.position)
+        if segment is None:
+            return End(EndReason.FILTER_EMPTY) if self._filter_is_empty() else None
+        run = Run(
+            memoryview(segment.checkpoint.data)[segment.at : segment.end], self.position, segment.last, memory=True
+        )
+        marker = self._memory_marker(segment) if segment.last > self._announced_end else None
+        self.position = segment.last
+        if marker is None:
+            return run
+        self._queue.append(run)
+        return marker
+
+    def _memory_marker(self, segment: Segment) -> SnapshotStart:
+        begins = segment.begins_checkpoint or self._after_backfill
+        data = segment.checkpoint.data
+        start = int(k.first_after(data, segment.at, segment.end, np.uint64(self.position))) or segment.last
+        if begins:
+            first = segment.checkpoint.segments[0].first
+            if first > self._announced_end:
+                start = max(first, self._snap_start or 0) if first > self.position else start
+        start = self._first_start(start)
+        self._after_backfill = False
+        self._announced_end = max(segment.last, segment.snap_end)
+        self._origin = start
+        flags = MEMORY | (CHECKPOINT if begins else 0)
+        matching = k.last_matching(
+            data, segment.at, segment.end, np.uint64(self.position), self._wanted(), self._visible_only
+        )
+        return self._marker(start, self._announced_end, flags, int(matching))
+
+    def _first_start(self, start: int) -> int:
+        """The first marker of a stream begins where the reader said that its snapshot began (6.2)."""
+        if self._snap_start is not None:
+            start = min(start, self._snap_start)
+            self._snap_start = None
+        return start
+
+    def _marker(self, start: int, end: int, flags: int, matching: int) -> SnapshotStart:
+        vbucket = self._vbucket
+        return SnapshotStart(
+            start, end, flags, matching, vbucket.max_visible_seqno, vbucket.high_completed_seqno,
+            vbucket.high_prepared_seqno, vbucket.purge_seqno,
+        )  # fmt: skip
+
+    def _wanted(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.array(sorted(self.collections or ()), np.int64)
+
+    def _filter_is_empty(self) -> bool:
+        alive = self._vbucket.collection_ids()
+        return self.collections is not None and not any(number in alive for number in self.collections)
+
+    # ---- disk ----
+
+    def _begin_scan(self) -> StreamEvent | None:
+        vbucket = self._vbucket
+        if self._is_purged():
+            return End(EndReason.ROLLBACK)
+        if vbucket.persisted_seqno <= self.position:
+            return End(EndReason.OK) if self._disk_only else self._from_memory()
+        self._scan = DiskScan(vbucket, self.position)
+        self._after_backfill = True
+        if self._may_go_out_of_order():
+            self._in_oso = True
+            self._snap_start = None
+            self._announced_end = self._scan.end
+            return OsoStart()
+        start = self._first_start(self.position + 1)
+        return self._disk_marker(start, self._scan.end)
+
+    def _disk_marker(self, start: int, end: int) -> SnapshotStart:
+        vbucket = self._vbucket
+        if vbucket.state is not VbucketState.ACTIVE and vbucket.snap_start < end < vbucket.snap_end:
+            end = vbucket.snap_end  # the rest of the snapshot that this replica is receiving
+        self._announced_end = end
+        self._origin = start
+        return self._marker(start, end, DISK | CHECKPOINT, self._last_matching_on_disk(end))
+
+    def _last_matching_on_disk(self, end: int) -> int:
+        """By the collections' high seqnos; one that moved on since the last commit ends in memory instead."""
+        vbucket = self._vbucket
+        column = k.C_VISIBLE if self._visible_only else k.C_HIGH
+        rows = [row for row in vbucket.collections if self.collections is None or int(row[k.C_ID]) in self.collections]
+        highs = [int(row[column]) for row in rows]
+        if self.collections is None and not self._visible_only:
+            return end
+        return max((min(high, end) for high in highs if high > self.position), default=0)
+
+    def _continue_scan(self, scan: DiskScan) -> StreamEvent | None:
+        if scan.epoch != self._vbucket.epoch:
+            return self._resume_scan()
+        after = self.position
+        data, self.position = scan.step(self.position)
+        if self.position >= scan.end:
+            self._scan = None
+            if self._in_oso:
+                self._in_oso = False
+                self._queue.append(OsoEnd(scan.end))
+        return Run(data, after, self.position, memory=False)
+
+    def _resume_scan(self) -> StreamEvent | None:
+        """Blocks were rewritten under us: go on in what is there now, without losing sight of the old start."""
+        self._scan = None
+        if self._is_purged():
+            return End(EndReason.ROLLBACK)
+        self._scan = DiskScan(self._vbucket, self.position)
+        if self._in_oso:
+            return self._continue_scan(self._scan)
+        return self._disk_marker(self._origin, self._scan.end)
+
+    def _is_purged(self) -> bool:
+        """The re-check of 5.6: tombstones that this reader needs were purged since it was let in."""
+        purge = self._vbucket.purge_seqno
+        if self._ignore_purged or self.position == 0 or self.position >= purge or self._known_purge == purge:
+            return False
+        if self.collections is None:
+            return True
+        alive = [row for row in self._vbucket.collections if int(row[k.C_ID]) in self.collections]
+        high = max((int(row[k.C_HIGH]) for row in alive), default=0)
+        return not (self.position >= high and high <= purge)
+
+    def _may_go_out_of_order(self) -> bool:
+        """A single small collection from the very start (6.5)."""
+        if not self._oso or self.position != 0 or self.collections is None or len(self.collections) != 1:
+            return False
+        vbucket = self._vbucket
+        if self._filter_is_empty():
+            return False
+        items = vbucket.collection_item_count(next(iter(self.collections)))
+        large = self._mean_item_bytes() >= OSO_SMALL_BYTES
+        return items == 0 or items < vbucket.item_count * (OSO_SHARE_LARGE if large else OSO_SHARE_SMALL)
+
+    def _mean_item_bytes(self) -> float:
+        for _, data in self._vbucket.blocks(0):
+            return (len(data) - BLOCK.size) / max(1, int(BLOCK.unpack_from(data)[1]))
+        return 0.0

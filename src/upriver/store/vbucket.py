@@ -1,0 +1,66 @@
+"""A vbucket, with everything that can be done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from upriver.errors import InvalidArguments
+from upriver.model import SEQNO_MAX, VbucketState
+from upriver.store import kernels as k
+from upriver.store.documents import Documents
+from upriver.store.replica import Replica
+from upriver.store.stream import EndReason, StreamSource
+
+
+class VBucket(Documents, Replica):
+    """One vbucket of a ``Bucket``."""
+
+    def stream(
+        self, start: int, end: int = SEQNO_MAX, *, snap_start: int | None = None, snap_end: int | None = None,
+        collections: frozenset[int] | None = None, wake: Callable[[], None] | None = None, ignore_purged: bool = False,
+        purge_seqno: int = 0, disk_only: bool = False, oso: bool = False, visible_only: bool = False,
+    ) -> StreamSource:  # fmt: skip
+        """Everything in ``(start, end]``; the caller has checked the history (``protocol.history``)."""
+        with self.shared.lock:
+            if start > self.high_seqno and start < end:
+                raise InvalidArguments(f"start {start} is above the high seqno {self.high_seqno}")
+            if end == self.high_seqno:
+                self.close_segment()  # so that a snapshot ends exactly there
+            if disk_only:
+                end = min(end, self.persisted_seqno)
+            source = StreamSource(
+                self, start, end, snap_start=snap_start, snap_end=snap_end, collections=collections, wake=wake,
+                ignore_purged=ignore_purged, purge_seqno=purge_seqno, disk_only=disk_only, oso=oso,
+                visible_only=visible_only,
+            )  # fmt: skip
+            self.sources.add(source)
+            return source
+
+    def end_streams(self, reason: EndReason) -> None:
+        for source in list(self.sources):
+            source.kill(reason)
+
+    def change_state(self, state: VbucketState, *, takeover: bool, silent: bool) -> None:
+        """To ``state``; the caller holds the lock and makes it durable."""
+        self.close_segment()
+        if state is VbucketState.ACTIVE:
+            self._become_active(takeover)
+        self.state = state
+        self.locks.clear()
+        if not silent:
+            self.end_streams(EndReason.STATE_CHANGED)
+        self._wake()
+
+    def _become_active(self, takeover: bool) -> None:
+        high = self.high_seqno
+        if not takeover:
+            complete = self.snap_end if self.snapshot_complete else self.complete_seqno
+            self.failover_log = self.failover_log.branch(
+                self.shared.random_uuid(), min(complete, high), self.shared.options.max_failover_entries
+            )
+        self.memory.settle(high)
+        self.snap_start = self.snap_end = self.complete_seqno = high
+        self.registers[k.DEDUPED] = 0
+
+    def adopt_manifest(self) -> None:
+        """A new vbucket begins with the collections that there are."""

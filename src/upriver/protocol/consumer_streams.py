@@ -1,0 +1,110 @@
+"""What a consumer keeps per stream, what it needs of a store, and how it acknowledges bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from upriver.model import FailoverEntry, FailoverLog, VbucketState
+from upriver.wire.constants import Dialect
+
+ACK_EVERY_S = 5.0
+
+
+class Replica(Protocol):
+    """One vbucket that takes what a producer sends; ``upriver.store.VBucket`` is one."""
+
+    state: VbucketState
+    failover_log: FailoverLog
+
+    @property
+    def high_seqno(self) -> int: ...
+    @property
+    def snapshot(self) -> tuple[int, int]: ...
+    @property
+    def snapshot_complete(self) -> bool: ...
+    @property
+    def manifest_uid(self) -> int: ...
+    def begin_snapshot(self, start: int, end: int, flags: int = 1) -> None: ...
+    def apply_records(self, run: Any) -> int: ...
+    def advance(self, seqno: int) -> None: ...
+    def replace_failover_log(self, entries: Iterable[FailoverEntry]) -> None: ...
+    def rollback(self, to: int) -> int: ...
+    def commit_replica(self, key: bytes, cid: int, prepared_seqno: int, commit_seqno: int) -> Any: ...
+    def abort_replica(self, key: bytes, cid: int, prepared_seqno: int, abort_seqno: int) -> Any: ...
+
+
+class ReplicaStore(Protocol):
+    """A bucket of such vbuckets; ``upriver.store.Bucket`` is one."""
+
+    def vbucket(self, number: int) -> Any: ...
+    def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> Any: ...
+
+
+class StreamPhase(Enum):
+    WAITING = auto()  # for the control negotiation to end
+    ASKED = auto()  # STREAM_REQ is on its way
+    LIVE = auto()
+    DEAD = auto()  # closed here; late messages are swallowed until STREAM_END (15.3)
+
+
+@dataclass(slots=True)
+class PassiveStream:
+    """A stream that we consume. ``on_done`` is told the status once the handshake has ended."""
+
+    vbucket: int
+    flags: int
+    answer_opaque: int | None  # of the ADD_STREAM to answer; None for the older 0xB3
+    opaque: int = 0
+    phase: StreamPhase = StreamPhase.WAITING
+    dialect: Dialect = Dialect.DCP
+    skipped_branches: int = 0  # uuids given up at the same seqno (15.2, step 3)
+    snapshot_end: int = 0
+    ack_marker: bool = False  # answer 0x56 when the snapshot is complete (takeover)
+
+    @property
+    def is_live(self) -> bool:
+        return self.phase is not StreamPhase.DEAD
+
+
+@dataclass(slots=True)
+class Registry:
+    """The live passive streams of a bucket over all its consumer connections: one per vbucket at most (2.3)."""
+
+    owners: dict[int, object] = field(default_factory=dict)
+
+    def claim(self, vbucket: int, owner: object) -> bool:
+        return self.owners.setdefault(vbucket, owner) is owner
+
+    def release(self, vbucket: int, owner: object) -> None:
+        if self.owners.get(vbucket) is owner:
+            del self.owners[vbucket]
+
+
+@dataclass(slots=True)
+class AckWindow:
+    """When to acknowledge: a fifth of the window has gathered, or anything at all is five seconds old (8.1).
+
+    >>> window = AckWindow(100)
+    >>> window.add(20), window.due(0.0), window.add(1), window.due(0.0)
+    (None, 0, None, 21)
+    """
+
+    size: int
+    gathered: int = 0
+    since: float = 0.0
+
+    def add(self, count: int) -> None:
+        self.gathered += count
+
+    def due(self, now: float) -> int:
+        """Bytes to acknowledge now, 0 if it is not worth a message yet."""
+        if not self.gathered:
+            self.since = now
+            return 0
+        if self.gathered * 5 <= self.size and now - self.since < ACK_EVERY_S:
+            return 0
+        count, self.gathered, self.since = self.gathered, 0, now
+        return count

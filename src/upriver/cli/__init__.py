@@ -1,0 +1,86 @@
+"""The ``upriver`` command. Subcommands load when they are called, so that ``--help`` answers at once.
+
+To add a command, write it as a click command in a module of this package and add one line to ``COMMANDS``: its
+name, where it is (``module:attribute``), its one-line help, and the extra that installs what it needs, if any.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+from upriver import __version__
+from upriver.errors import UpriverError
+
+
+class Lazy(NamedTuple):
+    """Where a command is, what it does in one line, and which extra it needs."""
+
+    target: str
+    help: str
+    extra: str = ""
+
+
+COMMANDS = {
+    "demo": Lazy("upriver.cli.demo:demo", "Run the whole pipeline on this machine."),
+    "wire": Lazy("upriver.cli.wire:wire", "Take frames of the protocol apart."),
+}
+
+
+class Failure(click.ClickException):
+    """One clear line in red on stderr; exit code 1."""
+
+    def show(self, file: Any = None) -> None:
+        click.secho(f"upriver: {self.message}", fg="red", err=True, file=file)
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports one only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        try:
+            command = getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            raise Failure(_missing(cmd_name, error)) from error
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UpriverError as error:
+            if ctx.params.get("debug"):
+                raise
+            raise Failure(str(error) or type(error).__name__) from error
+
+
+def _missing(name: str, error: ModuleNotFoundError) -> str:
+    extra = COMMANDS[name].extra
+    if extra:
+        return f"'{name}' needs more packages ({error.name} is missing): pip install 'upriver[{extra}]'"
+    return f"'{name}' is not part of this version ({error.name} is missing)"
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="upriver")
+@click.option("--debug", is_flag=True, envvar="UPRIVER_DEBUG", help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Every change of a database that speaks DCP, from the wire to a Spark table."""
+
+
+def main() -> None:
+    """The entry point of the ``upriver`` script."""
+    cli.main(prog_name="upriver", args=sys.argv[1:])

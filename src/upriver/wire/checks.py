@@ -35,10 +35,7 @@ def check_frame(declared: Declaration, frame: Frame, context: Context, max_key: 
     """Steps 1 to 11; what a message's own fields mean is step 12, its ``rules``."""
     if frame.datatype > 7:
         raise InvalidMessage(f"datatype 0x{frame.datatype:02x} has unknown bits", "datatype", 5)
-    if declared.repeated or len(frame.extras) not in declared.shapes:
-        _check_extras_size(declared, frame)
-    _check_key(declared, frame, max_key)
-    _check_value(declared, frame)
+    check_sizes(declared, frame, max_key)
     if declared.cas is not Presence.OPTIONAL:
         _check_cas(declared, frame)
     if frame.datatype:
@@ -47,6 +44,14 @@ def check_frame(declared: Declaration, frame: Frame, context: Context, max_key: 
         _check_framing(declared, frame)
     if context.collections and declared.key.document and frame.key:
         keys.split_key(frame.key, frame.key_at)
+
+
+def check_sizes(declared: Declaration, frame: Frame, max_key: int) -> None:
+    """Steps 2 to 4: after these, every declared field can be cut out."""
+    if declared.repeated or len(frame.extras) not in declared.shapes:
+        _check_extras_size(declared, frame)
+    _check_key(declared, frame, max_key)
+    _check_value(declared, frame)
 
 
 def _check_extras_size(declared: Declaration, frame: Frame) -> None:

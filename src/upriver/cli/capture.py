@@ -1,0 +1,183 @@
+"""TCP streams out of a packet capture (pcap or pcapng): put in order, without duplicates, with gaps marked.
+
+Segments are taken in the order of the file and delivered as soon as they are next in line. A segment that never
+comes is given up when more than ``PATIENCE`` bytes wait behind it, or at the end of the capture.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, NamedTuple
+
+from upriver.errors import ConfigError
+
+PATIENCE = 1 << 20
+CAPTURE_MAGICS = tuple(
+    bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1", "0a0d0d0a")
+)
+_WRAP = 1 << 32
+_IP_LINKS = (12, 14, 101, 228, 229)  # raw IP under the numbers that systems use for it
+
+
+class Flow(NamedTuple):
+    """One direction of a TCP connection."""
+
+    source: str
+    source_port: int
+    target: str
+    target_port: int
+
+    @property
+    def connection(self) -> frozenset[tuple[str, int]]:
+        """The same for both directions."""
+        return frozenset({(self.source, self.source_port), (self.target, self.target_port)})
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.source_port} > {self.target}:{self.target_port}"
+
+
+class Event(NamedTuple):
+    """What a direction brought next: ``data``, or ``lost`` bytes before it, or that it was ``opened``."""
+
+    flow: Flow
+    time: float
+    data: bytes = b""
+    lost: int = 0
+    opened: bool = False
+    fresh: bool = False  # opened by the client: whatever was on these ports before is another connection
+    from_start: bool = True  # the capture has the direction's first byte
+
+
+@dataclass(slots=True)
+class Direction:
+    """The bytes of one direction that are out of order, and the sequence number that comes next."""
+
+    expected: int | None = None
+    from_start: bool = False
+    waiting: dict[int, bytes] = field(default_factory=dict)
+    waiting_bytes: int = 0
+
+    def open(self, sequence: int) -> bool:
+        """A SYN: whatever came before was another connection. False for a repeated SYN."""
+        if self.expected is not None and self.from_start and _ahead(sequence + 1, self.expected) <= 0:
+            return False
+        self.expected, self.from_start = (sequence + 1) % _WRAP, True
+        self.waiting.clear()
+        self.waiting_bytes = 0
+        return True
+
+    def add(self, sequence: int, data: bytes) -> Iterator[bytes]:
+        """One segment; yields what is now in order."""
+        if self.expected is None:
+            self.expected = sequence
+        if len(data) > len(self.waiting.get(sequence, b"")):
+            self.waiting_bytes += len(data) - len(self.waiting.get(sequence, b""))
+            self.waiting[sequence] = data
+        yield from self.in_order()
+
+    def skip(self) -> int:
+        """Give up the missing bytes before the first segment that waits; how many there were."""
+        if not self.waiting or self.expected is None:
+            return 0
+        nearest = min(self.waiting, key=lambda sequence: _ahead(sequence, self.expected or 0))
+        lost = _ahead(nearest, self.expected)
+        self.expected = nearest
+        return lost
+
+    def in_order(self) -> Iterator[bytes]:
+        """What waits and is next in line, or overlaps with what is."""
+        assert self.expected is not None
+        while ready := [each for each in self.waiting if _ahead(each, self.expected) <= 0]:
+            sequence = max(ready, key=lambda each: _ahead(each, self.expected or 0))
+            data = self.waiting.pop(sequence)
+            self.waiting_bytes -= len(data)
+            known = -_ahead(sequence, self.expected)
+            if known < len(data):
+                self.expected = (sequence + len(data)) % _WRAP
+                yield data[known:]
+
+
+def _ahead(sequence: int, expected: int) -> int:
+    """How far a sequence number lies ahead of the expected one; negative if it is old."""
+    return (sequence - expected + _WRAP // 2) % _WRAP - _WRAP // 2
+
+
+def read_capture(raw: bytes, port: int | None = None) -> Iterator[Event]:
+    """Every TCP payload of a capture in order, direction by direction."""
+    directions: dict[Flow, Direction] = {}
+    last = 0.0
+    for time, flow, segment in _segments(raw):
+        if port is not None and port not in (flow.source_port, flow.target_port):
+            continue
+        last = time
+        yield from _deliver(directions.setdefault(flow, Direction()), flow, time, segment)
+    for flow, direction in directions.items():
+        while direction.waiting:
+            yield from _give_up(direction, flow, last)
+
+
+def _deliver(direction: Direction, flow: Flow, time: float, segment: Any) -> Iterator[Event]:
+    sequence, data = segment.seq, bytes(segment.data)
+    if segment.flags & _SYN:
+        if direction.open(sequence):
+            yield Event(flow, time, opened=True, fresh=not segment.flags & _ACK)
+        sequence += 1
+    if data:
+        for fresh in direction.add(sequence % _WRAP, data):
+            yield Event(flow, time, fresh, from_start=direction.from_start)
+    while direction.waiting_bytes > PATIENCE:
+        yield from _give_up(direction, flow, time)
+
+
+_SYN, _ACK = 0x02, 0x10
+
+
+def _give_up(direction: Direction, flow: Flow, time: float) -> Iterator[Event]:
+    yield Event(flow, time, lost=direction.skip())
+    for fresh in direction.in_order():
+        yield Event(flow, time, fresh, from_start=direction.from_start)
+
+
+def _segments(raw: bytes) -> Iterator[tuple[float, Flow, Any]]:
+    import dpkt
+
+    try:
+        reader = dpkt.pcap.UniversalReader(BytesIO(raw))
+        link = reader.datalink()
+        for time, packet in reader:
+            found = _tcp_of(dpkt, link, packet)
+            if found:
+                yield float(time), *found
+    except (dpkt.dpkt.Error, ValueError, IndexError, KeyError) as error:
+        raise ConfigError(f"the capture cannot be read any further: {error or type(error).__name__}") from error
+
+
+def _tcp_of(dpkt: Any, link: int, packet: bytes) -> tuple[Flow, Any] | None:
+    try:
+        inner = _ip_of(dpkt, link, packet)
+    except dpkt.dpkt.UnpackError:
+        return None  # a packet cut short by the capture; what it carried shows as a gap
+    segment = getattr(inner, "data", None)
+    if not isinstance(inner, dpkt.ip.IP | dpkt.ip6.IP6) or not isinstance(segment, dpkt.tcp.TCP):
+        return None
+    source, target = (str(ipaddress.ip_address(address)) for address in (inner.src, inner.dst))
+    return Flow(source, segment.sport, target, segment.dport), segment
+
+
+def _ip_of(dpkt: Any, link: int, packet: bytes) -> Any:
+    if link in _IP_LINKS:
+        version = packet[0] >> 4 if packet else 0
+        return dpkt.ip6.IP6(packet) if version == 6 else dpkt.ip.IP(packet)
+    links = {
+        dpkt.pcap.DLT_EN10MB: dpkt.ethernet.Ethernet,
+        dpkt.pcap.DLT_LINUX_SLL: dpkt.sll.SLL,
+        dpkt.pcap.DLT_LINUX_SLL2: dpkt.sll2.SLL2,
+        dpkt.pcap.DLT_NULL: dpkt.loopback.Loopback,
+        dpkt.pcap.DLT_LOOP: dpkt.loopback.Loopback,
+    }
+    if link not in links:
+        raise ValueError(f"link type {link} is not supported")
+    return links[link](packet).data

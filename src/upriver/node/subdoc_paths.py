@@ -93,7 +93,7 @@ def check_document(text: str) -> None:
     """A document must be JSON and not too deep before any path of it makes sense."""
     if _is_deeper(text, MAX_DEPTH):
         fail(Status.SUBDOC_DOC_E2DEEP, f"the document has more than {MAX_DEPTH} levels")
-    if not _is_json(text):
+    if not is_json(text):
         fail(Status.SUBDOC_DOC_NOT_JSON, "the document is not JSON")
 
 
@@ -111,7 +111,8 @@ def _is_deeper(text: str, limit: int) -> bool:
     return deepest > limit
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Is this one JSON value, by the letter of the standard?"""
     try:
         _DECODER.decode(text)
     except (ValueError, RecursionError):
@@ -361,7 +362,7 @@ def _splice(text: str, span: Span, value: str) -> str:
 def _check_value(value: str, path: Path) -> None:
     if _is_deeper(value, MAX_DEPTH - len(path)):
         fail(Status.SUBDOC_VALUE_ETOODEEP, f"the document would have more than {MAX_DEPTH} levels")
-    if not _is_json(value):
+    if not is_json(value):
         fail(Status.SUBDOC_VALUE_CANTINSERT, "the value is not JSON")
 
 
@@ -369,5 +370,5 @@ def _check_values(value: str, path: Path) -> None:
     """One value or several with commas between, for the arrays."""
     if _is_deeper(f"[{value}]", MAX_DEPTH - len(path)):
         fail(Status.SUBDOC_VALUE_ETOODEEP, f"the document would have more than {MAX_DEPTH} levels")
-    if not value.strip() or not _is_json(f"[{value}]"):
+    if not value.strip() or not is_json(f"[{value}]"):
         fail(Status.SUBDOC_VALUE_CANTINSERT, "the value is not JSON, nor several with ',' between")

@@ -1,0 +1,189 @@
+"""Sub-document commands (``protocol.md`` 10.8): requests in, answers out.
+
+The rules of a request are in ``subdoc_specs``, paths in ``subdoc_paths``, what is special about extended attributes
+in ``subdoc_xattrs``, and a mutation's way from reading to writing in ``subdoc_write``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
+
+from upriver.errors import Status, StatusError, SyncWriteAmbiguous
+from upriver.model import SEQNO_MAX, Datatype
+from upriver.node import subdoc_specs as specs
+from upriver.node import subdoc_write
+from upriver.node.dispatch import Handler
+from upriver.node.subdoc_specs import Spec
+from upriver.node.subdoc_view import View, look
+from upriver.node.subdoc_write import Failure, Outcome, Target
+from upriver.node.vbucket_gate import on_active
+from upriver.wire import Message, subdoc
+from upriver.wire.constants import DocFlag, DurabilityLevel, PathFlag
+from upriver.wire.subdoc import LookupResult, MutationResult
+
+if TYPE_CHECKING:
+    from upriver.node.connection import Connection
+    from upriver.store import Stored, VBucket
+
+_Lookup = subdoc.SubdocLookup | subdoc.SubdocMultiLookup
+_Mutation = subdoc.SubdocMutation | subdoc.SubdocMultiMutation
+
+# ---------------------------------------------------------------------------------------------- lookups
+
+
+def lookup(conn: Connection, request: _Lookup) -> Awaitable[None] | None:
+    """A lookup reads the active vbucket, or with the replica flag the replica."""
+    if (request.doc_flags or 0) & DocFlag.REPLICA_READ:
+        _lookup(conn, request, conn.vbucket(request.vbucket))
+        return None
+    return _lookup_active(conn, request)
+
+
+def _lookup(conn: Connection, request: _Lookup, vb: VBucket) -> None:
+    if isinstance(request, subdoc.SubdocLookup):
+        _single_lookup(conn, request, vb)
+    else:
+        _multi_lookup(conn, request, vb)
+
+
+_lookup_active = on_active(_lookup)
+
+
+def _single_lookup(conn: Connection, request: subdoc.SubdocLookup, vb: VBucket) -> None:
+    spec = specs.parse_spec(request.opcode, request.path_flags, request.path, b"", specs.LOOKUPS)
+    view = _view(conn, request, vb)
+    value = look(view, spec)
+    datatype = _json_bit(conn, value) if not spec.flags & PathFlag.BINARY else 0
+    status = _status(failed=False, deleted=view.deleted)
+    conn.reply(request, value=value, cas=_shown_cas(view, vb), status=status, datatype=datatype)
+
+
+def _multi_lookup(conn: Connection, request: subdoc.SubdocMultiLookup, vb: VBucket) -> None:
+    rules = specs.LOOKUPS | specs.WHOLE_LOOKUPS
+    wanted = [specs.parse_spec(each.opcode, each.flags, each.path, b"", rules) for each in request.specs]
+    specs.check_order(wanted)
+    view = _view(conn, request, vb)
+    results = tuple(_result(view, spec) for spec in wanted)
+    status = _status(failed=any(result.status for result in results), deleted=view.deleted)
+    value = subdoc.SubdocMultiLookupResponse(results).frame().value
+    conn.reply(request, value=value, cas=_shown_cas(view, vb), status=status)
+
+
+def _view(conn: Connection, request: _Lookup, vb: VBucket) -> View:
+    flags = specs.check_doc_flags(request.doc_flags or 0, specs.LOOKUP_DOC_FLAGS, request.cas)
+    collection_id, key = conn.split(request.key)
+    if flags & DocFlag.REPLICA_READ:
+        return View.of(vb.get_replica(key, collection_id), vb.uuid)
+    deleted_too = bool(flags & DocFlag.ACCESS_DELETED)
+    return View.of(subdoc_write.read(vb, key, collection_id, deleted_too=deleted_too), vb.uuid)
+
+
+def _result(view: View, spec: Spec) -> LookupResult:
+    try:
+        return LookupResult(Status.SUCCESS, look(view, spec))
+    except StatusError as error:
+        return LookupResult(error.status, b"")
+
+
+def _shown_cas(view: View, vb: VBucket) -> int:
+    """The CAS that others see: a locked document hides its own."""
+    document = view.document
+    locked = not document.deleted and vb.is_locked(document.key, document.collection_id)
+    return SEQNO_MAX if locked else document.cas
+
+
+def _status(*, failed: bool, deleted: bool) -> Status:
+    if failed:
+        return Status.SUBDOC_MULTI_PATH_FAILURE_DELETED if deleted else Status.SUBDOC_MULTI_PATH_FAILURE
+    return Status.SUBDOC_SUCCESS_DELETED if deleted else Status.SUCCESS
+
+
+def _json_bit(conn: Connection, value: bytes) -> int:
+    return Datatype.JSON & conn.context.datatypes if value else 0
+
+
+# ---------------------------------------------------------------------------------------------- mutations
+
+
+def mutate(conn: Connection, request: subdoc.SubdocMutation, vb: VBucket) -> Awaitable[None] | None:
+    spec = specs.parse_spec(request.opcode, request.path_flags, request.path, request.fragment, specs.MUTATIONS)
+    outcome = _run(conn, request, vb, [spec])
+    if isinstance(outcome, Failure):
+        raise outcome.error
+    value = outcome.values[0]
+    return _answer(conn, request, vb, outcome, value, _json_bit(conn, value))
+
+
+def multi_mutate(conn: Connection, request: subdoc.SubdocMultiMutation, vb: VBucket) -> Awaitable[None] | None:
+    rules = specs.MUTATIONS | specs.WHOLE_MUTATIONS
+    wanted = [specs.parse_spec(each.opcode, each.flags, each.path, each.value, rules) for each in request.specs]
+    specs.check_order(wanted)
+    outcome = _run(conn, request, vb, wanted)
+    if isinstance(outcome, Failure):
+        result = MutationResult(outcome.index, outcome.error.status, b"")
+        status = _status(failed=True, deleted=outcome.deleted)
+        conn.reply(request, value=_packed((result,)), status=status)
+        return None
+    results = (MutationResult(index, Status.SUCCESS, value) for index, value in enumerate(outcome.values) if value)
+    return _answer(conn, request, vb, outcome, _packed(tuple(results)), 0)
+
+
+def _packed(results: tuple[MutationResult, ...]) -> bytes:
+    return subdoc.SubdocMultiMutationResponse(results=results).frame().value
+
+
+def _run(conn: Connection, request: _Mutation, vb: VBucket, wanted: Sequence[Spec]) -> Outcome | Failure:
+    flags = specs.check_doc_flags(request.doc_flags or 0, specs.MUTATION_DOC_FLAGS, request.cas)
+    collection_id, key = conn.split(request.key)
+    target = Target(
+        vb, collection_id, key, flags, request.cas, request.expiry or 0, conn.preserve_ttl(request),
+        _max_ttl(conn, collection_id),
+    )  # fmt: skip
+    return subdoc_write.run(target, wanted)
+
+
+def _max_ttl(conn: Connection, collection_id: int) -> int:
+    store = conn.require_bucket().store
+    entry = store.manifest.collections.get(collection_id)
+    if entry is not None and entry.max_ttl is not None:
+        return entry.max_ttl
+    return store.options.max_ttl_s
+
+
+def _answer(
+    conn: Connection, request: _Mutation, vb: VBucket, outcome: Outcome, value: bytes, datatype: int
+) -> Awaitable[None] | None:
+    """Answer now, or when the document is as durable as was asked for; without replicas this node is the majority."""
+
+    def reply() -> None:
+        status = _status(failed=False, deleted=outcome.deleted)
+        extras = conn.mutation_extras(outcome.stored)
+        conn.reply(request, extras=extras, value=value, cas=outcome.stored.cas, status=status, datatype=datatype)
+
+    async def reply_when_persisted() -> None:
+        await _persisted(conn, vb, outcome.stored)
+        reply()
+
+    if conn.durability(request) in (None, DurabilityLevel.MAJORITY):
+        reply()
+        return None
+    return reply_when_persisted()
+
+
+async def _persisted(conn: Connection, vb: VBucket, stored: Stored) -> None:
+    waiting = conn.require_bucket().waits.until(vb.id, stored.seqno)
+    try:
+        await asyncio.wait_for(waiting, conn.node.options.limits.persistence_wait_s)
+    except TimeoutError as error:
+        raise SyncWriteAmbiguous("not on disk in time") from error
+
+
+HANDLERS: dict[type[Message], Handler] = {
+    subdoc.SubdocLookup: lookup,
+    subdoc.SubdocMultiLookup: lookup,
+    subdoc.SubdocMutation: on_active(mutate),
+    subdoc.SubdocMultiMutation: on_active(multi_mutate),
+}
+BUCKETLESS: frozenset[type[Message]] = frozenset()

@@ -1,0 +1,209 @@
+"""A sub-document mutation from reading the document to writing it back, deleted documents included.
+
+Nothing can come between read and write: both happen on the event loop's thread. Most documents are stored like any
+other. One with macros, or a tombstone with attributes, needs its CAS fixed beforehand and goes in with metadata.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypedDict
+
+from upriver.errors import KeyExists, KeyNotFound, Status, StatusError
+from upriver.model import Datatype, Document
+from upriver.node import subdoc_paths as paths
+from upriver.node import subdoc_xattrs as xattrs
+from upriver.node.subdoc_specs import Spec
+from upriver.node.subdoc_view import View, change
+from upriver.node.subdoc_xattrs import Stamp
+from upriver.wire.constants import DocFlag, MetaOption, Opcode, PathFlag
+
+if TYPE_CHECKING:
+    from upriver.store import Stored, VBucket
+
+_CLOCK_MASK = ~0xFFFF  # CAS is the clock in ns without its low 16 bits (10.5)
+_RELATIVE_EXPIRY_S = 30 * 86400
+_UNCONDITIONAL = MetaOption.SKIP_CONFLICT_RESOLUTION | MetaOption.FORCE_ACCEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which document a mutation means, and on which conditions."""
+
+    vb: VBucket
+    collection_id: int
+    key: bytes
+    flags: DocFlag
+    cas: int = 0
+    expiry: int = 0
+    preserve_ttl: bool = False
+    max_ttl_s: int = 0
+
+    @property
+    def may_create(self) -> bool:
+        return bool(self.flags & (DocFlag.MKDOC | DocFlag.ADD))
+
+
+class MetaOfWrite(TypedDict):
+    """What both with-meta commands of the store take."""
+
+    rev_seqno: int
+    meta_cas: int
+    flags: int
+    cas: int
+    options: MetaOption
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a mutation. ``deleted``: it was one of a deleted document."""
+
+    stored: Stored
+    values: list[bytes]
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first path that failed; nothing was written."""
+
+    index: int
+    error: StatusError
+    deleted: bool
+
+
+def read(vb: VBucket, key: bytes, collection_id: int, *, deleted_too: bool) -> Document:
+    """The document, or its tombstone if that will do."""
+    try:
+        return vb.get(key, collection_id)
+    except KeyNotFound:
+        if not deleted_too:
+            raise
+    return vb.get_meta(key, collection_id)
+
+
+def run(target: Target, wanted: Sequence[Spec]) -> Outcome | Failure:
+    """All paths or none."""
+    existing = _existing(target)
+    _check_body_allowed(target, existing, wanted)
+    stamp = _stamp(target, existing, wanted)
+    view = _fresh(target, existing)
+    result = _apply(target, view, wanted, stamp)
+    if any(spec.value.strip() == xattrs.MACRO_CRC32C.encode() for spec in wanted) and not isinstance(result, Failure):
+        # The checksum is that of the body after all paths: now it is known, so once more with it.
+        stamp = replace(stamp, value_crc32c=xattrs.crc32c(view.body))
+        view = _fresh(target, existing)
+        result = _apply(target, view, wanted, stamp)
+    if isinstance(result, Failure):
+        return result
+    macros = any(spec.flags & PathFlag.EXPAND_MACROS for spec in wanted)
+    stored = _store(target, existing, view, stamp, macros)
+    return Outcome(stored, result, view.deleted and (existing is None or existing.deleted))
+
+
+def _existing(target: Target) -> Document | None:
+    """The document before; checks everything that depends on whether it exists."""
+    flags = target.flags
+    try:
+        found = read(
+            target.vb, target.key, target.collection_id,
+            deleted_too=bool(flags & (DocFlag.ACCESS_DELETED | DocFlag.REVIVE)),
+        )  # fmt: skip
+    except KeyNotFound:
+        if not target.may_create or target.cas:
+            raise
+        return None
+    if flags & DocFlag.ADD:
+        raise KeyExists("the document exists")
+    if flags & DocFlag.REVIVE and not found.deleted:
+        paths.fail(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is not deleted")
+    locked = not found.deleted and target.vb.is_locked(target.key, target.collection_id)
+    if target.cas and target.cas != found.cas and not locked:  # a lock is the store's to judge
+        raise KeyExists("the CAS has changed")
+    return found
+
+
+def _stays_deleted(target: Target, existing: Document | None) -> bool:
+    if existing is None:
+        return bool(target.flags & DocFlag.CREATE_AS_DELETED)
+    return existing.deleted and not target.flags & DocFlag.REVIVE
+
+
+def _check_body_allowed(target: Target, existing: Document | None, wanted: Sequence[Spec]) -> None:
+    if not _stays_deleted(target, existing):
+        return
+    if any(not spec.is_xattr or spec.opcode == Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR for spec in wanted):
+        paths.fail(Status.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE, "a deleted document has only attributes")
+
+
+def _fresh(target: Target, existing: Document | None) -> View:
+    document = existing or Document(target.key, collection_id=target.collection_id)
+    view = View.of(document, target.vb.uuid)
+    view.deleted = _stays_deleted(target, existing)
+    return view
+
+
+def _apply(target: Target, view: View, wanted: Sequence[Spec], stamp: Stamp) -> list[bytes] | Failure:
+    was_deleted = view.deleted
+    values = []
+    for index, spec in enumerate(wanted):
+        try:
+            values.append(change(view, spec, stamp, create=target.may_create))
+        except StatusError as error:
+            return Failure(index, error, was_deleted)
+    if not view.body and not view.deleted and not any(spec.opcode == Opcode.SET for spec in wanted):
+        view.set_text("{}")  # a new document with nothing but attributes
+    return values
+
+
+def _stamp(target: Target, existing: Document | None, wanted: Sequence[Spec]) -> Stamp:
+    """The next CAS and seqno, fixed now because macros write them into the document."""
+    vb = target.vb
+    cas = max(time.time_ns() & _CLOCK_MASK, vb.max_cas + 1)
+    macros = [spec.value for spec in wanted if spec.flags & PathFlag.EXPAND_MACROS]
+    if existing is None or not any(value.strip().startswith(b'"${$document') for value in macros):
+        return Stamp(cas, vb.high_seqno + 1)
+    body = View.of(existing, vb.uuid).body
+    checksum = any(b"crc32c" in value or b"document}" in value for value in macros)
+    return Stamp(cas, vb.high_seqno + 1, 0, xattrs.document_attribute(existing, vb.uuid, body, checksum=checksum))
+
+
+def _store(target: Target, existing: Document | None, view: View, stamp: Stamp, macros: bool) -> Stored:
+    value, datatype = view.joined()
+    flags = existing.flags if existing else 0
+    cas = 0 if existing is None or existing.deleted else target.cas
+    if not view.deleted and not macros:
+        return target.vb.set(
+            target.key, value, target.collection_id, flags=flags, expiry=target.expiry, datatype=datatype, cas=cas,
+            preserve_ttl=target.preserve_ttl,
+        )  # fmt: skip
+    meta = MetaOfWrite(rev_seqno=_revision(target), meta_cas=stamp.cas, flags=flags, cas=cas, options=_UNCONDITIONAL)
+    if view.deleted:
+        kept = datatype & Datatype.XATTR
+        deleted_at = int(time.time())
+        return target.vb.delete_with_meta(
+            target.key, target.collection_id, delete_time=deleted_at, value=value, datatype=kept, **meta
+        )
+    expiry = _expiry(target, existing)
+    return target.vb.set_with_meta(target.key, value, target.collection_id, expiry=expiry, datatype=datatype, **meta)
+
+
+def _revision(target: Target) -> int:
+    """One more than that of the version before, be it a tombstone."""
+    try:
+        return target.vb.get_meta(target.key, target.collection_id).rev_seqno + 1
+    except KeyNotFound:
+        return 1
+
+
+def _expiry(target: Target, existing: Document | None) -> int:
+    """When the document ends, as an absolute time. A mutation takes the expiry away unless told to preserve it."""
+    if target.preserve_ttl and existing is not None and not existing.deleted:
+        return existing.expiry
+    now = int(time.time())
+    end = target.expiry + now if 0 < target.expiry <= _RELATIVE_EXPIRY_S else target.expiry
+    if target.max_ttl_s and (end == 0 or end > now + target.max_ttl_s):
+        return now + target.max_ttl_s
+    return end

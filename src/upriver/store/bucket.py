@@ -171,7 +171,8 @@ class Bucket:
         return iter([self._vbuckets[number] for number in sorted(self._vbuckets)])
 
     def set_state(
-        self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False, topology: Any = None
+        self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False,
+        topology: Any = None,
     ) -> VBucket:  # fmt: skip
         """Change who a vbucket answers to, making it when it is missing; durable on return.
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from upriver.errors import CorruptStore, InternalError, InvalidArguments, OutOfRange, UnknownCollection
+from upriver.errors import CorruptStore, InvalidArguments, OutOfRange, UnknownCollection
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
+from upriver.store import runs
 from upriver.store.disk import BLOCK, BLOCK_KEY, NO_WORDS, Octets, Words, read_json
 from upriver.store.memorylog import MemoryLog, Segment
 from upriver.store.shared import Shared
@@ -68,6 +69,7 @@ class Core:
         self.sources: set[StreamSource] = set()
         self._waiting: list[Callable[[], None]] = []
         self.locks: dict[bytes, tuple[int, int]] = {}
+        self.pending: dict[bytes, int] = {}  # prepared and neither committed nor aborted: key -> seqno
 
     # ---- numbers ----
 
@@ -151,7 +153,7 @@ class Core:
             )  # fmt: skip
             self._took_in(segment, used)
             if at < run.size:
-                self._resolve_stop(run, at, stuck=at == before)
+                at = self._resolve_stop(run, at, stuck=at == before)
         self._wake()
 
     def _took_in(self, segment: Segment, used: int) -> None:
@@ -160,26 +162,31 @@ class Core:
         segment.end = int(self.registers[k.USED])
         self.shared.note_dirty(self, segment.end - used)
 
-    def _resolve_stop(self, run: Octets, at: int, stuck: bool) -> None:
-        """Do what the kernel could not, or say why the record at ``at`` is refused."""
+    def _resolve_stop(self, run: Octets, at: int, stuck: bool) -> int:
+        """Do what the kernel could not and return where to go on, or say why the record at ``at`` is refused."""
         reason = int(self.registers[k.STOP])
         if reason == k.CROWDED:
             self._grow_overlay()
         elif reason == k.FULL and not stuck:
             self.close_segment()
         elif reason == k.FULL:
-            self._make_room(unpack(run, at)[0].size)
+            self._make_room(unpack(run.data, at)[0].size)
         elif reason == k.COLLISION:
             self.close_segment()
             self.memory.close_checkpoint()
         elif reason == k.UNKNOWN_COLLECTION:
-            raise UnknownCollection(f"no collection {unpack(run, at)[0].collection_id:x} in vbucket {self.id}")
+            raise UnknownCollection(f"no collection {unpack(run.data, at)[0].collection_id:x} in vbucket {self.id}")
         elif reason == k.BAD_SEQNO:
-            raise OutOfRange(f"seqno {unpack(run, at)[0].seqno} does not follow {self.high_seqno} in its snapshot")
+            raise OutOfRange(f"seqno {unpack(run.data, at)[0].seqno} does not follow {self.high_seqno} in its snapshot")
         elif reason == k.BAD_RECORD:
             raise InvalidArguments(f"the run is not made of packed records (at byte {at})")
         else:
-            raise InternalError(f"system events do not go in by this door (at byte {at})")
+            at = self._take_event(run, at)
+        return at
+
+    def _take_event(self, run: Octets, at: int) -> int:
+        """A system event among replicated records; returns where the next record begins."""
+        raise InvalidArguments(f"a system event at byte {at}")
 
     def _make_room(self, size: int) -> None:
         used = int(self.registers[k.USED])
@@ -267,7 +274,7 @@ class Core:
             while (int(self.registers[k.ENTRIES]) + count) * 5 >= self.overlay.size:
                 self._grow_overlay()
             run = np.frombuffer(data, np.uint8)
-            new = k.index_run(
+            new = runs.index_run(
                 run, BLOCK.size, run.size, np.uint64(self.indexed_seqno), self.overlay, self.shared.seed
             )
             self.registers[k.ENTRIES] += np.uint64(new)
@@ -298,13 +305,13 @@ class Core:
         """The record that the index points at, from memory or from disk."""
         checkpoint = self.memory.by_serial.get(found.place >> 32)
         if checkpoint is not None:
-            return unpack(memoryview(checkpoint.data), found.place & 0xFFFF_FFFF)
+            return unpack(checkpoint.data.data, found.place & 0xFFFF_FFFF)
         return self.record_on_disk(found.seqno)
 
     def record_on_disk(self, seqno: int) -> tuple[Packed, bytes, bytes]:
         for _, data in self.blocks(seqno - 1, seqno):
             run = np.frombuffer(data, np.uint8)
-            at = k.locate(run, BLOCK.size, run.size, np.uint64(seqno))
+            at = runs.locate(run, BLOCK.size, run.size, np.uint64(seqno))
             if at >= 0:
                 return unpack(data, at)
         raise CorruptStore(f"vbucket {self.id}: seqno {seqno} is in the key index but not in the log")
@@ -316,6 +323,7 @@ class Core:
                  "snap_end", "topology", "erasing", "snapshot_from_disk")  # fmt: skip
         fields: dict[str, Any] = {name: getattr(self, name) for name in names}
         fields["state"] = int(self.state)
+        fields["pending"] = [[key.hex(), seqno] for key, seqno in self.pending.items()]
         fields["failover_log"] = [list(entry) for entry in self.failover_log]
         fields["registers"] = [int(number) for number in self.registers]
         fields["collections"] = [[int(number) for number in row] for row in self.collections]
@@ -335,6 +343,7 @@ class Core:
         self.state = VbucketState(fields.pop("state"))
         self.registers[:] = fields.pop("registers")
         self.collections = np.array(fields.pop("collections"), np.uint64).reshape(-1, k.C_WORDS)
+        self.pending = {bytes.fromhex(key): seqno for key, seqno in fields.pop("pending")}
         self.registers[[k.USED, k.ENTRIES, k.DEDUPED]] = 0
         for name, value in fields.items():
             setattr(self, name, value)

@@ -5,13 +5,10 @@ Every operation either changes the memory log and returns, or raises and has cha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-import orjson
 
 from upriver.errors import (
     BadDelta,
@@ -27,17 +24,16 @@ from upriver.errors import (
 )
 from upriver.model import SEQNO_MAX, Datatype, Document, VbucketState
 from upriver.store import kernels as k
-from upriver.store.core import Core, Found
+from upriver.store.core import Core
+from upriver.store.values import is_json, split_value, surviving_xattrs
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY, encode_leb128
-from upriver.wire.packed import HEADER_SIZE, Kind, Packed, pack
+from upriver.wire.packed import Kind, Packed, pack
 
 RELATIVE_EXPIRY_S = 30 * 86400
 LOCK_S = 15
 LONGEST_LOCK_S = 30
 PRIVILEGED_BYTES = 1 << 20  # system xattrs may exceed the value limit by this much
 CLOCK_MASK = ~0xFFFF
-BULK_BYTES = 4 << 20
-_JSON_STARTS = frozenset(b'{["-0123456789tfn \t\r\n')
 
 prefix_of = lru_cache(maxsize=4096)(encode_leb128)
 
@@ -48,17 +44,6 @@ class Stored(NamedTuple):
     cas: int
     seqno: int
     vbuuid: int
-
-
-def is_json(value: bytes) -> bool:
-    """Whether the value is JSON text, by the first byte where that is enough."""
-    if not value or value[0] not in _JSON_STARTS:
-        return False
-    try:
-        orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return False
-    return True
 
 
 class Documents(Core):
@@ -113,8 +98,8 @@ class Documents(Core):
     def _document(self, head: Packed, key: bytes, value: bytes) -> Document:
         gone = self.is_tombstone(head)
         return Document(
-            key, value, head.collection_id, head.cas, head.seqno, head.rev_seqno, head.flags,
-            0 if gone else head.time, head.datatype, gone, head.kind & 0x7F == Kind.EXPIRATION, head.time if gone else 0,
+            key, value, head.collection_id, head.cas, head.seqno, head.rev_seqno, head.flags, 0 if gone else head.time,
+            head.datatype, gone, head.kind & 0x7F == Kind.EXPIRATION, head.time if gone else 0,
         )  # fmt: skip
 
     def _is_expired(self, document: Document) -> bool:
@@ -151,7 +136,8 @@ class Documents(Core):
         with self.shared.lock:
             wire_key = self._prepare_write(key, collection_id, value)
             found = self._lookup(wire_key)
-            if found.seqno and not found.deleted and self._current_for_write(wire_key, key, collection_id, 0) is not None:
+            maybe_live = found.seqno and not found.deleted
+            if maybe_live and self._current_for_write(wire_key, key, collection_id, 0) is not None:
                 raise KeyExists("the key exists")
             return self._store(
                 wire_key, value, collection_id, flags, self._absolute_expiry(expiry, collection_id), datatype
@@ -233,8 +219,9 @@ class Documents(Core):
         if time == current.expiry:
             return Stored(current.cas, current.seqno, self.uuid)
         return self._write(
-            Kind.MUTATION, wire_key, current.value, current.datatype, current.collection_id, flags=current.flags, time=time
-        )
+            Kind.MUTATION, wire_key, current.value, current.datatype, current.collection_id, flags=current.flags,
+            time=time,
+        )  # fmt: skip
 
     # ---- locks ----
 
@@ -278,60 +265,6 @@ class Documents(Core):
             del self.locks[wire_key]
             return None
         return held[0]
-
-    # ---- many at once ----
-
-    def set_many(
-        self, keys: Sequence[bytes], values: Sequence[bytes], collection_id: int = 0, *, flags: int = 0, expiry: int = 0,
-        datatype: int | None = None,
-    ) -> int:  # fmt: skip
-        """Store many documents; returns the high seqno. ``datatype`` None: JSON is detected value by value."""
-        if datatype is None:
-            datatypes = np.fromiter((is_json(value) for value in values), np.uint8, len(values))
-        else:
-            datatypes = np.full(len(values), datatype, np.uint8)
-        time = self._absolute_expiry(expiry, collection_id)
-        return self._write_many(Kind.MUTATION, keys, values, datatypes, collection_id, flags, time)
-
-    def delete_many(self, keys: Sequence[bytes], collection_id: int = 0) -> int:
-        """Write a tombstone for every key, whether it was there or not."""
-        none = np.zeros(len(keys), np.uint8)
-        return self._write_many(Kind.DELETION, keys, [b""] * len(keys), none, collection_id, 0, self.shared.now_s)
-
-    def _write_many(
-        self, kind: Kind, keys: Sequence[bytes], values: Sequence[bytes], datatypes: np.ndarray[tuple[int], np.dtype[np.uint8]],
-        collection_id: int, flags: int, time: int,
-    ) -> int:  # fmt: skip
-        if len(keys) != len(values):
-            raise InvalidArguments(f"{len(keys)} keys but {len(values)} values")
-        prefix = prefix_of(collection_id)
-        key_ends = np.fromiter(accumulate(map(len, keys)), np.int64, len(keys))
-        value_ends = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
-        self._check_lengths(key_ends, value_ends, collection_id)
-        with self.shared.lock:
-            self._require_active()
-            self.shared.check_room()
-            self.collection_row(collection_id)
-            total = (HEADER_SIZE + len(prefix)) * len(keys)
-            total += int(key_ends[-1]) + int(value_ends[-1]) if len(keys) else 0
-            run = np.empty(total, np.uint8)
-            k.build(
-                np.frombuffer(b"".join(keys), np.uint8), key_ends, np.frombuffer(b"".join(values), np.uint8), value_ends,
-                datatypes, np.frombuffer(prefix, np.uint8), int(kind), collection_id, flags, time, run,
-            )  # fmt: skip
-            self.registers[k.CAS] = self._next_cas()
-            run.flags.writeable = False  # one kind of array, one compiled kernel
-            self._append(run, assign=True)
-            return self.high_seqno
-
-    def _check_lengths(self, key_ends: np.ndarray, value_ends: np.ndarray, collection_id: int) -> None:  # type: ignore[type-arg]
-        if not len(key_ends):
-            return
-        lengths = np.diff(key_ends, prepend=0)
-        if lengths.min() < 1 or lengths.max() > (MAX_COLLECTION_KEY if collection_id else MAX_KEY):
-            raise InvalidArguments(f"a key of {lengths.min()} or {lengths.max()} bytes is not allowed")
-        if np.diff(value_ends, prepend=0).max() > self.shared.options.max_value_bytes:
-            raise TooBig("a value is larger than the bucket allows")
 
     # ---- shared steps ----
 
@@ -377,9 +310,13 @@ class Documents(Core):
         return current
 
     def _absolute_expiry(self, expiry: int, collection_id: int) -> int:
-        """KV's expiry field as unix seconds, capped by the collection's or the bucket's max TTL."""
+        """KV's expiry field as unix seconds."""
+        relative = 0 < expiry <= RELATIVE_EXPIRY_S
+        return self._capped(self.shared.now_s + expiry if relative else expiry, collection_id)
+
+    def _capped(self, time: int, collection_id: int) -> int:
+        """Not later than the collection's, or else the bucket's, max TTL allows."""
         now = self.shared.now_s
-        time = expiry if expiry == 0 or expiry > RELATIVE_EXPIRY_S else now + expiry
         entry = self.shared.manifest.collections.get(collection_id)
         longest = self.shared.options.max_ttl_s
         if entry is not None and entry.max_ttl is not None:
@@ -388,20 +325,26 @@ class Documents(Core):
             time = now + longest
         return time
 
+    @staticmethod
+    def detected(value: bytes) -> int:
+        """The datatype of a plain value."""
+        return int(Datatype.JSON if is_json(value) else Datatype.RAW)
+
     def _store(
         self, wire_key: bytes, value: bytes, collection_id: int, flags: int, time: int, datatype: int
     ) -> Stored:
         if not datatype & (Datatype.SNAPPY | Datatype.XATTR):
             if len(value) > self.shared.options.max_value_bytes:
                 raise TooBig(f"{len(value)} bytes")
-            datatype = Datatype.JSON if is_json(value) else 0
-        return self._write(Kind.MUTATION, wire_key, value, int(datatype), collection_id, flags=flags, time=time)
+            datatype = self.detected(value)
+        return self._write(Kind.MUTATION, wire_key, value, datatype, collection_id, flags=flags, time=time)
 
     def _write(
         self, kind: Kind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, *, flags: int = 0,
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
-        self._refuse_pending(wire_key, kind)
+        if self.pending and wire_key in self.pending and kind not in (Kind.COMMIT, Kind.ABORT):
+            raise SyncWriteInProgress
         cas = cas or self._next_cas()
         record = pack(
             kind, wire_key, value, seqno=0, rev_seqno=rev_seqno, cas=cas, flags=flags, time=time, datatype=datatype,
@@ -413,39 +356,6 @@ class Documents(Core):
     def _next_cas(self) -> int:
         """Hybrid logical clock (10.5)."""
         return max(self.shared.now_ns() & CLOCK_MASK, int(self.registers[k.CAS]) + 1)
-
-    def _refuse_pending(self, wire_key: bytes, kind: Kind) -> None:
-        """A key with a pending prepare takes no other write."""
-        if self.high_prepared_seqno <= self.high_completed_seqno or kind in (Kind.COMMIT, Kind.ABORT):
-            return
-        pending = self._lookup(wire_key, int(k.PREPARE_SALT))
-        if pending.seqno > 0 and self._is_pending(pending):
-            raise SyncWriteInProgress
-
-    def _is_pending(self, found: Found) -> bool:
-        return not found.deleted and found.seqno > self.high_completed_seqno
-
-
-def split_value(document: Document) -> tuple[bytes, bytes]:
-    """(xattr blob with its length, body) of a value; the blob is empty without xattrs."""
-    if not document.datatype & Datatype.XATTR:
-        return b"", document.value
-    size = 4 + int.from_bytes(document.value[:4], "big")
-    return document.value[:size], document.value[size:]
-
-
-def surviving_xattrs(document: Document) -> tuple[bytes, int]:
-    """(value, datatype) that a tombstone keeps: the system xattrs, whose names begin with ``_``."""
-    if not document.datatype & Datatype.XATTR or document.datatype & Datatype.SNAPPY:
-        return b"", 0
-    blob, _ = split_value(document)
-    kept, at = b"", 4
-    while at + 4 <= len(blob):
-        size = 4 + int.from_bytes(blob[at : at + 4], "big")
-        if blob[at + 4 : at + 5] == b"_":
-            kept += blob[at : at + size]
-        at += size
-    return (len(kept).to_bytes(4, "big") + kept, int(Datatype.XATTR)) if kept else (b"", 0)
 
 
 def _decimal(body: bytes) -> int:

@@ -15,6 +15,7 @@ import orjson
 
 from upriver.errors import DiskFull
 from upriver.store import kernels as k
+from upriver.store import runs
 from upriver.store.core import Core
 from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, VB_KEY, Disk, Octets, Words
 from upriver.store.memorylog import Segment
@@ -56,7 +57,8 @@ class BlockWriter:
 
     def write(self, transaction: Any, vbucket_id: int, segments: Iterable[Segment]) -> None:
         for segment in segments:
-            self.add(transaction, vbucket_id, segment.checkpoint.data, segment.at, segment.end, segment.safe, segment.exact)
+            data = segment.checkpoint.data
+            self.add(transaction, vbucket_id, data, segment.at, segment.end, segment.safe, segment.exact)
         self.finish(transaction, vbucket_id)
 
     def add(
@@ -67,7 +69,7 @@ class BlockWriter:
             if self._counts[0] == 0:
                 self._safe, self._exact = safe, True
             self._exact = self._exact and exact
-            at, self._used = k.gather(data, at, end, self._scratch, self._used, self._replaced, self._counts)
+            at, self._used = runs.gather(data, at, end, self._scratch, self._used, self._replaced, self._counts)
             if at < end and self._counts[0] == 0:
                 at = self._put_giant(transaction, vbucket_id, data, at, safe, exact)
             elif at < end:
@@ -78,7 +80,7 @@ class BlockWriter:
         size = int(data[at : at + 4].view(np.uint32)[0])
         giant, self._scratch = self._scratch, np.empty(BLOCK.size + size, np.uint8)
         self._safe, self._exact = safe, exact
-        at, self._used = k.gather(data, at, at + size, self._scratch, self._used, self._replaced, self._counts)
+        at, self._used = runs.gather(data, at, at + size, self._scratch, self._used, self._replaced, self._counts)
         self.finish(transaction, vbucket_id)
         self._scratch = giant
         return at
@@ -87,7 +89,7 @@ class BlockWriter:
         """Put the block under construction, if there is anything in it."""
         records, replaced, first, last = (int(number) for number in self._counts)
         if records:
-            BLOCK.pack_into(self._scratch, 0, EXACT if self._exact else 0, records, first, self._safe, 0)
+            BLOCK.pack_into(self._scratch.data, 0, EXACT if self._exact else 0, records, first, self._safe, 0)
             key = BLOCK_KEY.pack(vbucket_id, last)
             transaction.put(key, self._scratch[: self._used].data, db=self._disk.log)
             if replaced:
@@ -96,14 +98,14 @@ class BlockWriter:
         self._used = BLOCK.size
 
 
-def write_table(transaction: Any, disk: Disk, vbucket: Core, overlay: Words, upto: int, purged_upto: int = 0) -> None:
+def write_table(transaction: Any, disk: Disk, vbucket: Core, overlay: Words, removed: Words = NO_WORDS) -> None:
     """Bring the key table on disk forward; its first word is how many entries it has."""
     key = VB_KEY.pack(vbucket.id)
     found = transaction.get(key, db=disk.index)
     old = NO_WORDS if found is None else np.frombuffer(found, np.uint64)
     entries = (int(old[0]) if old.size else 0) + int(np.count_nonzero(overlay[:: k.ENTRY]))
     table = np.zeros(1 + max(FEWEST_SLOTS, int(entries / TABLE_LOAD) + 2) * k.SLOT, np.uint64)
-    table[0] = k.merge_tables(old[1:], overlay, np.uint64(upto), np.uint64(purged_upto), table[1:])
+    table[0] = k.merge_tables(old[1:], overlay, removed, table[1:])
     transaction.put(key, table.data, db=disk.index)
 
 
@@ -212,7 +214,7 @@ class Flusher:
             for item in batch:
                 self._writer.write(transaction, item.vbucket.id, item.segments)
                 if item.overlay is not None:
-                    write_table(transaction, disk, item.vbucket, item.overlay, item.high_seqno)
+                    write_table(transaction, disk, item.vbucket, item.overlay)
                     item.meta["indexed_seqno"] = item.high_seqno
                 transaction.put(meta_key(item.vbucket.id), orjson.dumps(item.meta), db=disk.meta)
         self.commits += 1

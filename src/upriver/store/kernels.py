@@ -8,16 +8,13 @@ Everything here works on one vbucket and holds no state of its own.
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
+from upriver.store.intrinsics import copy_bytes, load16, load32, load64, store64
 from upriver.wire.packed import (
     AT_CAS,
     AT_COLLECTION,
-    AT_DATATYPE,
     AT_EXTRA,
-    AT_FLAGS,
     AT_KEY_LEN,
     AT_KIND,
     AT_PREV,
@@ -38,9 +35,11 @@ SEQNO_BITS = np.uint64((1 << 56) - 1)
 COMMIT_DELETES = np.uint64(1 << 63)  # in ``extra`` of a COMMIT
 PREPARE_SALT = np.uint64(0x9E3779B97F4A7C15)  # prepares live beside the committed version of their key
 NOWHERE = np.uint64(0)
+NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)  # adding it takes one away
 
 # Registers of a vbucket: one uint64 array that kernels update in place.
-HIGH, CAS, DELETED_REV, USED, ENTRIES, DEDUPED, VISIBLE, PREPARED, STOP, FIRST, TOMBSTONES, COMPLETED, EXPIRY = range(13)
+HIGH, CAS, DELETED_REV, USED, ENTRIES, DEDUPED, VISIBLE = range(7)
+PREPARED, STOP, FIRST, TOMBSTONES, COMPLETED, EXPIRY = range(7, 13)
 REGISTERS = 16
 
 # Rows of the collection table: id, live items, high seqno, start seqno, visible high seqno.
@@ -55,64 +54,6 @@ _SYSTEM, _PREPARE, _COMMIT, _ABORT = int(Kind.SYSTEM_EVENT), int(Kind.PREPARE), 
 _KIND_MASK = 0x7F
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 _MIX2 = np.uint64(0xC4CEB9FE1A85EC53)
-
-
-def _loader(bits, result):
-    def typer(typingctx, data, at):
-        def codegen(context, builder, signature, args):
-            array = context.make_array(signature.args[0])(context, builder, args[0])
-            pointer = builder.gep(array.data, [args[1]])
-            wide = ir.IntType(bits)
-            word = builder.load(builder.bitcast(pointer, wide.as_pointer()), align=1)
-            return word if bits == 64 else builder.zext(word, ir.IntType(64))
-
-        return result(data, types.intp), codegen
-
-    return intrinsic(typer)
-
-
-def _storer(bits):
-    def typer(typingctx, data, at, value):
-        def codegen(context, builder, signature, args):
-            array = context.make_array(signature.args[0])(context, builder, args[0])
-            pointer = builder.gep(array.data, [args[1]])
-            wide = ir.IntType(bits)
-            word = args[2] if bits == 64 else builder.trunc(args[2], wide)
-            builder.store(word, builder.bitcast(pointer, wide.as_pointer()), align=1)
-            return context.get_dummy_value()
-
-        return types.none(data, types.intp, types.uint64), codegen
-
-    return intrinsic(typer)
-
-
-load64 = _loader(64, types.uint64)
-load32 = _loader(32, types.int64)
-load16 = _loader(16, types.int64)
-store64 = _storer(64)
-store32 = _storer(32)
-
-
-@intrinsic
-def copy_bytes(typingctx, target, target_at, source, source_at, count):
-    """memcpy between two byte arrays."""
-
-    def codegen(context, builder, signature, args):
-        to = context.make_array(signature.args[0])(context, builder, args[0])
-        of = context.make_array(signature.args[2])(context, builder, args[2])
-        pointer_type = ir.IntType(8).as_pointer()
-        to_at = builder.bitcast(builder.gep(to.data, [args[1]]), pointer_type)
-        of_at = builder.bitcast(builder.gep(of.data, [args[3]]), pointer_type)
-        kind = ir.FunctionType(
-            ir.VoidType(), [pointer_type, pointer_type, ir.IntType(64), ir.IntType(1)]
-        )
-        copy = builder.module.declare_intrinsic(
-            "llvm.memcpy", [pointer_type, pointer_type, ir.IntType(64)], kind
-        )
-        builder.call(copy, [to_at, of_at, args[4], ir.Constant(ir.IntType(1), 0)])
-        return context.get_dummy_value()
-
-    return types.none(target, types.intp, source, types.intp, types.intp), codegen
 
 
 @njit(cache=True)
@@ -154,9 +95,7 @@ def slot_of(table, words, key_hash):
         found = table[at * words]
         if found == key_hash or found == np.uint64(0):
             return at * words
-        at += 1
-        if at == slots:
-            at = 0
+        at = at + 1 if at + 1 < slots else np.int64(0)
 
 
 @njit(cache=True)
@@ -183,35 +122,34 @@ def rehash(old, words, new):
 
 
 @njit(cache=True, nogil=True)
-def merge_tables(base, overlay, upto, purged_upto, new):
-    """``base`` brought forward by the overlay's entries up to seqno ``upto``; seqno 0 in the overlay removes.
+def merge_tables(base, overlay, removed, new):
+    """``base`` brought forward by the overlay, without the entries whose seqno is in the sorted ``removed``.
 
-    Tombstones at or below ``purged_upto`` are left out. Returns how many entries ``new`` holds.
+    Returns how many entries ``new`` holds.
     """
     count = 0
     for at in range(0, base.size, SLOT):
         if base[at] != np.uint64(0):
             over = slot_of(overlay, ENTRY, base[at])
-            newer = over >= 0 and overlay[over] == base[at]
-            if newer and (overlay[over + 1] & SEQNO_BITS) <= upto:
-                continue
-            if base[at + 1] & DELETED and (base[at + 1] & SEQNO_BITS) <= purged_upto:
-                continue
-            to = slot_of(new, SLOT, base[at])
-            for word in range(SLOT):
-                new[to + word] = base[at + word]
-            count += 1
+            if over < 0 or overlay[over] != base[at]:
+                count += _enter(new, base, at, removed)
     for at in range(0, overlay.size, ENTRY):
-        seqno = overlay[at + 1] & SEQNO_BITS
-        if overlay[at] == np.uint64(0) or seqno > upto or seqno == np.uint64(0):
-            continue
-        if overlay[at + 1] & DELETED and seqno <= purged_upto:
-            continue
-        to = slot_of(new, SLOT, overlay[at])
-        for word in range(SLOT):
-            new[to + word] = overlay[at + word]
-        count += 1
+        if overlay[at] != np.uint64(0):
+            count += _enter(new, overlay, at, removed)
     return count
+
+
+@njit(cache=True)
+def _enter(new, table, at, removed):
+    seqno = table[at + 1] & SEQNO_BITS
+    if removed.size:
+        index = np.searchsorted(removed, seqno)
+        if index < removed.size and removed[index] == seqno:
+            return 0
+    to = slot_of(new, SLOT, table[at])
+    for word in range(SLOT):
+        new[to + word] = table[at + word]
+    return 1
 
 
 @njit(cache=True)
@@ -247,10 +185,100 @@ def whole_record(data, at, end):
 
 
 @njit(cache=True)
-def _is_delete(kind, extra):
+def is_delete(kind, extra):
     if kind == _COMMIT:
         return (extra & COMMIT_DELETES) != np.uint64(0)
-    return kind == _DELETION or kind == _EXPIRATION or kind == _ABORT
+    return kind in (_DELETION, _EXPIRATION, _ABORT)
+
+
+@njit(cache=True)
+def record_hash(data, at, kind, seed):
+    """The key hash of a record; prepares have a space of their own."""
+    key_hash = hash_key(data, at + HEADER_SIZE, load16(data, at + AT_KEY_LEN), seed)
+    return key_hash ^ PREPARE_SALT if kind in (_PREPARE, _ABORT) else key_hash
+
+
+@njit(cache=True)
+def _refusal(source, at, end, target, overlay, registers, assign, ceiling):
+    """Why the record at ``at`` cannot be taken now, or DONE."""
+    if not whole_record(source, at, end):
+        return BAD_RECORD
+    if np.int64(source[at + AT_KIND]) & _KIND_MASK == _SYSTEM:
+        return SYSTEM_EVENT
+    if registers[ENTRIES] * np.uint64(5) >= np.uint64(overlay.size):  # four words a slot: at 0.8 full
+        return CROWDED
+    if np.int64(registers[USED]) + load32(source, at + AT_SIZE) > target.size:
+        return FULL
+    seqno = load64(source, at + AT_SEQNO)
+    if not assign and (seqno <= registers[HIGH] or seqno > ceiling):
+        return BAD_SEQNO
+    return DONE
+
+
+@njit(cache=True)
+def _known(overlay, slot, base, key_hash):
+    if overlay[slot] == key_hash:
+        return overlay[slot + 1], overlay[slot + 2], overlay[slot + 3]
+    below = slot_of(base, SLOT, key_hash)
+    if below >= 0 and base[below] == key_hash:
+        return base[below + 1], base[below + 2], NOWHERE
+    return np.uint64(0), np.uint64(0), NOWHERE
+
+
+@njit(cache=True)
+def _supersede(target, segment_at, serial, place, kind, seqno, registers):
+    """The seqno that the new record replaces; an older record of the open segment is marked and drops out.
+
+    The largest number says that the two must not share a segment (6.1: prepares, commits and aborts).
+    """
+    old_at = np.int64(place & np.uint64(0xFFFFFFFF))
+    if (place >> np.uint64(32)) != np.uint64(serial) or old_at < segment_at or seqno == np.uint64(0):
+        return seqno
+    if kind >= _PREPARE or (np.int64(target[old_at + AT_KIND]) & _KIND_MASK) >= _PREPARE:
+        return NEVER
+    target[old_at + AT_KIND] |= np.uint8(SUPERSEDED)
+    registers[DEDUPED] += np.uint64(1)
+    return load64(target, old_at + AT_PREV)
+
+
+@njit(cache=True)
+def _settle(target, at, kind, known, rev, previous, assign, registers):
+    """Fill in what only the vbucket knows; returns (seqno, rev)."""
+    if assign:
+        store64(target, at + AT_SEQNO, registers[HIGH] + np.uint64(1))
+        if load64(target, at + AT_REV) == np.uint64(0):
+            store64(target, at + AT_REV, (rev if known != np.uint64(0) else registers[DELETED_REV]) + np.uint64(1))
+        if load64(target, at + AT_CAS) == np.uint64(0):
+            store64(target, at + AT_CAS, registers[CAS] + np.uint64(1))
+    target[at + AT_KIND] = np.uint8(kind)
+    store64(target, at + AT_PREV, previous)
+    cas = load64(target, at + AT_CAS)
+    if cas > registers[CAS] and cas != NEVER:
+        registers[CAS] = cas
+    return load64(target, at + AT_SEQNO), load64(target, at + AT_REV)
+
+
+@njit(cache=True)
+def _count(collection, kind, gone, known, seqno, rev, expiry, completed, registers):
+    """Keep the counters of the vbucket and of the record's collection."""
+    collection[C_HIGH] = seqno
+    if kind == _PREPARE:
+        registers[PREPARED] = seqno
+    if kind >= _COMMIT and completed > registers[COMPLETED]:
+        registers[COMPLETED] = completed
+    if kind in (_PREPARE, _ABORT):
+        return
+    collection[C_VISIBLE] = registers[VISIBLE] = seqno
+    was_dead = known & DELETED != np.uint64(0)
+    was_live = known != np.uint64(0) and not was_dead
+    if was_live != (not gone):
+        collection[C_ITEMS] += np.uint64(1) if not gone else NEVER
+    if was_dead != gone:
+        registers[TOMBSTONES] += np.uint64(1) if gone else NEVER
+    if gone and rev > registers[DELETED_REV]:
+        registers[DELETED_REV] = rev
+    if not gone and expiry != np.uint64(0) and expiry < registers[EXPIRY]:
+        registers[EXPIRY] = expiry
 
 
 @njit(cache=True)
@@ -259,121 +287,47 @@ def _ingest(
 ):
     """Append records to the open segment, index them, and settle seqno, rev, CAS and ``prev_seqno``.
 
-    With ``assign`` the seqno, CAS and (rev 0) rev are made here; otherwise they are taken as they come, and must
-    rise up to ``ceiling``. Returns how far the input was taken; ``registers[STOP]`` says why it was not all.
+    With ``assign`` the seqno is made here, and so are rev and CAS where they are 0; otherwise all are taken as they
+    come, and seqnos must rise up to ``ceiling``. Returns how far the input was taken; ``registers[STOP]`` says why.
     """
     row = np.int64(-1)
-    registers[STOP] = np.uint64(DONE)
     registers[FIRST] = np.uint64(0)
     while at < end:
-        if not whole_record(source, at, end):
-            registers[STOP] = np.uint64(BAD_RECORD)
+        reason = _refusal(source, at, end, target, overlay, registers, assign, ceiling)
+        if reason == DONE:
+            row = collection_row(collections, np.uint64(load32(source, at + AT_COLLECTION)), row)
+            reason = DONE if row >= 0 else UNKNOWN_COLLECTION
+        if reason != DONE:
+            registers[STOP] = np.uint64(reason)
             return at
-        size = load32(source, at + AT_SIZE)
-        key_len = load16(source, at + AT_KEY_LEN)
         kind = np.int64(source[at + AT_KIND]) & _KIND_MASK
-        if kind == _SYSTEM:
-            registers[STOP] = np.uint64(SYSTEM_EVENT)
-            return at
-        if registers[ENTRIES] * np.uint64(5) >= np.uint64(overlay.size):  # four words a slot: at 0.8 full
-            registers[STOP] = np.uint64(CROWDED)
-            return at
-        used = np.int64(registers[USED])
-        if used + size > target.size:
-            registers[STOP] = np.uint64(FULL)
-            return at
-        seqno = registers[HIGH] + np.uint64(1) if assign else load64(source, at + AT_SEQNO)
-        if not assign and (seqno <= registers[HIGH] or seqno > ceiling):
-            registers[STOP] = np.uint64(BAD_SEQNO)
-            return at
-        row = collection_row(collections, np.uint64(load32(source, at + AT_COLLECTION)), row)
-        if row < 0:
-            registers[STOP] = np.uint64(UNKNOWN_COLLECTION)
-            return at
-        extra = load64(source, at + AT_EXTRA)
-        prepared = kind == _PREPARE or kind == _ABORT
-        key_hash = hash_key(source, at + HEADER_SIZE, key_len, seed)
-        if prepared:
-            key_hash ^= PREPARE_SALT
+        key_hash = record_hash(source, at, kind, seed)
         slot = slot_of(overlay, ENTRY, key_hash)
-        known = np.uint64(0)
-        rev = np.uint64(0)
-        place = NOWHERE
-        if overlay[slot] == key_hash:
-            known, rev, place = overlay[slot + 1], overlay[slot + 2], overlay[slot + 3]
-        else:
-            below = slot_of(base, SLOT, key_hash)
-            if below >= 0 and base[below] == key_hash:
-                known, rev = base[below + 1], base[below + 2]
-            # A new slot, unless the record is refused below.
-        old_seqno = known & SEQNO_BITS
-        stale = old_seqno <= collections[row, C_START]  # from before the collection was flushed
-        if stale:
-            rev = np.uint64(0)
-        previous = old_seqno
-        in_segment = (place >> np.uint64(32)) == np.uint64(serial) and np.int64(place & np.uint64(0xFFFFFFFF)) >= segment_at
-        if in_segment and old_seqno != np.uint64(0):
-            old_at = np.int64(place & np.uint64(0xFFFFFFFF))
-            old_kind = np.int64(target[old_at + AT_KIND]) & _KIND_MASK
-            if kind >= _PREPARE or old_kind >= _PREPARE:
-                registers[STOP] = np.uint64(COLLISION)
-                return at
-            target[old_at + AT_KIND] |= np.uint8(SUPERSEDED)
-            previous = load64(target, old_at + AT_PREV)
-            registers[DEDUPED] += np.uint64(1)
-        if overlay[slot] != key_hash:
-            registers[ENTRIES] += np.uint64(1)
+        known, rev, place = _known(overlay, slot, base, key_hash)
+        previous = _supersede(target, segment_at, serial, place, kind, known & SEQNO_BITS, registers)
+        if previous == NEVER:
+            registers[STOP] = np.uint64(COLLISION)
+            return at
+        if (known & SEQNO_BITS) <= collections[row, C_START]:  # from before the collection was begun anew
+            known = np.uint64(0)
+        used, size = np.int64(registers[USED]), load32(source, at + AT_SIZE)
         copy_bytes(target, used, source, at, size)
-        target[used + AT_KIND] = np.uint8(kind)
-        given_rev = load64(source, at + AT_REV)
-        cas = load64(source, at + AT_CAS)
-        if assign:
-            if given_rev == np.uint64(0):
-                floor = rev if old_seqno != np.uint64(0) and not stale else registers[DELETED_REV]
-                given_rev = floor + np.uint64(1)
-                store64(target, used + AT_REV, given_rev)
-            if cas == np.uint64(0):
-                cas = registers[CAS] + np.uint64(1)
-                store64(target, used + AT_CAS, cas)
-            store64(target, used + AT_SEQNO, seqno)
-        store64(target, used + AT_PREV, previous)
-        if cas > registers[CAS] and cas != np.uint64(0xFFFFFFFFFFFFFFFF):
-            registers[CAS] = cas
-        gone = _is_delete(kind, extra)
-        if gone and not prepared and given_rev > registers[DELETED_REV]:
-            registers[DELETED_REV] = given_rev
-        was_live = old_seqno != np.uint64(0) and not stale and (known & DELETED) == np.uint64(0)
-        if not prepared:
-            was_dead = old_seqno != np.uint64(0) and not stale and (known & DELETED) != np.uint64(0)
-            if was_live and gone:
-                collections[row, C_ITEMS] -= np.uint64(1)
-            if not was_live and not gone:
-                collections[row, C_ITEMS] += np.uint64(1)
-            if gone and not was_dead:
-                registers[TOMBSTONES] += np.uint64(1)
-            if was_dead and not gone:
-                registers[TOMBSTONES] -= np.uint64(1)
-            collections[row, C_VISIBLE] = seqno
-            registers[VISIBLE] = seqno
-        collections[row, C_HIGH] = seqno
+        seqno, rev = _settle(target, used, kind, known, rev, previous, assign, registers)
+        extra = load64(source, at + AT_EXTRA)
+        gone = is_delete(kind, extra)
         expiry = np.uint64(load32(source, at + AT_TIME))
-        if not gone and expiry != np.uint64(0) and expiry < registers[EXPIRY]:
-            registers[EXPIRY] = expiry
-        if kind == _PREPARE:
-            registers[PREPARED] = seqno
-        if kind == _COMMIT or kind == _ABORT:
-            completed = extra & SEQNO_BITS
-            if completed > registers[COMPLETED]:
-                registers[COMPLETED] = completed
+        _count(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, registers)
+        registers[ENTRIES] += np.uint64(overlay[slot] != key_hash)
         overlay[slot] = key_hash
         overlay[slot + 1] = seqno | (DELETED if gone else np.uint64(0))
-        overlay[slot + 2] = given_rev
+        overlay[slot + 2] = rev
         overlay[slot + 3] = (np.uint64(serial) << np.uint64(32)) | np.uint64(used)
         registers[HIGH] = seqno
         if registers[FIRST] == np.uint64(0):
             registers[FIRST] = seqno
         registers[USED] = np.uint64(used + size)
         at += size
+    registers[STOP] = np.uint64(DONE)
     return at
 
 
@@ -393,169 +347,3 @@ def ingest_many(
     return _ingest(
         source, at, end, target, segment_at, serial, overlay, base, collections, registers, seed, assign, ceiling
     )
-
-
-@njit(cache=True, nogil=True)
-def build(keys, key_ends, values, value_ends, datatypes, prefix, kind, collection, flags, time, target):
-    """Lay many documents side by side as packed records without seqno; returns the bytes used."""
-    at = 0
-    key_at = 0
-    value_at = 0
-    for index in range(key_ends.size):
-        key_len = key_ends[index] - key_at
-        value_len = value_ends[index] - value_at
-        wire_len = prefix.size + key_len
-        for byte in range(HEADER_SIZE):
-            target[at + byte] = 0
-        store32(target, at + AT_SIZE, np.uint64(HEADER_SIZE + wire_len + value_len))
-        target[at + AT_KIND] = kind
-        target[at + AT_DATATYPE] = datatypes[index]
-        target[at + AT_KEY_LEN] = np.uint8(wire_len & 0xFF)
-        target[at + AT_KEY_LEN + 1] = np.uint8(wire_len >> 8)
-        store32(target, at + AT_FLAGS, np.uint64(flags))
-        store32(target, at + AT_TIME, np.uint64(time))
-        store32(target, at + AT_VALUE_LEN, np.uint64(value_len))
-        store32(target, at + AT_COLLECTION, np.uint64(collection))
-        body = at + HEADER_SIZE
-        copy_bytes(target, body, prefix, 0, prefix.size)
-        copy_bytes(target, body + prefix.size, keys, key_at, key_len)
-        copy_bytes(target, body + wire_len, values, value_at, value_len)
-        at = body + wire_len + value_len
-        key_at += key_len
-        value_at += value_len
-    return at
-
-
-@njit(cache=True, nogil=True)
-def gather(source, at, end, target, used, previous, counts):
-    """Copy the records that are not superseded behind ``target[:used]`` while they fit.
-
-    ``previous`` collects the seqnos they replace. ``counts`` gets (records, replaced, first seqno, last seqno) and is
-    added to, so that one block can be filled from several segments. Returns (input taken up to, target used).
-    """
-    while at < end:
-        size = load32(source, at + AT_SIZE)
-        if source[at + AT_KIND] & SUPERSEDED:
-            at += size
-            continue
-        if used + size > target.size or counts[1] == previous.size:
-            break
-        copy_bytes(target, used, source, at, size)
-        replaced = load64(source, at + AT_PREV)
-        if replaced != np.uint64(0):
-            previous[counts[1]] = replaced
-            counts[1] += 1
-        seqno = np.int64(load64(source, at + AT_SEQNO))
-        if counts[0] == 0:
-            counts[2] = seqno
-        counts[3] = seqno
-        counts[0] += 1
-        used += size
-        at += size
-    return at, used
-
-
-@njit(cache=True)
-def locate(data, at, end, seqno):
-    """Offset of the record with this seqno, or -1."""
-    while at < end:
-        found = load64(data, at + AT_SEQNO)
-        if found == seqno:
-            return at
-        if found > seqno:
-            return -1
-        at += load32(data, at + AT_SIZE)
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def mark_dead(data, at, end, dead, position, erased, collections):
-    """Set SUPERSEDED on the records whose seqno is in the sorted ``dead`` (from ``position`` on).
-
-    With ``erased`` also on those of collections that are gone or were begun anew later. Returns the new position.
-    """
-    row = np.int64(-1)
-    while at < end:
-        seqno = load64(data, at + AT_SEQNO)
-        while position < dead.size and dead[position] < seqno:
-            position += 1
-        if position < dead.size and dead[position] == seqno:
-            data[at + AT_KIND] |= np.uint8(SUPERSEDED)
-        elif erased and (data[at + AT_KIND] & _KIND_MASK) != _SYSTEM:
-            row = collection_row(collections, np.uint64(load32(data, at + AT_COLLECTION)), row)
-            if row < 0 or seqno <= collections[row, C_START]:
-                data[at + AT_KIND] |= np.uint8(SUPERSEDED)
-        at += load32(data, at + AT_SIZE)
-    return position
-
-
-@njit(cache=True)
-def first_after(data, at, end, after):
-    """The first seqno above ``after`` that is not superseded, or 0."""
-    while at < end:
-        seqno = load64(data, at + AT_SEQNO)
-        if seqno > after and not (data[at + AT_KIND] & SUPERSEDED):
-            return seqno
-        at += load32(data, at + AT_SIZE)
-    return np.uint64(0)
-
-
-@njit(cache=True)
-def last_matching(data, at, end, after, wanted, visible_only):
-    """The last seqno above ``after`` that passes: not superseded, in ``wanted`` (empty: any), visible if asked."""
-    last = np.uint64(0)
-    while at < end:
-        seqno = load64(data, at + AT_SEQNO)
-        kind = np.int64(data[at + AT_KIND])
-        hidden = visible_only and (kind == _PREPARE or kind == _ABORT)
-        if seqno > after and not (kind & SUPERSEDED) and not hidden:
-            passes = wanted.size == 0
-            collection = load32(data, at + AT_COLLECTION)
-            for index in range(wanted.size):
-                passes = passes or wanted[index] == collection
-            if passes:
-                last = seqno
-        at += load32(data, at + AT_SIZE)
-    return last
-
-
-@njit(cache=True, nogil=True)
-def index_run(data, at, end, after, overlay, seed):
-    """Enter the records above ``after`` into an overlay that has room for them; returns how many slots were new."""
-    new = 0
-    while at < end:
-        kind = np.int64(data[at + AT_KIND]) & _KIND_MASK
-        seqno = load64(data, at + AT_SEQNO)
-        if kind != _SYSTEM and seqno > after:
-            key_hash = hash_key(data, at + HEADER_SIZE, load16(data, at + AT_KEY_LEN), seed)
-            if kind == _PREPARE or kind == _ABORT:
-                key_hash ^= PREPARE_SALT
-            slot = slot_of(overlay, ENTRY, key_hash)
-            if overlay[slot] == np.uint64(0):
-                new += 1
-            gone = _is_delete(kind, load64(data, at + AT_EXTRA))
-            overlay[slot] = key_hash
-            overlay[slot + 1] = seqno | (DELETED if gone else np.uint64(0))
-            overlay[slot + 2] = load64(data, at + AT_REV)
-            overlay[slot + 3] = NOWHERE
-        at += load32(data, at + AT_SIZE)
-    return new
-
-
-@njit(cache=True, nogil=True)
-def expired(data, at, end, now, found):
-    """Offsets of live documents whose time has come; returns (how many, the earliest expiry still ahead)."""
-    count = 0
-    ahead = np.uint64(0xFFFFFFFFFFFFFFFF)
-    while at < end:
-        kind = np.int64(data[at + AT_KIND])
-        time = np.uint64(load32(data, at + AT_TIME))
-        live = kind == _MUTATION or (kind == _COMMIT and not _is_delete(kind, load64(data, at + AT_EXTRA)))
-        if live and time != np.uint64(0):
-            if time <= now and count < found.size:
-                found[count] = at
-                count += 1
-            elif time < ahead:
-                ahead = time
-        at += load32(data, at + AT_SIZE)
-    return count, ahead

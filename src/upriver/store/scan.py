@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from upriver.store import kernels as k
+from upriver.store import runs
 from upriver.store.core import Core
 from upriver.store.disk import BLOCK, BLOCK_KEY, NO_WORDS, Octets, Words
 
@@ -39,7 +39,7 @@ class DiskScan:
         else:
             last = self.end
         self._mark(used)
-        return memoryview(self._scratch)[:used], min(last, self.end)
+        return self._scratch.data[:used], min(last, self.end)
 
     def _larger(self, used: int, size: int) -> Octets:
         grown = np.empty(used + size, np.uint8)
@@ -49,7 +49,7 @@ class DiskScan:
     def _mark(self, used: int) -> None:
         vbucket = self._vbucket
         if self._position < self._dead.size or vbucket.erasing:
-            self._position = k.mark_dead(
+            self._position = runs.mark_dead(
                 self._scratch, 0, used, self._dead, self._position, vbucket.erasing, vbucket.collections
             )
 

@@ -1,4 +1,4 @@
-"""A stream source: one reader's way through a vbucket's history, disk first if need be, then memory (``protocol.md`` 6).
+"""A stream source: one reader's way through a vbucket's history, disk first if need be, then memory (6).
 
 The log on disk only grows at its end, so a disk snapshot is fixed by its last seqno and the list of seqnos that were
 dead then. No read transaction is held between two polls; if blocks are rewritten meanwhile (compaction) the snapshot
@@ -16,6 +16,7 @@ import numpy as np
 
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import kernels as k
+from upriver.store import runs
 from upriver.store.core import Core
 from upriver.store.disk import BLOCK
 from upriver.store.memorylog import Segment
@@ -169,7 +170,7 @@ class StreamSource:
         if segment is None:
             return End(EndReason.FILTER_EMPTY) if self._filter_is_empty() else None
         run = Run(
-            memoryview(segment.checkpoint.data)[segment.at : segment.end], self.position, segment.last, memory=True
+            segment.checkpoint.data.data[segment.at : segment.end], self.position, segment.last, memory=True
         )
         marker = self._memory_marker(segment) if segment.last > self._announced_end else None
         self.position = segment.last
@@ -181,7 +182,7 @@ class StreamSource:
     def _memory_marker(self, segment: Segment) -> SnapshotStart:
         begins = segment.begins_checkpoint or self._after_backfill
         data = segment.checkpoint.data
-        start = int(k.first_after(data, segment.at, segment.end, np.uint64(self.position))) or segment.last
+        start = int(runs.first_after(data, segment.at, segment.end, np.uint64(self.position))) or segment.last
         if begins:
             first = segment.checkpoint.segments[0].first
             if first > self._announced_end:
@@ -191,7 +192,7 @@ class StreamSource:
         self._announced_end = max(segment.last, segment.snap_end)
         self._origin = start
         flags = MEMORY | (CHECKPOINT if begins else 0)
-        matching = k.last_matching(
+        matching = runs.last_matching(
             data, segment.at, segment.end, np.uint64(self.position), self._wanted(), self._visible_only
         )
         return self._marker(start, self._announced_end, flags, int(matching))

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from upriver.errors import InvalidArguments
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import kernels as k
-from upriver.store.documents import Documents
-from upriver.store.replica import Replica
+from upriver.store.bulk import Bulk
+from upriver.store.durable import DurableWrites
 from upriver.store.stream import EndReason, StreamSource
+from upriver.store.withmeta import WithMetaWrites
 
 
-class VBucket(Documents, Replica):
+class VBucket(Bulk, WithMetaWrites, DurableWrites):
     """One vbucket of a ``Bucket``."""
 
     def stream(

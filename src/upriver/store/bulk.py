@@ -1,0 +1,96 @@
+"""Many documents in one call: the way in for loaders and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from upriver.errors import InvalidArguments, Locked, SyncWriteInProgress, TooBig
+from upriver.store import kernels as k
+from upriver.store import runs
+from upriver.store.disk import Octets
+from upriver.store.documents import Documents, prefix_of
+from upriver.store.values import is_json
+from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY
+from upriver.wire.packed import HEADER_SIZE, Kind
+
+Offsets = npt.NDArray[np.int64]
+
+
+class Bulk(Documents):
+    """All or nothing: an error leaves everything as it was."""
+
+    def set_many(
+        self, keys: Sequence[bytes], values: Sequence[bytes], collection_id: int = 0, *, flags: int = 0,
+        expiry: int = 0, datatype: int | None = None,
+    ) -> int:  # fmt: skip
+        """Store many documents; returns the high seqno. ``datatype`` None: JSON is detected value by value."""
+        if datatype is None:
+            datatypes = np.fromiter((is_json(value) for value in values), np.uint8, len(values))
+        else:
+            datatypes = np.full(len(values), datatype, np.uint8)
+        time = self._absolute_expiry(expiry, collection_id)
+        return self._write_many(Kind.MUTATION, keys, values, datatypes, collection_id, flags, time)
+
+    def delete_many(self, keys: Sequence[bytes], collection_id: int = 0) -> int:
+        """Write a tombstone for every key, whether it was there or not."""
+        none = np.zeros(len(keys), np.uint8)
+        return self._write_many(Kind.DELETION, keys, [b""] * len(keys), none, collection_id, 0, self.shared.now_s)
+
+    def _write_many(
+        self, kind: Kind, keys: Sequence[bytes], values: Sequence[bytes], datatypes: Octets, collection_id: int,
+        flags: int, time: int,
+    ) -> int:  # fmt: skip
+        if len(keys) != len(values):
+            raise InvalidArguments(f"{len(keys)} keys but {len(values)} values")
+        key_ends = np.fromiter(accumulate(map(len, keys)), np.int64, len(keys))
+        value_ends = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
+        self._check_lengths(key_ends, value_ends, collection_id)
+        with self.shared.lock:
+            self._require_active()
+            self.shared.check_room()
+            self.collection_row(collection_id)
+            run = _lay_out(kind, keys, key_ends, values, value_ends, datatypes, collection_id, flags, time)
+            self._refuse_held(keys, collection_id)
+            self.registers[k.CAS] = self._next_cas()
+            self._append(run, assign=True)
+            return self.high_seqno
+
+    def _refuse_held(self, keys: Sequence[bytes], collection_id: int) -> None:
+        """Locked keys and pending durable writes are few; look for them only when there are any."""
+        if self.locks or self.pending:
+            prefix = prefix_of(collection_id)
+            for key in keys:
+                if self._lock_of(prefix + key) is not None:
+                    raise Locked
+                if prefix + key in self.pending:
+                    raise SyncWriteInProgress
+
+    def _check_lengths(self, key_ends: Offsets, value_ends: Offsets, collection_id: int) -> None:
+        if not len(key_ends):
+            return
+        lengths = np.diff(key_ends, prepend=0)
+        if lengths.min() < 1 or lengths.max() > (MAX_COLLECTION_KEY if collection_id else MAX_KEY):
+            raise InvalidArguments(f"a key of {lengths.min()} or {lengths.max()} bytes is not allowed")
+        if np.diff(value_ends, prepend=0).max() > self.shared.options.max_value_bytes:
+            raise TooBig("a value is larger than the bucket allows")
+
+
+def _lay_out(
+    kind: Kind, keys: Sequence[bytes], key_ends: Offsets, values: Sequence[bytes], value_ends: Offsets, datatypes: Octets,
+    collection_id: int, flags: int, time: int,
+) -> Octets:  # fmt: skip
+    """The documents as packed records that still lack a seqno."""
+    prefix = np.frombuffer(prefix_of(collection_id), np.uint8)
+    total = (HEADER_SIZE + prefix.size) * len(keys)
+    total += int(key_ends[-1]) + int(value_ends[-1]) if len(keys) else 0
+    run = np.empty(total, np.uint8)
+    runs.build(
+        np.frombuffer(b"".join(keys), np.uint8), key_ends, np.frombuffer(b"".join(values), np.uint8), value_ends,
+        datatypes, prefix, int(kind), collection_id, flags, time, run,
+    )  # fmt: skip
+    run.flags.writeable = False  # one kind of array, one compiled kernel
+    return run

@@ -1,0 +1,120 @@
+"""Durable writes as records: prepare, commit, abort. Who has acknowledged what is decided elsewhere.
+
+A prepare lives beside the committed version of its key. A COMMIT record carries the whole document, so that a stream
+without sync writes can send it as an ordinary change; bit 63 of ``extra`` says that it deletes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from upriver.errors import InvalidArguments, KeyNotFound
+from upriver.model import Document
+from upriver.store import kernels as k
+from upriver.store import runs
+from upriver.store.disk import Octets
+from upriver.store.documents import Documents, Stored
+from upriver.store.replica import Replica
+from upriver.wire.packed import HEADER_SIZE, Kind, Packed, pack, unpack
+
+DELETES = 1 << 63
+LEVELS = range(1, 4)
+
+
+class DurableWrites(Documents, Replica):
+    """Both sides: the active vbucket that decides, and the replica that is told."""
+
+    def prepare(
+        self, key: bytes, value: bytes, collection_id: int = 0, *, level: int, deleted: bool = False, flags: int = 0,
+        expiry: int = 0, datatype: int = 0, cas: int = 0,
+    ) -> Stored:  # fmt: skip
+        """Announce a write; the key takes no other until ``commit`` or ``abort``."""
+        if level not in LEVELS:
+            raise InvalidArguments(f"durability level {level} is not one of 1, 2, 3")
+        with self.shared.lock:
+            wire_key = self._prepare_write(key, collection_id, value)
+            current = self._current_for_write(wire_key, key, collection_id, cas)
+            if current is None and (cas or deleted):
+                raise KeyNotFound
+            time = self._absolute_expiry(expiry, collection_id)
+            stored = self._write(
+                Kind.PREPARE, wire_key, value, datatype or self.detected(value), collection_id, flags=flags, time=time,
+                rev_seqno=self._lookup(wire_key).rev_seqno + 1, extra=level << 8 | deleted,
+            )  # fmt: skip
+            self.pending[wire_key] = stored.seqno
+            return stored
+
+    def commit(self, key: bytes, collection_id: int = 0, prepared_seqno: int = 0) -> Stored:
+        """Make the prepared document current."""
+        with self.shared.lock:
+            self._require_active()
+            wire_key = self._wire_key(key, collection_id)
+            head, value = self._prepared(wire_key, prepared_seqno)
+            return self._complete(Kind.COMMIT, wire_key, head, value)
+
+    def abort(self, key: bytes, collection_id: int = 0, prepared_seqno: int = 0) -> Stored:
+        """Give the prepared document up."""
+        with self.shared.lock:
+            self._require_active()
+            wire_key = self._wire_key(key, collection_id)
+            head, _ = self._prepared(wire_key, prepared_seqno)
+            return self._complete(Kind.ABORT, wire_key, head, b"")
+
+    def commit_replica(self, key: bytes, collection_id: int, prepared_seqno: int, commit_seqno: int) -> None:
+        """COMMIT as DCP sends it: the document is the one that was prepared here."""
+        self._complete_replica(Kind.COMMIT, key, collection_id, prepared_seqno, commit_seqno)
+
+    def abort_replica(self, key: bytes, collection_id: int, prepared_seqno: int, abort_seqno: int) -> None:
+        self._complete_replica(Kind.ABORT, key, collection_id, prepared_seqno, abort_seqno)
+
+    def get_prepared(self, key: bytes, collection_id: int = 0) -> Document:
+        """The pending durable write of a key."""
+        with self.shared.lock:
+            head, value = self._prepared(self._wire_key(key, collection_id), 0)
+            return self._document(head, key, value)
+
+    def _prepared(self, wire_key: bytes, seqno: int) -> tuple[Packed, bytes]:
+        found = self._lookup(wire_key, int(k.PREPARE_SALT))
+        if wire_key not in self.pending or (seqno and self.pending[wire_key] != seqno) or not found.seqno:
+            raise KeyNotFound("no such durable write is pending")
+        head, _, value = self._record(found)
+        return head, value
+
+    def _complete(self, kind: Kind, wire_key: bytes, head: Packed, value: bytes) -> Stored:
+        deletes = kind is Kind.COMMIT and head.extra & 1
+        stored = self._write(
+            kind, wire_key, value, head.datatype if value else 0, head.collection_id, flags=head.flags,
+            time=self.shared.now_s if deletes else head.time, cas=head.cas, rev_seqno=head.rev_seqno,
+            extra=head.seqno | (DELETES if deletes else 0),
+        )  # fmt: skip
+        del self.pending[wire_key]
+        return stored
+
+    def _complete_replica(self, kind: Kind, key: bytes, collection_id: int, prepared: int, seqno: int) -> None:
+        with self.shared.lock:
+            self._require_replica()
+            wire_key = self._wire_key(key, collection_id)
+            head, value = self._prepared(wire_key, prepared)
+            deletes = kind is Kind.COMMIT and head.extra & 1
+            record = pack(
+                kind, wire_key, value if kind is Kind.COMMIT else b"", seqno=seqno, rev_seqno=head.rev_seqno,
+                cas=head.cas, flags=head.flags, time=self.shared.now_s if deletes else head.time,
+                datatype=head.datatype, collection_id=collection_id, extra=head.seqno | (DELETES if deletes else 0),
+            )  # fmt: skip
+            self._apply(np.frombuffer(record, np.uint8))
+            self._finish_snapshot()
+
+    def _apply(self, octets: Octets) -> None:
+        before = (self.high_prepared_seqno, self.high_completed_seqno)
+        super()._apply(octets)
+        if before != (self.high_prepared_seqno, self.high_completed_seqno):
+            self._note_pending(octets)
+
+    def _note_pending(self, octets: Octets) -> None:
+        offsets = np.empty(octets.size // HEADER_SIZE, np.int64)
+        for at in offsets[: runs.specials(octets, 0, octets.size, offsets)]:
+            head, wire_key, _ = unpack(octets.data, int(at))
+            if head.kind & 0x7F == Kind.PREPARE:
+                self.pending[wire_key] = head.seqno
+            else:
+                self.pending.pop(wire_key, None)

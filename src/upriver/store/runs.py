@@ -1,0 +1,275 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""Numba kernels that build, copy, search and mark runs of packed records."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from upriver.store.intrinsics import copy_bytes, load32, load64, store32
+from upriver.store.kernels import (
+    C_START,
+    DELETED,
+    ENTRY,
+    NOWHERE,
+    collection_row,
+    is_delete,
+    record_hash,
+    slot_of,
+)
+from upriver.wire.packed import (
+    AT_CAS,
+    AT_COLLECTION,
+    AT_DATATYPE,
+    AT_EXTRA,
+    AT_FLAGS,
+    AT_KEY_LEN,
+    AT_KIND,
+    AT_PREV,
+    AT_REV,
+    AT_SEQNO,
+    AT_SIZE,
+    AT_TIME,
+    AT_VALUE_LEN,
+    HEADER_SIZE,
+    SUPERSEDED,
+    Kind,
+)
+
+_MUTATION, _DELETION, _EXPIRATION = int(Kind.MUTATION), int(Kind.DELETION), int(Kind.EXPIRATION)
+_SYSTEM = int(Kind.SYSTEM_EVENT)
+_PREPARE, _COMMIT, _ABORT = int(Kind.PREPARE), int(Kind.COMMIT), int(Kind.ABORT)
+_KIND_MASK = 0x7F
+
+
+@njit(cache=True, nogil=True)
+def build(keys, key_ends, values, value_ends, datatypes, prefix, kind, collection, flags, time, target):
+    """Lay many documents side by side as packed records without seqno; returns the bytes used."""
+    at = 0
+    key_at = 0
+    value_at = 0
+    for index in range(key_ends.size):
+        key_len = key_ends[index] - key_at
+        value_len = value_ends[index] - value_at
+        wire_len = prefix.size + key_len
+        for byte in range(HEADER_SIZE):
+            target[at + byte] = 0
+        store32(target, at + AT_SIZE, np.uint64(HEADER_SIZE + wire_len + value_len))
+        target[at + AT_KIND] = kind
+        target[at + AT_DATATYPE] = datatypes[index]
+        target[at + AT_KEY_LEN] = np.uint8(wire_len & 0xFF)
+        target[at + AT_KEY_LEN + 1] = np.uint8(wire_len >> 8)
+        store32(target, at + AT_FLAGS, np.uint64(flags))
+        store32(target, at + AT_TIME, np.uint64(time))
+        store32(target, at + AT_VALUE_LEN, np.uint64(value_len))
+        store32(target, at + AT_COLLECTION, np.uint64(collection))
+        body = at + HEADER_SIZE
+        copy_bytes(target, body, prefix, 0, prefix.size)
+        copy_bytes(target, body + prefix.size, keys, key_at, key_len)
+        copy_bytes(target, body + wire_len, values, value_at, value_len)
+        at = body + wire_len + value_len
+        key_at += key_len
+        value_at += value_len
+    return at
+
+
+@njit(cache=True, nogil=True)
+def gather(source, at, end, target, used, previous, counts):
+    """Copy the records that are not superseded behind ``target[:used]`` while they fit.
+
+    ``previous`` collects the seqnos they replace. ``counts`` gets (records, replaced, first seqno, last seqno) and is
+    added to, so that one block can be filled from several segments. Returns (input taken up to, target used).
+    """
+    while at < end:
+        size = load32(source, at + AT_SIZE)
+        if source[at + AT_KIND] & SUPERSEDED:
+            at += size
+            continue
+        if used + size > target.size or counts[1] == previous.size:
+            break
+        copy_bytes(target, used, source, at, size)
+        replaced = load64(source, at + AT_PREV)
+        if replaced != np.uint64(0):
+            previous[counts[1]] = replaced
+            counts[1] += 1
+        seqno = np.int64(load64(source, at + AT_SEQNO))
+        if counts[0] == 0:
+            counts[2] = seqno
+        counts[3] = seqno
+        counts[0] += 1
+        used += size
+        at += size
+    return at, used
+
+
+@njit(cache=True)
+def locate(data, at, end, seqno):
+    """Offset of the record with this seqno, or -1."""
+    while at < end:
+        found = load64(data, at + AT_SEQNO)
+        if found == seqno:
+            return at
+        if found > seqno:
+            return -1
+        at += load32(data, at + AT_SIZE)
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def mark_dead(data, at, end, dead, position, erased, collections):
+    """Set SUPERSEDED on the records whose seqno is in the sorted ``dead`` (from ``position`` on).
+
+    With ``erased`` also on those of collections that are gone or were begun anew later. Returns the new position.
+    """
+    row = np.int64(-1)
+    while at < end:
+        seqno = load64(data, at + AT_SEQNO)
+        while position < dead.size and dead[position] < seqno:
+            position += 1
+        if position < dead.size and dead[position] == seqno:
+            data[at + AT_KIND] |= np.uint8(SUPERSEDED)
+        elif erased and (data[at + AT_KIND] & _KIND_MASK) != _SYSTEM:
+            row = collection_row(collections, np.uint64(load32(data, at + AT_COLLECTION)), row)
+            if row < 0 or seqno <= collections[row, C_START]:
+                data[at + AT_KIND] |= np.uint8(SUPERSEDED)
+        at += load32(data, at + AT_SIZE)
+    return position
+
+
+@njit(cache=True)
+def first_after(data, at, end, after):
+    """The first seqno above ``after`` that is not superseded, or 0."""
+    while at < end:
+        seqno = load64(data, at + AT_SEQNO)
+        if seqno > after and not (data[at + AT_KIND] & SUPERSEDED):
+            return seqno
+        at += load32(data, at + AT_SIZE)
+    return np.uint64(0)
+
+
+@njit(cache=True)
+def last_matching(data, at, end, after, wanted, visible_only):
+    """The last seqno above ``after`` that passes: not superseded, in ``wanted`` (empty: any), visible if asked."""
+    last = np.uint64(0)
+    while at < end:
+        seqno = load64(data, at + AT_SEQNO)
+        kind = np.int64(data[at + AT_KIND])
+        hidden = visible_only and kind in (_PREPARE, _ABORT)
+        if seqno > after and not (kind & SUPERSEDED) and not hidden:
+            passes = wanted.size == 0
+            collection = load32(data, at + AT_COLLECTION)
+            for index in range(wanted.size):
+                passes = passes or wanted[index] == collection
+            if passes:
+                last = seqno
+        at += load32(data, at + AT_SIZE)
+    return last
+
+
+@njit(cache=True, nogil=True)
+def index_run(data, at, end, after, overlay, seed):
+    """Enter the records above ``after`` into an overlay that has room for them; returns how many slots were new."""
+    new = 0
+    while at < end:
+        kind = np.int64(data[at + AT_KIND]) & _KIND_MASK
+        seqno = load64(data, at + AT_SEQNO)
+        if kind != _SYSTEM and seqno > after:
+            key_hash = record_hash(data, at, kind, seed)
+            slot = slot_of(overlay, ENTRY, key_hash)
+            if overlay[slot] == np.uint64(0):
+                new += 1
+            gone = is_delete(kind, load64(data, at + AT_EXTRA))
+            overlay[slot] = key_hash
+            overlay[slot + 1] = seqno | (DELETED if gone else np.uint64(0))
+            overlay[slot + 2] = load64(data, at + AT_REV)
+            overlay[slot + 3] = NOWHERE
+        at += load32(data, at + AT_SIZE)
+    return new
+
+
+@njit(cache=True, nogil=True)
+def expired(data, at, end, now, found):
+    """Offsets of live documents whose time has come; returns (how many, the earliest expiry still ahead)."""
+    count = 0
+    ahead = np.uint64(0xFFFFFFFFFFFFFFFF)
+    while at < end:
+        kind = np.int64(data[at + AT_KIND])
+        time = np.uint64(load32(data, at + AT_TIME))
+        live = kind == _MUTATION or (kind == _COMMIT and not is_delete(kind, load64(data, at + AT_EXTRA)))
+        if live and time != np.uint64(0):
+            if time <= now and count < found.size:
+                found[count] = at
+                count += 1
+            elif time < ahead:
+                ahead = time
+        at += load32(data, at + AT_SIZE)
+    return count, ahead
+
+
+@njit(cache=True)
+def specials(data, at, end, found):
+    """Offsets of prepares, commits and aborts; returns how many."""
+    count = 0
+    while at < end:
+        if np.int64(data[at + AT_KIND]) & _KIND_MASK >= _PREPARE:
+            found[count] = at
+            count += 1
+        at += load32(data, at + AT_SIZE)
+    return count
+
+
+@njit(cache=True)
+def cut(data, at, end, upto):
+    """Mark the records above ``upto`` superseded."""
+    while at < end:
+        if load64(data, at + AT_SEQNO) > upto:
+            data[at + AT_KIND] |= np.uint8(SUPERSEDED)
+        at += load32(data, at + AT_SIZE)
+
+
+@njit(cache=True)
+def mark_purgeable(data, at, end, cutoff, upto, completed, found):
+    """Mark tombstones that are old enough superseded, and durable writes long over; seqnos go to ``found``.
+
+    ``cutoff`` is in unix seconds and counts for all but what has no deletion time, whose CAS tells the time.
+    """
+    count = 0
+    while at < end:
+        kind = np.int64(data[at + AT_KIND])
+        seqno = load64(data, at + AT_SEQNO)
+        time = np.uint64(load32(data, at + AT_TIME))
+        old = kind in (_DELETION, _EXPIRATION) and time <= cutoff
+        if kind == _COMMIT:
+            old = is_delete(kind, load64(data, at + AT_EXTRA)) and time <= cutoff
+        if kind in (_PREPARE, _ABORT):
+            old = seqno <= completed and load64(data, at + AT_CAS) // np.uint64(1_000_000_000) <= cutoff
+        if old and seqno <= upto:
+            data[at + AT_KIND] |= np.uint8(SUPERSEDED)
+            found[count] = seqno
+            count += 1
+        at += load32(data, at + AT_SIZE)
+    return count
+
+
+@njit(cache=True)
+def live_bytes(data, at, end):
+    """Bytes of the records that are not superseded."""
+    total = 0
+    while at < end:
+        size = load32(data, at + AT_SIZE)
+        if not data[at + AT_KIND] & SUPERSEDED:
+            total += size
+        at += size
+    return total
+
+
+@njit(cache=True)
+def superseded(data, at, end, found):
+    """Seqnos of the records that are superseded; returns how many."""
+    count = 0
+    while at < end:
+        if data[at + AT_KIND] & SUPERSEDED:
+            found[count] = load64(data, at + AT_SEQNO)
+            count += 1
+        at += load32(data, at + AT_SIZE)
+    return count

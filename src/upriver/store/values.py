@@ -1,0 +1,44 @@
+"""What the store must know about values: whether they are JSON, and what of them survives a deletion."""
+
+from __future__ import annotations
+
+import orjson
+
+from upriver.errors import InvalidMessage
+from upriver.model import Datatype, Document
+from upriver.wire.values import inflate, join_xattrs, split_xattrs
+
+_JSON_STARTS = frozenset(b'{["-0123456789tfn \t\r\n')
+
+
+def is_json(value: bytes) -> bool:
+    """Whether the value is JSON text, by the first byte where that is enough."""
+    if not value or value[0] not in _JSON_STARTS:
+        return False
+    try:
+        orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def split_value(document: Document) -> tuple[bytes, bytes]:
+    """(xattr blob with its length, body) of a value, inflated; the blob is empty without xattrs."""
+    value = inflate(document.value) if document.datatype & Datatype.SNAPPY else document.value
+    if not document.datatype & Datatype.XATTR:
+        return b"", value
+    size = 4 + int.from_bytes(value[:4], "big")
+    return value[:size], value[size:]
+
+
+def surviving_xattrs(document: Document) -> tuple[bytes, int]:
+    """(value, datatype) that a tombstone keeps: the system xattrs, whose names begin with ``_``."""
+    if not document.datatype & Datatype.XATTR:
+        return b"", 0
+    blob, _ = split_value(document)
+    try:
+        attributes, _ = split_xattrs(blob)
+    except InvalidMessage:
+        return b"", 0  # it was stored unchecked; there is nothing in it that could be kept
+    kept = {name: content for name, content in attributes.items() if name.startswith("_")}
+    return (join_xattrs(kept), int(Datatype.XATTR)) if kept else (b"", 0)

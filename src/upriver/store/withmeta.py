@@ -1,0 +1,109 @@
+"""Writes that bring their own history: conflict resolution between clusters (``protocol.md`` 10.7)."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, Locked
+from upriver.model import SEQNO_MAX, Datatype, Document
+from upriver.store.documents import Documents, Stored
+from upriver.wire.packed import Kind
+
+
+class WithMeta(IntFlag):
+    """Option bits of the with-meta commands."""
+
+    NONE = 0
+    FORCE = 0x01
+    FORCE_ACCEPT = 0x02  # required on buckets that resolve by CAS, refused on others
+    REGENERATE_CAS = 0x04  # needs SKIP_CONFLICT_RESOLUTION
+    SKIP_CONFLICT_RESOLUTION = 0x08
+    IS_EXPIRATION = 0x10
+
+
+class WithMetaWrites(Documents):
+    """Set, add and delete with metadata."""
+
+    def set_with_meta(
+        self, key: bytes, value: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0,
+        expiry: int = 0, datatype: int = 0, cas: int = 0, options: int = 0, add: bool = False,
+    ) -> Stored:  # fmt: skip
+        """``expiry`` is absolute. Loses with ``KeyExists``."""
+        incoming = Document(
+            key, value, collection_id, meta_cas, 0, rev_seqno, flags, expiry, datatype & ~Datatype.JSON
+        )
+        return self._with_meta(incoming, Kind.MUTATION, cas, WithMeta(options), add)
+
+    def delete_with_meta(
+        self, key: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0, delete_time: int = 0,
+        value: bytes = b"", datatype: int = 0, cas: int = 0, options: int = 0,
+    ) -> Stored:  # fmt: skip
+        """A tombstone with a history of its own; the key need not exist."""
+        incoming = Document(
+            key, value, collection_id, meta_cas, 0, rev_seqno, flags, 0, datatype, deleted=True, delete_time=delete_time
+        )
+        kind = Kind.EXPIRATION if options & WithMeta.IS_EXPIRATION else Kind.DELETION
+        return self._with_meta(incoming, kind, cas, WithMeta(options), add=False)
+
+    def _with_meta(self, incoming: Document, kind: Kind, cas: int, options: WithMeta, add: bool) -> Stored:
+        with self.shared.lock:
+            self._check_options(options, incoming)
+            wire_key = self._prepare_write(incoming.key, incoming.collection_id, incoming.value)
+            current = self._version(wire_key, incoming.key, incoming.collection_id)
+            self._check_header_cas(wire_key, current, cas)
+            if add and current is not None and not current.deleted:
+                raise KeyExists("the key exists")
+            skip = options & WithMeta.SKIP_CONFLICT_RESOLUTION
+            if current is not None and not skip and not wins(incoming, current, lww=self.shared.options.lww):
+                raise KeyExists("the version that is here wins")
+            return self._write_with_meta(wire_key, incoming, kind, options)
+
+    def _write_with_meta(self, wire_key: bytes, incoming: Document, kind: Kind, options: WithMeta) -> Stored:
+        time = incoming.expiry
+        if kind is not Kind.MUTATION:
+            time = incoming.delete_time or self.shared.now_s
+        elif time or self.shared.options.max_ttl_s or incoming.collection_id:
+            time = self._capped(time, incoming.collection_id)
+        datatype = int(incoming.datatype)
+        if kind is Kind.MUTATION and not datatype & (Datatype.SNAPPY | Datatype.XATTR):
+            datatype = self.detected(incoming.value)
+        return self._write(
+            kind, wire_key, incoming.value, datatype, incoming.collection_id, flags=incoming.flags, time=time,
+            cas=0 if options & WithMeta.REGENERATE_CAS else incoming.cas, rev_seqno=incoming.rev_seqno,
+        )  # fmt: skip
+
+    def _check_options(self, options: WithMeta, incoming: Document) -> None:
+        if bool(options & WithMeta.FORCE_ACCEPT) != self.shared.options.lww:
+            raise InvalidArguments("force-accept is for buckets that resolve conflicts by CAS, and needed there")
+        regenerate = options & WithMeta.REGENERATE_CAS
+        if regenerate and not options & WithMeta.SKIP_CONFLICT_RESOLUTION:
+            raise InvalidArguments("a CAS can be regenerated only when conflict resolution is skipped")
+        if incoming.cas in (0, SEQNO_MAX) and not regenerate:
+            raise InvalidArguments(f"{incoming.cas:#x} is not a CAS that a document can have")
+
+    def _check_header_cas(self, wire_key: bytes, current: Document | None, cas: int) -> None:
+        held = self._lock_of(wire_key)
+        if held is not None:
+            if cas != held:
+                raise Locked
+            del self.locks[wire_key]
+        elif cas and (current is None or current.deleted):
+            raise KeyNotFound
+        elif cas and current is not None and current.cas != cas:
+            raise KeyExists("the CAS has changed")
+
+
+def wins(incoming: Document, current: Document, *, lww: bool) -> bool:
+    """Whether ``incoming`` replaces ``current``; a full tie loses."""
+    mine, theirs = (incoming.rev_seqno, incoming.cas), (current.rev_seqno, current.cas)
+    if lww:
+        mine, theirs = mine[::-1], theirs[::-1]
+    if mine != theirs:
+        return mine > theirs
+    if incoming.deleted:
+        return False  # deletes compare only the first two
+    if incoming.expiry != current.expiry:
+        return incoming.expiry > current.expiry
+    if incoming.flags != current.flags:
+        return incoming.flags < current.flags
+    return lww and bool(incoming.datatype & Datatype.XATTR) and not current.datatype & Datatype.XATTR

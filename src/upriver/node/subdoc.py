@@ -139,17 +139,9 @@ def _run(conn: Connection, request: _Mutation, vb: VBucket, wanted: Sequence[Spe
     collection_id, key = conn.split(request.key)
     target = Target(
         vb, collection_id, key, flags, request.cas, request.expiry or 0, conn.preserve_ttl(request),
-        _max_ttl(conn, collection_id),
+        conn.require_bucket().store.options.lww,
     )  # fmt: skip
     return subdoc_write.run(target, wanted)
-
-
-def _max_ttl(conn: Connection, collection_id: int) -> int:
-    store = conn.require_bucket().store
-    entry = store.manifest.collections.get(collection_id)
-    if entry is not None and entry.max_ttl is not None:
-        return entry.max_ttl
-    return store.options.max_ttl_s
 
 
 def _answer(

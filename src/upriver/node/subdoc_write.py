@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _CLOCK_MASK = ~0xFFFF  # CAS is the clock in ns without its low 16 bits (10.5)
 _RELATIVE_EXPIRY_S = 30 * 86400
-_UNCONDITIONAL = MetaOption.SKIP_CONFLICT_RESOLUTION | MetaOption.FORCE_ACCEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Target:
     cas: int = 0
     expiry: int = 0
     preserve_ttl: bool = False
-    max_ttl_s: int = 0
+    lww: bool = False  # the bucket resolves conflicts by CAS
 
     @property
     def may_create(self) -> bool:
@@ -179,7 +178,8 @@ def _store(target: Target, existing: Document | None, view: View, stamp: Stamp, 
             target.key, value, target.collection_id, flags=flags, expiry=target.expiry, datatype=datatype, cas=cas,
             preserve_ttl=target.preserve_ttl,
         )  # fmt: skip
-    meta = MetaOfWrite(rev_seqno=_revision(target), meta_cas=stamp.cas, flags=flags, cas=cas, options=_UNCONDITIONAL)
+    options = MetaOption.SKIP_CONFLICT_RESOLUTION | (MetaOption.FORCE_ACCEPT if target.lww else 0)
+    meta = MetaOfWrite(rev_seqno=_revision(target), meta_cas=stamp.cas, flags=flags, cas=cas, options=options)
     if view.deleted:
         kept = datatype & Datatype.XATTR
         deleted_at = int(time.time())
@@ -202,8 +202,5 @@ def _expiry(target: Target, existing: Document | None) -> int:
     """When the document ends, as an absolute time. A mutation takes the expiry away unless told to preserve it."""
     if target.preserve_ttl and existing is not None and not existing.deleted:
         return existing.expiry
-    now = int(time.time())
-    end = target.expiry + now if 0 < target.expiry <= _RELATIVE_EXPIRY_S else target.expiry
-    if target.max_ttl_s and (end == 0 or end > now + target.max_ttl_s):
-        return now + target.max_ttl_s
-    return end
+    relative = 0 < target.expiry <= _RELATIVE_EXPIRY_S
+    return target.expiry + int(time.time()) if relative else target.expiry

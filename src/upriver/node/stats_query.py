@@ -1,0 +1,47 @@
+"""A STAT request as its group sees it, and what several groups share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from upriver.errors import InvalidArguments
+from upriver.model import VbucketState
+
+if TYPE_CHECKING:
+    from upriver.node.buckets import NodeBucket
+    from upriver.node.connection import Connection
+    from upriver.store import VBucket
+
+Figures = Iterator[tuple[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One STAT request: who asks, the words behind the group's name, and the JSON value."""
+
+    conn: Connection
+    arguments: list[str]
+    options: dict[str, Any]
+
+    @property
+    def bucket(self) -> NodeBucket:
+        return self.conn.require_bucket()
+
+    def vbuckets(self) -> list[VBucket]:
+        """The vbucket that the request names, or all of them."""
+        if not self.arguments:
+            return list(self.bucket.store.existing())
+        return [self.bucket.store.vbucket(vbucket_number(self.arguments[0]))]
+
+
+def vbucket_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 0xFFFF):
+        raise InvalidArguments(f"{text[:20]!r} is not a vbucket number")
+    return int(text)
+
+
+def shown_high_seqno(vb: VBucket) -> int:
+    """What others may count on: a vbucket that is not active is as far as its snapshot will be."""
+    return vb.high_seqno if vb.state is VbucketState.ACTIVE else max(vb.high_seqno, vb.snapshot[1])

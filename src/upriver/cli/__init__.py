@@ -26,6 +26,8 @@ class Lazy(NamedTuple):
 
 COMMANDS = {
     "demo": Lazy("upriver.cli.demo:demo", "Run the whole pipeline on this machine."),
+    "fault": Lazy("upriver.cli.fault:fault", "Make a running node misbehave, to test its consumers."),
+    "serve": Lazy("upriver.cli.serve:serve", "Run a node."),
     "wire": Lazy("upriver.cli.wire:wire", "Take frames of the protocol apart."),
 }
 

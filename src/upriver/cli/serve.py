@@ -1,0 +1,77 @@
+"""``upriver serve``: run a node until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from upriver.errors import ConfigError
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the buckets.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--kv-port", default=11210, show_default=True, help="0 picks a free one.")
+@click.option("--http-port", type=int, help="Management port; 0 picks a free one.  [default: none]")
+@click.option("--tls-port", type=int, help="KV port with TLS; needs --certificate and --private-key.")
+@click.option("--certificate", type=click.Path(path_type=Path), help="PEM file for --tls-port.")
+@click.option("--private-key", type=click.Path(path_type=Path), help="PEM file for --tls-port.")
+@click.option("--client-ca", type=click.Path(path_type=Path), help="Accept client certificates signed by this CA.")
+@click.option("--bucket", default="default", show_default=True, help="Created at the first start.")
+@click.option("--vbuckets", default=1024, show_default=True)
+@click.option("--username", default="", help="Who may log in, besides the users file; nobody given: everybody may.")
+@click.option("--password", default="", envvar="UPRIVER_PASSWORD")
+@click.option("--no-plain", is_flag=True, help="Refuse passwords in clear text without TLS.")
+@click.option("--default-bucket", default="", help="Bucket of clients that never select one.")
+@click.option("--enable-faults", is_flag=True, help="Allow `upriver fault`, for testing consumers.")
+@click.option("--enable-flush", is_flag=True, help="Allow clients to empty a bucket.")
+@click.option("--quota-mib", default=256, show_default=True, help="Memory for each bucket.")
+@click.option("--lazy", is_flag=True, help="Leave the last sync to the system: faster, survives kill -9, not power loss.")
+@click.option("--log-level", default="warning", show_default=True, type=click.Choice(["info", "warning", "error"]))
+def serve(**options: Any) -> None:
+    """Serve DCP and the key-value protocol; prints "ready couchbase://HOST:PORT" once it does."""
+    level = options.pop("log_level").upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    _run(_node_options(**options))
+
+
+def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any) -> Any:
+    from upriver.node.options import NodeOptions
+    from upriver.store import Durability, StoreOptions
+
+    durability = Durability.LAZY if lazy else Durability.FSYNC
+    store = StoreOptions(quota_bytes=quota_mib << 20, durability=durability)
+    if options["tls_port"] is not None and not (options["certificate"] and options["private_key"]):
+        raise ConfigError("--tls-port needs --certificate and --private-key")
+    return NodeOptions(plain_without_tls=not no_plain, store=store, **options)
+
+
+def _run(options: Any) -> None:
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(_serve(options))
+    else:
+        uvloop.run(_serve(options))
+
+
+async def _serve(options: Any) -> None:
+    from upriver.node.server import serve as start
+
+    node = await start(options)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    click.echo(f"ready couchbase://{options.host}:{node.kv_port}")
+    if node.http_port:
+        click.echo(f"management http://{options.host}:{node.http_port}")
+    sys.stdout.flush()
+    await stop.wait()
+    await node.stop()

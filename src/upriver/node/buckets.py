@@ -1,0 +1,154 @@
+"""The buckets of a node: each a directory under the data directory, opened together, none able to stop the others."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from upriver.errors import ConfigError, KeyExists, KeyNotFound, UpriverError
+from upriver.model import VbucketState
+from upriver.node import log
+from upriver.store import Bucket, StoreOptions
+
+if TYPE_CHECKING:
+    from upriver.node.connection import Connection
+    from upriver.node.persistence import PersistenceWaits
+    from upriver.store import VBucket
+
+_NAME = re.compile(r"[A-Za-z0-9._%-]{1,100}\Z")
+_MARK = "upriver.bucket"  # tells our directories from whatever else lies in the data directory
+
+
+class NodeBucket:
+    """A bucket as connections use it: the store, who streams from it, and who waits for its disk."""
+
+    def __init__(self, store: Bucket, waits: PersistenceWaits) -> None:
+        self.store = store
+        self.name: str = store.name
+        self.dcp_connections: dict[str, Connection] = {}  # by connection name: producers and consumers share names
+        self.waits = waits
+        self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
+        self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
+        self._state_changes: dict[int, asyncio.Future[None]] = {}
+
+    @property
+    def uuid(self) -> str:
+        return f"{self.store.uuid:032x}"
+
+    def set_state(self, vbucket_id: int, state: VbucketState, **how: Any) -> VBucket:
+        """Change a vbucket's state and let go on who waited for that (7.4)."""
+        vbucket = self.store.set_state(vbucket_id, state, **how)
+        self._state_changed(vbucket_id)
+        return vbucket
+
+    def delete_vbucket(self, vbucket_id: int) -> None:
+        self.store.delete_vbucket(vbucket_id)
+        self._state_changed(vbucket_id)
+
+    def state_change(self, vbucket_id: int) -> asyncio.Future[None]:
+        """Done at the next change of the vbucket's state; shared by all who wait."""
+        if vbucket_id not in self._state_changes:
+            self._state_changes[vbucket_id] = asyncio.get_running_loop().create_future()
+        return asyncio.shield(self._state_changes[vbucket_id])
+
+    def _state_changed(self, vbucket_id: int) -> None:
+        future = self._state_changes.pop(vbucket_id, None)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def apply_manifest(self, manifest: bytes) -> None:
+        self.store.apply_manifest(manifest)
+
+    def close(self) -> None:
+        self.waits.cancel()
+        self.store.close()
+
+
+class Buckets:
+    """All buckets by name. ``broken`` says why one could not be opened."""
+
+    def __init__(
+        self, root: Path, vbuckets: int, options: StoreOptions, make_waits: Callable[[Bucket], PersistenceWaits]
+    ) -> None:
+        self._root = root
+        self._vbuckets = vbuckets
+        self._options = options
+        self._make_waits = make_waits
+        self._open: dict[str, NodeBucket] = {}
+        self.broken: dict[str, str] = {}
+
+    def open_all(self) -> None:
+        """Open every bucket directory that is there."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        for path in sorted(self._root.iterdir()):
+            if (path / _MARK).is_file():
+                self._open_one(path)
+
+    def _open_one(self, path: Path) -> None:
+        vbuckets = int((path / _MARK).read_text())
+        try:
+            store = Bucket.open(path, name=path.name, vbuckets=vbuckets, options=self._options)
+        except (UpriverError, OSError) as error:
+            self.broken[path.name] = str(error) or type(error).__name__
+            log.warning("bucket_broken", bucket=path.name, reason=self.broken[path.name])
+            return
+        self._open[path.name] = NodeBucket(store, self._make_waits(store))
+        log.info("bucket_open", bucket=path.name, vbuckets=vbuckets)
+
+    def create(self, name: str, vbuckets: int | None = None) -> NodeBucket:
+        """A new bucket whose vbuckets are all active here."""
+        if not _NAME.match(name) or name.startswith("."):
+            raise ConfigError(f"{name!r} is not a bucket name: letters, digits and . _ % - only")
+        if name in self._open or name in self.broken:
+            raise KeyExists(f"bucket {name} exists")
+        path = self._root / name
+        path.mkdir(parents=True, exist_ok=True)
+        count = vbuckets or self._vbuckets
+        store = Bucket.open(path, name=name, vbuckets=count, options=self._options)
+        for vbucket in range(count):
+            store.set_state(vbucket, VbucketState.ACTIVE)
+        store.flush()
+        (path / _MARK).write_text(str(count))
+        self._open[name] = NodeBucket(store, self._make_waits(store))
+        log.info("bucket_created", bucket=name, vbuckets=count)
+        return self._open[name]
+
+    def delete(self, name: str) -> None:
+        """Close a bucket and erase its data. The caller has cut the connections that use it."""
+        bucket = self._open.pop(name, None)
+        if bucket is None and self.broken.pop(name, None) is None:
+            raise KeyNotFound(f"no bucket {name}")
+        if bucket is not None:
+            bucket.close()
+        shutil.rmtree(self._root / name)
+        log.info("bucket_deleted", bucket=name)
+
+    def find(self, name: str) -> NodeBucket | None:
+        return self._open.get(name)
+
+    def get(self, name: str) -> NodeBucket:
+        bucket = self._open.get(name)
+        if bucket is None:
+            raise KeyNotFound(f"no bucket {name}")
+        return bucket
+
+    def names(self) -> list[str]:
+        return sorted(self._open)
+
+    def __iter__(self) -> Iterator[NodeBucket]:
+        return iter(list(self._open.values()))
+
+    async def close(self) -> None:
+        """Flush and mark every bucket clean; one that fails does not keep the others from closing."""
+        loop = asyncio.get_running_loop()
+        for bucket in self:
+            try:
+                bucket.waits.cancel()
+                await loop.run_in_executor(None, bucket.store.close)
+            except (UpriverError, OSError):
+                log.failure("bucket_close_failed", bucket=bucket.name)
+        self._open.clear()

@@ -1,0 +1,93 @@
+"""The cluster map: which node serves which vbucket, and the JSON that clients read (``protocol.md`` 10.11).
+
+A node alone is a map with one entry. Whoever makes a cluster builds a ``ClusterMap`` with several and a higher
+revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+_CAPABILITIES = (
+    "cbhello", "cccp", "collections", "couchapi", "dcp", "durableWrite", "nodesExt", "preserveExpiry",
+    "subdoc.DocumentMacroSupport", "subdoc.ReplicaRead", "subdoc.ReviveDocument", "tombstonedUserXAttrs", "touch",
+    "xattr", "xdcrCheckpointing",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """Where a node listens; ``mgmt`` only where an HTTP port really does."""
+
+    host: str
+    kv: int
+    mgmt: int | None = None
+    kv_tls: int | None = None
+
+    def services(self) -> dict[str, int]:
+        named = {"kv": self.kv, "mgmt": self.mgmt, "kvSSL": self.kv_tls}
+        return {name: port for name, port in named.items() if port is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMap:
+    """One revision of the map. ``owners[vb]`` lists node indexes, the active one first, -1 for none."""
+
+    nodes: tuple[NodeAddress, ...]
+    owners: Sequence[Sequence[int]]
+    revision: int = 1
+    epoch: int = 1
+    replicas: int = 0
+
+    @classmethod
+    def alone(cls, address: NodeAddress, vbuckets: int, revision: int = 1) -> ClusterMap:
+        return cls((address,), [[0]] * vbuckets, revision)
+
+    def is_newer_than(self, epoch: int, revision: int) -> bool:
+        return (self.epoch, self.revision) > (epoch, revision)
+
+    def to_json(self, name: str, uuid: str, this_node: int = 0) -> bytes:
+        return orjson.dumps(
+            {
+                "rev": self.revision,
+                "revEpoch": self.epoch,
+                "name": name,
+                "uuid": uuid,
+                "nodeLocator": "vbucket",
+                "uri": f"/pools/default/buckets/{name}?bucket_uuid={uuid}",
+                "streamingUri": f"/pools/default/bucketsStreaming/{name}?bucket_uuid={uuid}",
+                "bucketCapabilitiesVer": "",
+                "bucketCapabilities": _CAPABILITIES,
+                "collectionsManifestUid": "0",
+                **self._nodes_json(this_node),
+                "vBucketServerMap": self._vbuckets_json(),
+            }
+        )
+
+    def to_json_without_bucket(self, this_node: int = 0) -> bytes:
+        """What a client without a bucket may know: the nodes."""
+        return orjson.dumps({"rev": self.revision, "revEpoch": self.epoch, "nodesExt": self._extended(this_node)})
+
+    def _nodes_json(self, this_node: int) -> dict[str, object]:
+        plain = [{"hostname": f"{n.host}:{n.mgmt or 8091}", "ports": {"direct": n.kv}} for n in self.nodes]
+        return {"nodes": plain, "nodesExt": self._extended(this_node)}
+
+    def _extended(self, this_node: int) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = []
+        for index, node in enumerate(self.nodes):
+            entry: dict[str, object] = {"hostname": node.host, "services": node.services()}
+            if index == this_node:
+                entry["thisNode"] = True
+            found.append(entry)
+        return found
+
+    def _vbuckets_json(self) -> dict[str, object]:
+        return {
+            "hashAlgorithm": "CRC",
+            "numReplicas": self.replicas,
+            "serverList": [f"{node.host}:{node.kv}" for node in self.nodes],
+            "vBucketMap": [list(row) for row in self.owners],
+        }

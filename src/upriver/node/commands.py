@@ -1,0 +1,53 @@
+"""Where the command modules come together; the only place that knows them all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from upriver.node import (
+    auth,
+    collection_commands,
+    dcp_commands,
+    dispatch,
+    error_map,
+    kv_commands,
+    meta_commands,
+    observe_commands,
+    session_commands,
+    stats,
+    subdoc,
+    tls,
+    vbucket_commands,
+)
+
+if TYPE_CHECKING:
+    import ssl
+
+    from upriver.node.http import HttpServer
+    from upriver.node.options import NodeOptions
+    from upriver.node.server import Node
+    from upriver.node.users import Users
+
+_MODULES = (
+    session_commands, kv_commands, meta_commands, observe_commands, vbucket_commands, collection_commands,
+    dcp_commands, auth, error_map, subdoc, stats,
+)  # fmt: skip
+
+
+def register_all() -> None:
+    for module in _MODULES:
+        dispatch.register(module.HANDLERS, module.BUCKETLESS)
+
+
+def load_users(options: NodeOptions) -> Users:
+    return auth.load(options)
+
+
+def tls_context(options: NodeOptions) -> ssl.SSLContext:
+    return tls.context(options)
+
+
+async def start_http(node: Node) -> HttpServer:
+    from upriver.node import http
+
+    return await http.start(node)

@@ -1,0 +1,314 @@
+"""One client connection: bytes in, requests to their handlers, answers out in order (asyncio protocol).
+
+Everything that arrived in one receive is answered with one send. A handler that has to wait holds back the requests
+behind it, so that answers keep the order of requests; on a DCP connection only its own answer waits. A client that
+does not read its answers is not read from either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from upriver.errors import FramingError, InvalidMessage, NoBucket, Status, StatusError
+from upriver.model import Datatype
+from upriver.node import answers, dispatch, kv_fast, log
+from upriver.wire import Context, Message
+from upriver.wire.constants import Feature, RequestFrameId
+from upriver.wire.framing import HEADER, HEADER_SIZE, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME, Frame, cut_frame, frame_size
+from upriver.wire.keys import split_key
+from upriver.wire.values import inflate, split_xattrs
+
+if TYPE_CHECKING:
+    from upriver.node.buckets import NodeBucket
+    from upriver.node.producer import Producer
+    from upriver.node.server import Node
+    from upriver.store import Stored, VBucket
+
+_numbers = itertools.count(1)
+_RESPONSE = 0x81
+_REQUEST = 0x80
+_MUTATION_FRAMES = frozenset({RequestFrameId.DURABILITY, RequestFrameId.PRESERVE_TTL})
+
+
+class Answerable(Protocol):
+    """What an answer needs of the request: a message, or the frame that could not become one."""
+
+    @property
+    def opcode(self) -> int: ...
+    @property
+    def opaque(self) -> int: ...
+
+
+class Connection(asyncio.Protocol):
+    """The state of one client, and the doors that command modules use."""
+
+    def __init__(self, node: Node, tls: bool = False) -> None:
+        self.node = node
+        self.tls = tls
+        self.id = next(_numbers)
+        self.peer = ""
+        self.agent = ""
+        self.user = ""
+        self.authenticated = False
+        self.sasl: object | None = None
+        self.features: frozenset[int] = frozenset()
+        self.context = Context(datatypes=0, check_values=True)
+        self.bucket: NodeBucket | None = None
+        self.dcp: Producer | None = None
+        self.map_revision_sent = (0, 0)  # of the cluster map that the last NOT_MY_VBUCKET carried
+        self.created = self.last_received = self.last_progress = time.monotonic()
+        self.closed = False
+        self._limit = MAX_UNAUTHENTICATED_FRAME
+        self._input: bytes | bytearray = b""
+        self._output: list[bytes] = []
+        self._output_bytes = 0
+        self._taking = False  # inside _take_frames
+        self._write_paused = False
+        self._waiting = 0  # handlers that have not answered yet
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------------------------------ asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        # Zero: write() then sends at once, and what it could not send pauses us until the very last byte has gone.
+        # Only so may the producer write over its buffer again.
+        self.transport.set_write_buffer_limits(high=0)
+        host, port, *_ = self.transport.get_extra_info("peername") or ("?", 0)
+        self.peer = f"{host}:{port}"
+        self.node.connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_received = time.monotonic()
+        if self._input:
+            if isinstance(self._input, bytes):
+                self._input = bytearray(self._input)
+            self._input += data
+        else:
+            self._input = data
+        self._take_frames()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self.last_progress = time.monotonic()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self.last_progress = time.monotonic()
+        if self.dcp is not None:
+            self.dcp.schedule()
+        self._go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self.dcp is not None:
+            self.dcp.close()
+        self.node.disconnected(self, str(exc) if exc else "end of stream")
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    @property
+    def _held(self) -> bool:
+        """Requests have to wait: for an answer that is under way, or for the client to read."""
+        if self.dcp is not None:
+            return self.closed
+        return self._waiting > 0 or self._write_paused or self.closed
+
+    def _take_frames(self) -> None:
+        if self._taking:
+            return
+        self._taking = True
+        taken = 0
+        try:
+            taken = self._take_all()
+        except FramingError as error:
+            self.close(f"broken frame: {error}")
+        finally:
+            self._taking = False
+            self._forget_input(taken)
+            self.flush()
+        self._throttle()
+
+    def _take_all(self) -> int:
+        """Handle every complete frame; returns how many bytes they were."""
+        data, at, end = self._input, 0, len(self._input)
+        fast = kv_fast.HANDLERS
+        while end - at >= HEADER_SIZE and not self._held:
+            size = frame_size(data, at, self._limit)
+            if end - at < size:
+                break
+            handler = fast.get(data[at + 1]) if data[at] == _REQUEST else None
+            if handler is None or not handler(self, data, at, size):
+                self._handle(cut_frame(data, at))
+            at += size
+            if self._output_bytes > self.node.options.limits.output_bytes:
+                self.flush()
+        return at
+
+    def _forget_input(self, taken: int) -> None:
+        if taken == len(self._input) or self.closed:
+            self._input = b""
+        elif isinstance(self._input, bytes):
+            self._input = self._input[taken:]
+        else:
+            del self._input[:taken]
+
+    def _throttle(self) -> None:
+        """Read no more while requests have to wait; the kernel's buffers then slow the client."""
+        if self.closed:
+            return
+        if self._held and self._input:
+            self.transport.pause_reading()
+        elif not self.transport.is_reading():
+            self.transport.resume_reading()
+
+    def _go_on(self) -> None:
+        if not self.closed and not self._held:
+            self._take_frames()
+
+    def _handle(self, frame: Frame) -> None:
+        try:
+            pending = dispatch.dispatch(self, frame)
+        except (StatusError, InvalidMessage) as error:
+            answers.fail_with(self, frame, error)
+        except Exception:  # a bug of ours must not take the other connections down
+            log.failure("request_failed", connection=self.id, opcode=f"0x{frame.opcode:02x}")
+            self.fail(frame, Status.EINTERNAL, "internal error")
+        else:
+            if pending is not None:
+                self._wait_for(frame, pending)
+
+    def _wait_for(self, frame: Frame, pending: Awaitable[None]) -> None:
+        self._waiting += 1
+        task = self.node.loop.create_task(self._finish(frame, pending))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, frame: Frame, pending: Awaitable[None]) -> None:
+        try:
+            await pending
+        except (StatusError, InvalidMessage) as error:
+            answers.fail_with(self, frame, error)
+        except asyncio.CancelledError:
+            if not self.closed:
+                self.fail(frame, Status.ETMPFAIL, "the bucket is closing")
+        except Exception:
+            log.failure("request_failed", connection=self.id, opcode=f"0x{frame.opcode:02x}")
+            self.fail(frame, Status.EINTERNAL, "internal error")
+        finally:
+            self._waiting -= 1
+            self._go_on()
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def write(self, data: bytes) -> None:
+        """Bytes to the client, behind everything written before."""
+        self._output.append(data)
+        self._output_bytes += len(data)
+        if not self._taking:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._output and not self.closed:
+            data = b"".join(self._output) if len(self._output) > 1 else self._output[0]
+            self._output.clear()
+            self._output_bytes = 0
+            self.transport.write(data)
+
+    def reply(
+        self, request: Answerable, *, extras: bytes = b"", key: bytes = b"", value: bytes = b"", cas: int = 0,
+        datatype: int = 0, status: int = 0,
+    ) -> None:  # fmt: skip
+        body = len(extras) + len(key) + len(value)
+        head = HEADER.pack(
+            _RESPONSE, request.opcode, len(key), len(extras), datatype, status, body, request.opaque, cas
+        )
+        self.write(b"".join((head, extras, key, value)) if body else head)
+
+    def fail(self, request: Answerable, status: Status, context: str = "") -> None:
+        """An error answer, remapped for clients without extended errors; may end the connection instead (1.6)."""
+        answers.fail(self, request, status, context)
+
+    def close(self, reason: str) -> None:
+        """Send what is queued, then disconnect."""
+        if self.closed:
+            return
+        self.flush()
+        self.closed = True
+        log.info("connection_closing", connection=self.id, peer=self.peer, reason=reason)
+        self.transport.close()
+
+    def abort(self, reason: str) -> None:
+        """Disconnect at once; what was not sent is lost."""
+        log.info("connection_aborted", connection=self.id, peer=self.peer, reason=reason)
+        self.closed = True
+        self.transport.abort()
+
+    @property
+    def can_write(self) -> bool:
+        return not self._write_paused and not self.closed
+
+    # ------------------------------------------------------------------------------------------ for handlers
+
+    def authenticate(self, user: str) -> None:
+        """The client has proved who it is; frames may now be large."""
+        self.authenticated, self.user = True, user
+        self._limit = MAX_FRAME
+
+    def has(self, feature: Feature) -> bool:
+        return feature in self.features
+
+    def require_bucket(self) -> NodeBucket:
+        if self.bucket is None:
+            raise NoBucket
+        return self.bucket
+
+    def vbucket(self, vbucket_id: int) -> VBucket:
+        return self.require_bucket().store.vbucket(vbucket_id)
+
+    def split(self, key: bytes) -> tuple[int, bytes]:
+        """Collection id and logical key of a document key."""
+        return split_key(key) if self.context.collections else (0, key)
+
+    def datatype_out(self, datatype: int, value: bytes) -> tuple[int, bytes]:
+        """A stored value as this client may see it in a GET: never xattrs, snappy and JSON as HELLO agreed."""
+        if datatype & Datatype.XATTR or (datatype & Datatype.SNAPPY and not self.context.datatypes & Datatype.SNAPPY):
+            if datatype & Datatype.SNAPPY:
+                value = inflate(value)
+            if datatype & Datatype.XATTR:
+                value = split_xattrs(value)[1]
+            datatype &= Datatype.JSON
+        return datatype & self.context.datatypes, value
+
+    def mutation_extras(self, stored: Stored) -> bytes:
+        """The mutation token, where HELLO asked for it."""
+        if Feature.MUTATION_SEQNO not in self.features:
+            return b""
+        return stored.vbuuid.to_bytes(8, "big") + stored.seqno.to_bytes(8, "big")
+
+    def frame_info(self, request: Message, wanted: RequestFrameId) -> bytes | None:
+        for info in request.frame_infos:
+            if info.id == wanted:
+                return info.data
+        return None
+
+    def preserve_ttl(self, request: Message) -> bool:
+        return bool(request.frame_infos) and self.frame_info(request, RequestFrameId.PRESERVE_TTL) is not None
+
+    def durability(self, request: Message) -> int | None:
+        """The durability level asked for, or None."""
+        data = self.frame_info(request, RequestFrameId.DURABILITY) if request.frame_infos else None
+        return data[0] if data else None
+
+    @staticmethod
+    def is_quiet(request: Answerable) -> bool:
+        return request.opcode in dispatch.QUIET
+
+    def stats(self) -> dict[str, Any]:
+        return {"connection": self.id, "peer": self.peer, "user": self.user, "agent": self.agent}

@@ -1,0 +1,74 @@
+"""From a frame to its handler: the gates of ``protocol.md`` 1.6, then a table from message class to function."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from upriver.errors import AccessDenied, InvalidArguments, NoBucket, NotSupported, UnknownCommand
+from upriver.wire import Frame, Message, Opcode, OtherResponse, decode
+from upriver.wire.constants import Magic
+
+if TYPE_CHECKING:
+    from upriver.node.connection import Connection
+
+Handler = Callable[["Connection", Any], Awaitable[None] | None]
+
+QUIET = frozenset(
+    {
+        Opcode.GETQ, Opcode.GETKQ, Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.INCREMENTQ,
+        Opcode.DECREMENTQ, Opcode.QUITQ, Opcode.FLUSHQ, Opcode.APPENDQ, Opcode.PREPENDQ, Opcode.GATQ,
+        Opcode.GETQ_META, Opcode.SETQ_WITH_META, Opcode.ADDQ_WITH_META, Opcode.DELQ_WITH_META,
+    }
+)  # fmt: skip
+_BEFORE_LOGIN = frozenset(
+    {Opcode.HELLO, Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP, Opcode.GET_ERROR_MAP}
+)
+_FIRST_DCP, _LAST_DCP = Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END
+
+_handlers: dict[type[Message], Handler] = {}
+_bucketless: set[type[Message]] = set()
+
+
+def register(handlers: dict[Any, Handler], bucketless: frozenset[type[Message]] = frozenset()) -> None:
+    """Add a module's commands; ``bucketless`` are those that need no bucket."""
+    _handlers.update(handlers)
+    _bucketless.update(bucketless)
+
+
+def dispatch(conn: Connection, frame: Frame) -> Awaitable[None] | None:
+    """Check, decode and handle one frame; raises the error that answers it."""
+    if frame.magic.is_response:
+        _response(conn, frame)
+        return None
+    if not conn.authenticated and frame.opcode not in _BEFORE_LOGIN:
+        raise AccessDenied
+    request = decode(frame, conn.context)
+    if _FIRST_DCP <= request.opcode <= _LAST_DCP and conn.dcp is None and request.opcode != Opcode.DCP_OPEN:
+        raise InvalidArguments("not a DCP connection: open it first")
+    entry = _entry_of(type(request))
+    if entry is None:
+        raise UnknownCommand if frame.magic is not Magic.SERVER_REQUEST else NotSupported
+    handler, needs_bucket = entry
+    if needs_bucket and conn.bucket is None:
+        raise NoBucket
+    return handler(conn, request)
+
+
+def _response(conn: Connection, frame: Frame) -> None:
+    """Only a DCP peer has something to answer; a reply to a pushed cluster map is dropped."""
+    if frame.magic is Magic.SERVER_RESPONSE or frame.opcode == Opcode.NOOP:
+        return
+    if conn.dcp is None or not conn.dcp.on_response(OtherResponse.from_frame(frame, conn.context)):
+        conn.close(f"response 0x{frame.opcode:02x} that answers nothing")
+
+
+_entries: dict[type[Message], tuple[Handler, bool] | None] = {}
+
+
+def _entry_of(cls: type[Message]) -> tuple[Handler, bool] | None:
+    """The handler of a class or of the class it is a variant of, and whether it needs a bucket."""
+    if cls not in _entries:
+        known = next((base for base in cls.__mro__ if base in _handlers), None)
+        _entries[cls] = (_handlers[known], known not in _bucketless) if known is not None else None
+    return _entries[cls]

@@ -1,0 +1,82 @@
+"""What a node does by itself: cut silent connections, ask DCP peers for a sign of life, expire, compact."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from upriver.errors import UpriverError
+from upriver.node import log
+
+if TYPE_CHECKING:
+    from upriver.node.connection import Connection
+    from upriver.node.server import Node
+
+_TICK_S = 0.1  # the shortest noop interval that a client may ask for
+_IDLE_TICK_S = 1.0
+
+
+class Housekeeping:
+    """The periodic work of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        options = self._node.options
+        self._tasks = [
+            self._node.loop.create_task(self._watch_connections()),
+            self._node.loop.create_task(self._every(options.maintain_s, "maintain")),
+            self._node.loop.create_task(self._every(options.expiry_pager_s, "run_expiry_pager")),
+        ]
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _watch_connections(self) -> None:
+        while True:
+            has_dcp = any(conn.dcp is not None for conn in self._node.connections)
+            await asyncio.sleep(_TICK_S if has_dcp else _IDLE_TICK_S)
+            now = time.monotonic()
+            for conn in list(self._node.connections):
+                self._watch(conn, now)
+
+    def _watch(self, conn: Connection, now: float) -> None:
+        try:
+            if conn.dcp is not None and not conn.closed:
+                conn.dcp.tick(now)
+            reason = self._overdue(conn, now)
+        except Exception:
+            log.failure("watch_failed", connection=conn.id)
+            reason = "internal error"
+        if reason:
+            conn.abort(reason)
+
+    def _overdue(self, conn: Connection, now: float) -> str:
+        """Why a connection has to go, or an empty string."""
+        limits = self._node.options.limits
+        if not conn.authenticated and now - conn.created > limits.handshake_s:
+            return "not authenticated in time"
+        allowed = limits.idle_s if conn.dcp is None else limits.dcp_idle_s
+        if now - conn.last_received > allowed:
+            return "silent for too long"
+        if conn.closed and now - conn.last_progress > limits.handshake_s:
+            return "does not take its last answers"
+        if not conn.can_write and now - conn.last_progress > allowed:
+            return "does not read"
+        return ""
+
+    async def _every(self, seconds: float, work: str) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            for bucket in self._node.buckets:
+                try:
+                    getattr(bucket.store, work)()
+                except UpriverError as error:
+                    log.warning("housekeeping_failed", work=work, bucket=bucket.name, reason=error)
+                except Exception:
+                    log.failure("housekeeping_failed", work=work, bucket=bucket.name)
+                await asyncio.sleep(0)

@@ -1,0 +1,58 @@
+"""What can be chosen about a node; one frozen value that every part of the server reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from upriver.errors import ConfigError
+from upriver.store import StoreOptions
+
+VERSION = "7.6.2-0000-upriver"  # clients gate features on the number; it must start with a digit
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one client, or all of them, may take. Times in seconds, sizes in bytes."""
+
+    max_connections: int = 2000
+    max_streams: int = 16 * 1024  # per DCP connection
+    output_bytes: int = 1 << 20  # responses waiting before the connection's requests have to wait too
+    handshake_s: float = 30.0  # until a connection must be authenticated
+    idle_s: float = 300.0  # silence on a plain connection
+    dcp_idle_s: float = 360.0  # silence, or a socket that takes nothing, on a DCP connection
+    persistence_wait_s: float = 30.0
+    parked_ops: int = 1024  # operations that wait for a pending vbucket, per connection
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Options of a node; port 0 picks a free one, ``None`` leaves a listener out."""
+
+    data: Path
+    host: str = "127.0.0.1"
+    kv_port: int = 11210
+    http_port: int | None = None
+    tls_port: int | None = None
+    bucket: str = "default"
+    vbuckets: int = 1024
+    username: str = ""
+    password: str = field(default="", repr=False)
+    default_bucket: str = ""  # selected at once on every new connection, for plain memcached clients
+    enable_faults: bool = False
+    enable_flush: bool = False
+    plain_without_tls: bool = True
+    certificate: Path | None = None
+    private_key: Path | None = None
+    client_ca: Path | None = None
+    upr_expirations: bool = False  # send UPR streams opcode 0x59 for documents whose time ran out
+    expiry_pager_s: float = 600.0
+    maintain_s: float = 1.0
+    store: StoreOptions = field(default_factory=StoreOptions)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.vbuckets <= 65535:
+            raise ConfigError(f"vbuckets is {self.vbuckets}; allowed: 1 to 65535")
+        if bool(self.username) != bool(self.password):
+            raise ConfigError("--username and --password go together")

@@ -1,0 +1,278 @@
+"""The producer side of one DCP connection: its streams, and the turns in which they fill the socket.
+
+Each turn makes sends of at most 256 KiB, every stream that is ready putting in a run of its vbucket before the next
+one's; then the loop serves the others. Idle streams cost nothing: the store wakes them, also from its flusher thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from upriver.errors import Status
+from upriver.node import log
+from upriver.node.producer_stream import Outcome, ProducerStream
+from upriver.protocol.controls import ProducerOptions
+from upriver.wire import Opcode, OtherResponse, dcp
+from upriver.wire.bulk_encode import SendBuffer
+from upriver.wire.constants import StreamEndStatus
+
+if TYPE_CHECKING:
+    from upriver.node.buckets import NodeBucket
+    from upriver.node.connection import Connection
+
+SEND_BYTES = 256 * 1024
+MAX_BACKFILLS = 64  # that run at once on one connection (8.4)
+_FORGIVEN = frozenset({Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH})
+_FORGIVEN_BEFORE_V7 = frozenset({Status.KEY_ENOENT, Status.KEY_EEXISTS})
+_UNANSWERED = frozenset({Opcode.DCP_SEQNO_ADVANCED, Opcode.DCP_OSO_SNAPSHOT})
+
+
+class SendBuffers:
+    """Send buffers that are free. A connection holds one only while the socket has not taken all of it."""
+
+    def __init__(self) -> None:
+        self._free: list[SendBuffer] = []
+
+    def take(self) -> SendBuffer:
+        return self._free.pop() if self._free else SendBuffer(SEND_BYTES)
+
+    def give_back(self, buffer: SendBuffer) -> None:
+        """One that grew for a large document is let go."""
+        if buffer.room <= SEND_BYTES and len(self._free) < 8:
+            buffer.clear()
+            self._free.append(buffer)
+
+
+class Producer:
+    """What ``Connection.dcp`` is after an OPEN as producer."""
+
+    def __init__(self, conn: Connection, bucket: NodeBucket, options: ProducerOptions) -> None:
+        self.conn = conn
+        self.bucket = bucket
+        self.options = options
+        self.streams: dict[tuple[int, int], ProducerStream] = {}
+        self.created = time.time()
+        self.total_bytes_sent = 0
+        self.items_sent = 0
+        self.noops_sent = 0
+        self.stalled_until = 0.0  # a fault: nothing is sent before then
+        self.slow_bytes_per_s = 0  # a fault: no faster than this
+        self._ready: deque[ProducerStream] = deque()
+        self._woken: deque[ProducerStream] = deque()  # also appended to by the flusher thread
+        self._backfills: set[ProducerStream] = set()
+        self._waiting_backfills: deque[ProducerStream] = deque()
+        self._scheduled = False
+        self._lent: SendBuffer | None = None
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self.options.name
+
+    @property
+    def upr_expirations(self) -> bool:
+        return self.conn.node.options.upr_expirations
+
+    # ------------------------------------------------------------------------------------------ streams
+
+    def add(self, stream: ProducerStream) -> None:
+        self.streams[stream.vbucket_id, stream.stream_id] = stream
+        self.make_ready(stream)
+
+    def wake_of(self, stream: ProducerStream) -> Callable[[], None]:
+        """The callback for the store: cheap, and safe from any thread."""
+        loop = self.conn.node.loop
+
+        def wake() -> None:
+            self._woken.append(stream)
+            if len(self._woken) == 1 and not self._closed:
+                loop.call_soon_threadsafe(self._take_woken)
+
+        return wake
+
+    def _take_woken(self) -> None:
+        while self._woken:
+            self.make_ready(self._woken.popleft())
+
+    def make_ready(self, stream: ProducerStream) -> None:
+        if not stream.queued and not self._closed:
+            stream.queued = True
+            self._ready.append(stream)
+            self.schedule()
+
+    def ending(self, stream: ProducerStream) -> None:
+        """It only has its last frames to send; its place may be taken by a new stream."""
+        key = stream.vbucket_id, stream.stream_id
+        if self.streams.get(key) is stream:
+            del self.streams[key]
+        self._leave_backfills(stream)
+        self.make_ready(stream)
+
+    def close_stream(self, stream: ProducerStream) -> None:
+        """The client does not want it any more (2.4)."""
+        if self.options.end_on_close:
+            stream.end(StreamEndStatus.CLOSED)
+            return
+        stream.drop()
+        del self.streams[stream.vbucket_id, stream.stream_id]
+        self._leave_backfills(stream)
+
+    def close(self) -> None:
+        """The connection is gone."""
+        if self._closed:
+            return
+        self._closed = True
+        for stream in [*self.streams.values(), *self._ready]:
+            stream.drop()
+        self.streams.clear()
+        self._ready.clear()
+        self._backfills.clear()
+        self._waiting_backfills.clear()
+        if self.bucket.dcp_connections.get(self.name) is self.conn:
+            del self.bucket.dcp_connections[self.name]
+
+    # ------------------------------------------------------------------------------------------ turns
+
+    def schedule(self) -> None:
+        """Have a turn soon, if there is anything to send and somewhere to send it."""
+        if not self._scheduled and self._ready and self.conn.can_write:
+            self._scheduled = True
+            self.conn.node.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._closed or not self.conn.can_write or self._must_wait():
+            return
+        try:
+            self._send_slices()
+        except Exception:
+            log.failure("producer_failed", connection=self.conn.id, name=self.name)
+            self.conn.abort("internal error")
+            return
+        if self.options.window.is_open:
+            self.schedule()
+
+    def _send_slices(self) -> None:
+        self._return_buffer()
+        for _ in range(self.options.priority):
+            buffer = self.conn.node.send_buffers.take()
+            self._fill(buffer)
+            self._send(buffer)
+            if not self._ready or self._lent is not None or not self.options.window.is_open:
+                break
+
+    def _send(self, buffer: SendBuffer) -> None:
+        if buffer.used:
+            self.total_bytes_sent += buffer.used
+            self.conn.transport.write(buffer.view())
+        if self.conn.can_write:
+            self.conn.node.send_buffers.give_back(buffer)
+        else:
+            self._lent = buffer  # the transport still reads it
+
+    def _return_buffer(self) -> None:
+        if self._lent is not None:
+            self.conn.node.send_buffers.give_back(self._lent)
+            self._lent = None
+
+    def _fill(self, buffer: SendBuffer) -> None:
+        while self._ready and buffer.used < SEND_BYTES:
+            stream = self._ready.popleft()
+            stream.queued = False
+            if self._must_queue_for_backfill(stream):
+                continue
+            before = stream.items_sent
+            outcome = stream.fill(buffer, SEND_BYTES)
+            self.items_sent += stream.items_sent - before
+            self._place(stream, outcome)
+            if outcome in (Outcome.FULL, Outcome.WINDOW):
+                break
+
+    def _place(self, stream: ProducerStream, outcome: Outcome) -> None:
+        """Where a stream goes after its turn."""
+        if outcome is Outcome.ENDED or (stream.ended and outcome is Outcome.IDLE):
+            return
+        if not stream.backfilling:
+            self._leave_backfills(stream)
+        else:
+            self._backfills.add(stream)
+        if outcome is Outcome.IDLE or stream.queued:
+            return
+        stream.queued = True
+        stays = outcome in (Outcome.FULL, Outcome.WINDOW) or (self.options.sequential_backfill and stream.backfilling)
+        if stays:
+            self._ready.appendleft(stream)
+        else:
+            self._ready.append(stream)
+
+    def _must_queue_for_backfill(self, stream: ProducerStream) -> bool:
+        """Sequential order runs one backfill at a time, round robin a bounded number; the rest wait."""
+        limit = 1 if self.options.sequential_backfill else MAX_BACKFILLS
+        if stream.ended or stream in self._backfills or len(self._backfills) < limit or not stream.needs_backfill:
+            return False
+        stream.queued = True
+        self._waiting_backfills.append(stream)
+        return True
+
+    def _leave_backfills(self, stream: ProducerStream) -> None:
+        if stream in self._backfills:
+            self._backfills.discard(stream)
+            if self._waiting_backfills:
+                waiting = self._waiting_backfills.popleft()
+                waiting.queued = False
+                self.make_ready(waiting)
+
+    def _must_wait(self) -> bool:
+        """Faults: a stalled connection sends nothing, a slow one only so much."""
+        if self.stalled_until <= 0:
+            return False
+        left = self.stalled_until - time.monotonic()
+        if left <= 0:
+            self.stalled_until = 0.0
+            return False
+        self.conn.node.loop.call_later(min(left, 1.0), self.schedule)
+        return True
+
+    # ------------------------------------------------------------------------------------------ the peer
+
+    def acknowledged(self, count: int) -> None:
+        self.options.window.acknowledge(count)
+        self.schedule()
+
+    def tick(self, now: float) -> None:
+        """Ask for a sign of life if it is time; a noop is not subject to flow control."""
+        timer = self.options.noop
+        if timer.is_due(now) and self.conn.can_write and not self.stalled_until:
+            self.noops_sent += 1
+            self.conn.write(dcp.DcpNoop(opaque=timer.sent(now)).encode())
+
+    def on_response(self, response: OtherResponse) -> bool:
+        """Whether the peer's answer can stand; False ends the connection."""
+        opcode = response.to
+        if opcode == Opcode.DCP_NOOP:
+            return self.options.noop.answered(response.opaque)
+        if opcode in _UNANSWERED or not Opcode.DCP_STREAM_END <= opcode <= Opcode.DCP_CACHE_TRANSFER_END:
+            return False
+        if response.status == Status.SUCCESS and opcode in (Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_SET_VBUCKET_STATE):
+            self._confirmed(response)
+        return self._is_forgiven(response)
+
+    def _confirmed(self, response: OtherResponse) -> None:
+        for stream in list(self.streams.values()):
+            if stream.takeover is not None and stream.opaque == response.opaque:
+                stream.takeover.confirmed(response.to)
+                self.make_ready(stream)
+
+    def _is_forgiven(self, response: OtherResponse) -> bool:
+        status = response.status
+        if status in _FORGIVEN:
+            return True
+        if response.to == Opcode.DCP_STREAM_END and status == Status.KEY_ENOENT:
+            return True
+        commits = (Opcode.DCP_COMMIT, Opcode.DCP_ABORT)
+        if status == Status.KEY_ENOENT and response.to in commits:
+            return False
+        return status in _FORGIVEN_BEFORE_V7 and not self.options.v7_status_codes

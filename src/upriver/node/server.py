@@ -1,0 +1,171 @@
+"""The node: opens the buckets, listens, keeps house, and closes cleanly.
+
+``Node`` belongs to one event loop. ``start`` returns when every port listens and no request will have to wait for a
+compiler; ``stop`` leaves nothing behind and marks the buckets clean, so that the next start makes no failover entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+from upriver.errors import UpriverError
+from upriver.node import commands, log, warmup
+from upriver.node.buckets import Buckets, NodeBucket
+from upriver.node.cluster_map import ClusterMap, NodeAddress
+from upriver.node.connection import Connection
+from upriver.node.housekeeping import Housekeeping
+from upriver.node.options import VERSION, NodeOptions
+from upriver.node.persistence import PersistenceWaits
+from upriver.node.producer import SendBuffers
+
+_BACKLOG = 512
+
+
+class Node:
+    """A server and everything it knows."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        self.options = options
+        self.version = VERSION
+        self.connections: set[Connection] = set()
+        self.send_buffers = SendBuffers()
+        self.started = time.monotonic()
+        self.kv_port = self.http_port = self.tls_port = 0
+        self.refused_connections = 0
+        self.total_connections = 0
+        self._servers: list[asyncio.Server] = []
+        self._maps: dict[str, ClusterMap] = {}
+        self._map_json: dict[str, bytes] = {}
+        self._housekeeping = Housekeeping(self)
+
+    async def start(self) -> None:
+        """Serve. Raises what keeps the node from serving at all."""
+        self.loop = asyncio.get_running_loop()
+        commands.register_all()
+        options = self.options
+        make_waits = partial(PersistenceWaits, loop=self.loop)
+        self.buckets = Buckets(options.data, options.vbuckets, options.store, make_waits)
+        await self.loop.run_in_executor(None, warmup.warm_up)
+        self.buckets.open_all()
+        if options.bucket and self.buckets.find(options.bucket) is None and options.bucket not in self.buckets.broken:
+            self.buckets.create(options.bucket)
+        self.users = commands.load_users(options)
+        await self._listen()
+        self._housekeeping.start()
+        log.info("serving", host=options.host, kv_port=self.kv_port, http_port=self.http_port or "-")
+
+    async def _listen(self) -> None:
+        options = self.options
+        self.kv_port = await self._listen_on(options.kv_port)
+        if options.tls_port is not None:
+            self.tls_port = await self._listen_on(options.tls_port, tls=True)
+        self._http = None
+        if options.http_port is not None:
+            self._http = await commands.start_http(self)
+            self.http_port = self._http.port
+
+    async def _listen_on(self, port: int, tls: bool = False) -> int:
+        context = commands.tls_context(self.options) if tls else None
+        server = await self.loop.create_server(
+            partial(Connection, self, tls), self.options.host, port, backlog=_BACKLOG, ssl=context
+        )
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Close every connection and bucket."""
+        self._housekeeping.stop()
+        for server in self._servers:
+            server.close()
+        if self._http is not None:
+            await self._http.close()
+        for conn in list(self.connections):
+            conn.close("the node is stopping")
+        for _ in range(20):
+            if not self.connections:
+                break
+            await asyncio.sleep(0.01)
+        for conn in list(self.connections):
+            conn.abort("the node has stopped")
+        await asyncio.sleep(0)
+        await self.buckets.close()
+        log.info("stopped")
+
+    # ------------------------------------------------------------------------------------------ connections
+
+    def connected(self, conn: Connection) -> None:
+        self.total_connections += 1
+        self.connections.add(conn)
+        if len(self.connections) > self.options.limits.max_connections:
+            self.refused_connections += 1
+            conn.abort("too many connections")
+            return
+        if self.open_access:
+            conn.authenticate("")
+        if self.options.default_bucket:
+            conn.bucket = self.buckets.find(self.options.default_bucket)
+        log.info("connection_open", connection=conn.id, peer=conn.peer)
+
+    def disconnected(self, conn: Connection, reason: str) -> None:
+        self.connections.discard(conn)
+        log.info("connection_closed", connection=conn.id, peer=conn.peer, reason=reason)
+
+    @property
+    def open_access(self) -> bool:
+        """Nobody configured a user: every connection may do everything."""
+        return self.users is None or bool(self.users.empty)
+
+    # ------------------------------------------------------------------------------------------ cluster map
+
+    def cluster_map(self, bucket: NodeBucket) -> ClusterMap:
+        found = self._maps.get(bucket.name)
+        if found is None:
+            found = self._maps[bucket.name] = ClusterMap.alone(self.address, bucket.store.vbuckets)
+        return found
+
+    def set_cluster_map(self, bucket: NodeBucket, new: ClusterMap) -> None:
+        """A new revision; clients see it with the next question or NOT_MY_VBUCKET."""
+        self._maps[bucket.name] = new
+        self._map_json.pop(bucket.name, None)
+
+    @property
+    def address(self) -> NodeAddress:
+        return NodeAddress(self.options.host, self.kv_port, self.http_port or None, self.tls_port or None)
+
+    def cluster_json(self, bucket: NodeBucket) -> bytes:
+        found = self._map_json.get(bucket.name)
+        if found is None:
+            this_node = self._index_in(self.cluster_map(bucket))
+            found = self._map_json[bucket.name] = self.cluster_map(bucket).to_json(bucket.name, bucket.uuid, this_node)
+        return found
+
+    def _index_in(self, cluster_map: ClusterMap) -> int:
+        mine = (self.options.host, self.kv_port)
+        return next((n for n, each in enumerate(cluster_map.nodes) if (each.host, each.kv) == mine), 0)
+
+    # ------------------------------------------------------------------------------------------ buckets
+
+    def delete_bucket(self, name: str) -> None:
+        """Disconnect its users, then erase it."""
+        bucket = self.buckets.find(name)
+        for conn in list(self.connections):
+            if bucket is not None and conn.bucket is bucket:
+                conn.abort("its bucket was deleted")
+                if conn.dcp is not None:
+                    conn.dcp.close()
+                conn.bucket = None
+        self._maps.pop(name, None)
+        self._map_json.pop(name, None)
+        self.buckets.delete(name)
+
+
+async def serve(options: NodeOptions) -> Node:
+    """A started node; ``UpriverError`` with the reason if it cannot start."""
+    node = Node(options)
+    try:
+        await node.start()
+    except OSError as error:
+        raise UpriverError(f"cannot serve on {options.host}: {error}") from error
+    return node

@@ -1,0 +1,142 @@
+"""HELLO, buckets, and the commands about the connection itself (``protocol.md`` 10.2, 10.3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from upriver.errors import InvalidArguments, KeyNotFound, NotSupported
+from upriver.model import Datatype
+from upriver.node import log
+from upriver.node.dispatch import Handler
+from upriver.wire import Context, Message, Opcode, session
+from upriver.wire.constants import Feature
+
+if TYPE_CHECKING:
+    from upriver.node.connection import Connection
+
+# What is really implemented; everything else that a client asks for is left out of the answer.
+FEATURES = frozenset(
+    {
+        Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET,
+        Feature.SNAPPY, Feature.JSON, Feature.UNORDERED_EXECUTION, Feature.ALT_REQUEST, Feature.SYNC_REPLICATION,
+        Feature.COLLECTIONS, Feature.SNAPPY_EVERYWHERE, Feature.PRESERVE_TTL, Feature.VATTR,
+        Feature.SUBDOC_CREATE_AS_DELETED, Feature.SUBDOC_DOCUMENT_MACRO_SUPPORT,
+        Feature.SUBDOC_REPLACE_BODY_WITH_XATTR, Feature.SUBDOC_REPLICA_READ,
+        Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION, Feature.DEDUPE_NOT_MY_VBUCKET_CLUSTERMAP,
+        Feature.SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS, Feature.SUBDOC_BINARY_XATTR,
+        Feature.SUBDOC_ALLOW_REPLICA_READ_ON_DELETED_DOCS, Feature.GET_RANDOM_KEY_INCLUDE_XATTR,
+        Feature.DCP_SKIP_DELETES_IN_INITIAL_BACKFILL,
+    }
+)  # fmt: skip
+_NEEDS: dict[Feature, frozenset[Feature]] = {
+    Feature.CLUSTERMAP_CHANGE_NOTIFICATION: frozenset({Feature.DUPLEX}),
+    Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF: frozenset({Feature.DUPLEX}),
+    Feature.VATTR: frozenset({Feature.XATTR}),
+    Feature.SUBDOC_DOCUMENT_MACRO_SUPPORT: frozenset({Feature.XATTR}),
+    Feature.RANGE_SCAN_INCLUDE_XATTR: frozenset({Feature.XATTR}),
+    Feature.GET_RANDOM_KEY_INCLUDE_XATTR: frozenset({Feature.XATTR, Feature.JSON, Feature.SNAPPY_EVERYWHERE}),
+}
+_DATATYPES = {Feature.JSON: Datatype.JSON, Feature.SNAPPY: Datatype.SNAPPY, Feature.XATTR: Datatype.XATTR}
+_NO_BUCKET = b"@no bucket@"
+
+
+def hello(conn: Connection, request: session.Hello) -> None:
+    asked = frozenset(request.features)
+    for feature, needed in _NEEDS.items():
+        if feature in asked and not needed <= asked:
+            raise InvalidArguments(f"{feature.name} needs {', '.join(sorted(each.name for each in needed))}")
+    accepted = {each for each in asked if each in FEATURES}
+    if conn.dcp is not None:
+        accepted.discard(Feature.UNORDERED_EXECUTION)
+    datatypes = sum(bit for feature, bit in _DATATYPES.items() if feature in accepted)
+    if conn.dcp is None:  # a DCP connection keeps what it was opened with
+        conn.context = Context(collections=Feature.COLLECTIONS in accepted, datatypes=datatypes, check_values=True)
+    conn.features = frozenset(accepted)
+    conn.agent = _agent(request.agent)
+    conn.reply(request, value=b"".join(each.to_bytes(2, "big") for each in sorted(accepted)))
+
+
+def _agent(name: bytes) -> str:
+    """The agent's name; newer clients send JSON with a connection id."""
+    text = name.decode("utf-8", "backslashreplace")
+    if text.startswith("{"):
+        try:
+            return str(orjson.loads(name).get("a", text))
+        except orjson.JSONDecodeError:
+            return text
+    return text
+
+
+def select_bucket(conn: Connection, request: session.SelectBucket) -> None:
+    if conn.dcp is not None:
+        raise NotSupported("a DCP connection keeps its bucket")
+    if request.name == _NO_BUCKET:
+        conn.bucket = None
+    else:
+        bucket = conn.node.buckets.find(request.name.decode("utf-8", "backslashreplace"))
+        if bucket is None:
+            raise KeyNotFound("no such bucket")
+        conn.bucket = bucket
+    conn.reply(request)
+
+
+def list_buckets(conn: Connection, request: session.ListBuckets) -> None:
+    conn.reply(request, value=" ".join(conn.node.buckets.names()).encode())
+
+
+def bodiless(conn: Connection, request: Any) -> None:
+    """NOOP, VERSION, QUIT."""
+    if request.opcode == Opcode.VERSION:
+        conn.reply(request, value=conn.node.version.encode())
+    elif request.opcode == Opcode.NOOP:
+        conn.reply(request)
+    else:
+        if not conn.is_quiet(request):
+            conn.reply(request)
+        conn.close("client quit")
+
+
+def verbosity(conn: Connection, request: session.Verbosity) -> None:
+    conn.reply(request)
+
+
+def flush_bucket(conn: Connection, request: Any) -> None:
+    """Empties the bucket, where the operator allowed it: every vbucket starts a new history."""
+    if not conn.node.options.enable_flush:
+        raise NotSupported("start the node with --enable-flush")
+    bucket = conn.require_bucket()
+    for vbucket in list(bucket.store.existing()):
+        state = vbucket.state
+        bucket.store.delete_vbucket(vbucket.id)
+        bucket.store.set_state(vbucket.id, state)
+    log.info("bucket_flushed", bucket=bucket.name, connection=conn.id)
+    if not conn.is_quiet(request):
+        conn.reply(request)
+
+
+def traffic(conn: Connection, request: Any) -> None:
+    conn.require_bucket().traffic = request.opcode == Opcode.ENABLE_TRAFFIC
+    conn.reply(request)
+
+
+def persistence(conn: Connection, request: Any) -> None:
+    pause = request.opcode == Opcode.STOP_PERSISTENCE
+    conn.require_bucket().store.pause_persistence(pause)
+    conn.reply(request)
+
+
+HANDLERS: dict[type[Message], Handler] = {
+    session.Hello: hello,
+    session.SelectBucket: select_bucket,
+    session.ListBuckets: list_buckets,
+    session.Noop: bodiless,
+    session.Verbosity: verbosity,
+    session.Flush: flush_bucket,
+    session.Traffic: traffic,
+    session.Persistence: persistence,
+}
+BUCKETLESS: frozenset[type[Message]] = frozenset(
+    {session.Hello, session.SelectBucket, session.ListBuckets, session.Noop, session.Verbosity}
+)

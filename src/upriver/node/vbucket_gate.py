@@ -1,0 +1,44 @@
+"""What stands between a document command and its vbucket: traffic switched off, not ours, or not ours yet (7.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from upriver.errors import NotMyVbucket, TemporaryFailure
+from upriver.model import VbucketState
+from upriver.node.dispatch import Handler
+
+if TYPE_CHECKING:
+    from upriver.node.connection import Connection
+    from upriver.store import VBucket
+
+DocumentHandler = Callable[["Connection", Any, "VBucket"], Awaitable[None] | None]
+
+
+def on_active(handler: DocumentHandler) -> Handler:
+    """A command that only the active vbucket may do; on a pending one it waits until the vbucket is active."""
+
+    def run(conn: Connection, request: Any) -> Awaitable[None] | None:
+        bucket = conn.require_bucket()
+        if not bucket.traffic:
+            raise TemporaryFailure("traffic is disabled")
+        vbucket = bucket.store.vbucket(request.vbucket)
+        if vbucket.state is VbucketState.PENDING:
+            return _parked(conn, request, handler)
+        if vbucket.state is not VbucketState.ACTIVE:
+            raise NotMyVbucket
+        return handler(conn, request, vbucket)
+
+    return run
+
+
+async def _parked(conn: Connection, request: Any, handler: DocumentHandler) -> None:
+    bucket = conn.require_bucket()
+    while (vbucket := bucket.store.vbucket(request.vbucket)).state is VbucketState.PENDING:
+        await bucket.state_change(request.vbucket)
+    if vbucket.state is not VbucketState.ACTIVE:
+        raise NotMyVbucket
+    pending = handler(conn, request, vbucket)
+    if pending is not None:
+        await pending

@@ -1,0 +1,46 @@
+"""When a producer asks "are you there?", and which answer it takes (``protocol.md`` 8.2)."""
+
+from __future__ import annotations
+
+DEFAULT_INTERVAL_S = 20.0
+SHORTEST_INTERVAL_S = 0.1
+_FIRST_OPAQUE = 10_000_001
+
+
+class NoopTimer:
+    """One noop every interval, whatever else is sent, and never a second one before the first is answered.
+
+    >>> timer = NoopTimer(now=0.0); timer.enabled = True
+    >>> timer.is_due(19.9), timer.is_due(20.0)
+    (False, True)
+    >>> timer.sent(20.0)
+    10000001
+    >>> timer.is_due(60.0), timer.answered(10000001), timer.is_due(60.0)
+    (False, True, True)
+    """
+
+    __slots__ = ("_last_sent", "_opaque", "enabled", "interval_s", "outstanding")
+
+    def __init__(self, now: float) -> None:
+        self.enabled = False
+        self.interval_s = DEFAULT_INTERVAL_S
+        self.outstanding = False
+        self._last_sent = now
+        self._opaque = _FIRST_OPAQUE - 1
+
+    def is_due(self, now: float) -> bool:
+        return self.enabled and not self.outstanding and now - self._last_sent >= self.interval_s
+
+    def sent(self, now: float) -> int:
+        """A noop goes out now; returns its opaque."""
+        self._last_sent = now
+        self._opaque += 1
+        self.outstanding = True
+        return self._opaque
+
+    def answered(self, opaque: int) -> bool:
+        """Whether an answer is the one to the last noop; any other ends the connection."""
+        if opaque != self._opaque:
+            return False
+        self.outstanding = False
+        return True

@@ -1,0 +1,102 @@
+"""A bare client over a real socket: sends the bytes a test wants, reads what comes back frame by frame."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from types import TracebackType
+
+from upriver.wire import Context, Frame, FrameSplitter, Magic, Message, Opcode, decode
+from upriver.wire import session as session_messages
+from upriver.wire.constants import Feature
+
+BASIC = (Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.XATTR, Feature.MUTATION_SEQNO)
+ALL = (*BASIC, Feature.SNAPPY, Feature.COLLECTIONS, Feature.ALT_REQUEST)
+
+
+class Raw:
+    """One connection. ``closed`` tells a disconnect from silence."""
+
+    def __init__(self, port: int, timeout: float = 10.0) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._splitter = FrameSplitter()
+        self._frames: list[Frame] = []
+        self.context = Context()
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.socket.close()
+
+    def send(self, *messages: Message | bytes) -> None:
+        self.socket.sendall(b"".join(m if isinstance(m, bytes) else m.frame().encode() for m in messages))
+
+    def receive(self) -> Frame:
+        """The next frame; ``ConnectionError`` when the node has closed."""
+        while not self._frames:
+            data = self.socket.recv(1 << 18)
+            if not data:
+                raise ConnectionError("closed by the node")
+            self._frames.extend(self._splitter.receive(data))
+        return self._frames.pop(0)
+
+    def message(self) -> Message:
+        return decode(self.receive(), self.context)
+
+    def ask(self, message: Message | bytes) -> Frame:
+        """Send one request and take the next response."""
+        self.send(message)
+        return self.response()
+
+    def response(self) -> Frame:
+        while True:
+            frame = self.receive()
+            if frame.magic.is_response:
+                return frame
+
+    def messages(self) -> Iterator[Message]:
+        while True:
+            yield self.message()
+
+    def is_closed(self) -> bool:
+        """Whether the node closes the connection (reads away whatever comes before)."""
+        try:
+            while self.socket.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            return True
+        except TimeoutError:
+            return False
+        return True
+
+    def hello(self, *features: int) -> None:
+        answer = self.ask(session_messages.Hello(b"test", tuple(features)))
+        assert answer.specific == 0
+        accepted = struct.unpack(f">{len(answer.value) // 2}H", answer.value)
+        self.context = Context(collections=Feature.COLLECTIONS in accepted)
+
+    def bucket(self, name: bytes = b"default") -> None:
+        assert self.ask(session_messages.SelectBucket(name)).specific == 0
+
+
+def frame(
+    opcode: int, *, extras: bytes = b"", key: bytes = b"", value: bytes = b"", vbucket: int = 0, cas: int = 0,
+    datatype: int = 0, opaque: int = 0, framing: bytes = b"", magic: Magic | None = None,
+) -> bytes:  # fmt: skip
+    """The bytes of a frame without any check, also of one that breaks the rules."""
+    magic = magic or (Magic.ALT_REQUEST if framing else Magic.REQUEST)
+    return Frame(magic, opcode, vbucket, opaque, cas, datatype, framing, extras, key, value).encode()
+
+
+def ready(port: int, *features: int) -> Raw:
+    """A connection with features and the default bucket."""
+    raw = Raw(port)
+    raw.hello(*(features or BASIC))
+    raw.bucket()
+    return raw
+
+
+__all__ = ["ALL", "BASIC", "Opcode", "Raw", "frame", "ready"]

@@ -106,7 +106,7 @@ class RunningNode:
 
 @contextmanager
 def node(*, data: Path | None = None, **options: Any) -> Iterator[RunningNode]:
-    """A node with the options of ``upriver serve``, as ``http_port=0`` or ``enable_faults=True``; stopped at the end."""
+    """A node with the options of ``upriver serve``, such as ``http_port=0`` or ``lazy=True``; stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="upriver-") as temporary:
         running = RunningNode(data or Path(temporary) / "data", options)
         try:

@@ -32,7 +32,7 @@ from upriver.errors import ConfigError
 @click.option("--enable-faults", is_flag=True, help="Allow `upriver fault`, for testing consumers.")
 @click.option("--enable-flush", is_flag=True, help="Allow clients to empty a bucket.")
 @click.option("--quota-mib", default=256, show_default=True, help="Memory for each bucket.")
-@click.option("--lazy", is_flag=True, help="Leave the last sync to the system: faster, survives kill -9, not power loss.")
+@click.option("--lazy", is_flag=True, help="Sync less: faster, survives kill -9 but perhaps not a power failure.")
 @click.option("--log-level", default="warning", show_default=True, type=click.Choice(["info", "warning", "error"]))
 def serve(**options: Any) -> None:
     """Serve DCP and the key-value protocol; prints "ready couchbase://HOST:PORT" once it does."""

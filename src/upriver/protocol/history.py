@@ -1,29 +1,86 @@
-"""Where a reader and a vbucket part ways: the rollback decision (``protocol.md`` 5.6)."""
+"""May this reader go on where it stopped? The rollback decision of 5.6, and its UPR variant (12.3).
+
+Pure: the producer asks it about its own vbucket, the client and the Spark driver about a log that they were sent.
+"""
 
 from __future__ import annotations
 
-from upriver.model import FailoverLog
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from upriver.model import FailoverLog, Position
 
 
-def rollback_point(
-    log: FailoverLog, *, high_seqno: int, start: int, vbuuid: int, snap_start: int, snap_end: int,
-    purge_seqno: int = 0, known_purge_seqno: int = 0, strict: bool = False, collection_high: int | None = None,
-) -> int | None:  # fmt: skip
-    """The seqno that the reader has to go back to, or None if it may go on. The comments are the steps of 5.6."""
-    if start == 0 and (not strict or vbuuid == 0):
-        return None  # A
-    exempt = collection_high is not None and collection_high <= start < purge_seqno and collection_high <= purge_seqno
-    if 0 < start < purge_seqno and not exempt and known_purge_seqno != purge_seqno:
-        return 0  # B
-    entries = list(log)
-    index = next((n for n in reversed(range(len(entries))) if entries[n].uuid == vbuuid), None)
-    if index is None:
-        return 0  # C
-    upper = entries[index - 1].seqno if index else high_seqno
+class Accept(NamedTuple):
+    """The stream may begin at the requested seqno."""
+
+
+class RollbackTo(NamedTuple):
+    """The reader must first forget everything above ``seqno``."""
+
+    seqno: int
+
+
+class UnknownUuid(NamedTuple):
+    """UPR only: the branch was never here; answered with KeyEnoent, and the reader starts from 0."""
+
+
+Decision: TypeAlias = Accept | RollbackTo
+UprDecision: TypeAlias = Accept | RollbackTo | UnknownUuid
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the decision must know about a vbucket.
+
+    ``collection_high`` is the greatest high seqno of the collections that the stream is filtered by, None without a
+    filter. ``purge_seqno`` is 0 for streams that ignore purged tombstones.
+    """
+
+    log: FailoverLog
+    high_seqno: int
+    purge_seqno: int = 0
+    collection_high: int | None = None
+
+
+def decide(history: History, wanted: Position, *, strict: bool = False, known_purge_seqno: int = 0) -> Decision:
+    """Whether the branch and the snapshot that a reader names are part of this history.
+
+    >>> log = FailoverLog.new(0xA).branch(0xB, 500)
+    >>> decide(History(log, 900), Position(0xA, 600, 600, 600))
+    RollbackTo(seqno=500)
+    """
+    start, uuid = wanted.seqno, wanted.vbuuid
+    if start == 0 and (not strict or uuid == 0):
+        return Accept()
+    if _missed_deletions(history, start, known_purge_seqno):
+        return RollbackTo(0)
+    upper = history.log.last_seqno_of(uuid, history.high_seqno)
+    if upper is None:
+        return RollbackTo(0)
+    snap_start, snap_end = wanted.snap_start, wanted.snap_end
     if start == snap_start:
-        snap_end = start  # D
+        snap_end = start  # nothing of the snapshot was received
     if snap_end <= upper:
-        return None  # E
+        return Accept()
     if start == snap_end:
-        snap_start = start  # F
-    return min(upper, snap_start)  # G
+        snap_start = start  # all of it was
+    return RollbackTo(min(upper, snap_start))
+
+
+def decide_upr(history: History, uuid: int, start: int) -> UprDecision:
+    """The old dialect: no snapshot range, and an unknown branch is said to be unknown."""
+    if uuid == 0 and start == 0:
+        return Accept()
+    if history.log.last_seqno_of(uuid, history.high_seqno) is None:
+        return UnknownUuid()
+    return decide(history, Position(uuid, start, start, start))
+
+
+def _missed_deletions(history: History, start: int, known_purge_seqno: int) -> bool:
+    """Tombstones above ``start`` were purged, and they may have been for this reader."""
+    purge, high = history.purge_seqno, history.collection_high
+    if start == 0 or start >= purge or known_purge_seqno == purge:
+        return False
+    untouched = high is not None and start >= high and high <= purge
+    return not untouched

@@ -11,16 +11,20 @@ from typing import Any
 import orjson
 
 from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange
-from upriver.model import FailoverLog, VbucketState
+from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
-from upriver.store.disk import BUCKET, FORMAT, Disk
+from upriver.store.compaction import compact
+from upriver.store.disk import BUCKET, FORMAT, VB_KEY, Disk
+from upriver.store.expiry import expire_due
 from upriver.store.flusher import VB_META, Flusher, meta_key
 from upriver.store.manifest import Manifest
 from upriver.store.options import StoreOptions
+from upriver.store.rollback import erase
 from upriver.store.shared import Shared
 from upriver.store.stream import EndReason
 from upriver.store.vbucket import VBucket
 
+SLICE = 16
 UNCLEAN_CAS_LEAP = 1 << 32  # more CAS values than can have been given out and lost
 
 
@@ -195,9 +199,70 @@ class Bucket:
         self._flusher.flush()
         return vbucket
 
+    def delete_vbucket(self, vbucket_id: int) -> None:
+        """Erase it; its streams end."""
+        vbucket = self.vbucket(vbucket_id)
+        with self._shared.commit_lock, self._shared.lock:
+            self._flusher.flush()
+            vbucket.state = VbucketState.DEAD
+            vbucket.end_streams(EndReason.STATE_CHANGED)
+            disk = self._shared.disk
+            with disk.write() as transaction:
+                erase(transaction, disk, vbucket_id)
+                transaction.delete(VB_KEY.pack(vbucket_id), db=disk.index)
+                transaction.delete(meta_key(vbucket_id), db=disk.meta)
+            disk.stale = True
+            vbucket.memory.clear(0)
+            del self._vbuckets[vbucket_id]
+            self._shared.vbucket_count = len(self._vbuckets)
+
+    # ---- collections ----
+
     @property
     def manifest(self) -> Manifest:
         return self._shared.manifest
+
+    def apply_manifest(self, data: bytes | str) -> None:
+        """Make this the manifest; active vbuckets write their events (9.3). Durable on return."""
+        new = Manifest.parse(data)
+        with self._shared.commit_lock, self._shared.lock:
+            self._shared.manifest.check_successor(new)
+            self._shared.check_room()
+            with self._shared.disk.write() as transaction:
+                previous, self._shared.manifest = self._shared.manifest, new
+                try:
+                    self._put_identity(transaction, clean=False)
+                except BaseException:
+                    self._shared.manifest = previous
+                    raise
+            for vbucket in self._vbuckets.values():
+                vbucket.apply_manifest(new)
+        self._flusher.flush()
+
+    # ---- upkeep ----
+
+    def compact(
+        self, vbucket_id: int | None = None, *, purge_before_s: int | None = None,
+        purge_before_seqno: int | None = None, drop_deletes: bool = False,
+    ) -> None:  # fmt: skip
+        """Give back the space of old versions and of dropped collections, and purge old tombstones."""
+        if purge_before_s is None:
+            purge_before_s = self._shared.now_s - self.options.purge_age_s
+        chosen = list(self.existing()) if vbucket_id is None else [self.vbucket(vbucket_id)]
+        for vbucket in chosen:
+            cutoff = self._shared.now_s if drop_deletes else purge_before_s
+            compact(vbucket, cutoff, SEQNO_MAX if purge_before_seqno is None else purge_before_seqno)
+
+    def maintain(self) -> int:
+        """One slice of background work: erase what was dropped in a few vbuckets. Returns how many are left."""
+        waiting = [vbucket for vbucket in self.existing() if vbucket.erasing]
+        for vbucket in waiting[:SLICE]:
+            compact(vbucket, 0, 0)
+        return max(0, len(waiting) - SLICE)
+
+    def run_expiry_pager(self) -> int:
+        """Turn documents whose time has come into tombstones, each with a new seqno; returns how many."""
+        return sum(expire_due(vbucket) for vbucket in self.existing() if vbucket.state is VbucketState.ACTIVE)
 
     # ---- gauges ----
 

@@ -80,8 +80,8 @@ class Bulk(Documents):
 
 
 def _lay_out(
-    kind: Kind, keys: Sequence[bytes], key_ends: Offsets, values: Sequence[bytes], value_ends: Offsets, datatypes: Octets,
-    collection_id: int, flags: int, time: int,
+    kind: Kind, keys: Sequence[bytes], key_ends: Offsets, values: Sequence[bytes], value_ends: Offsets,
+    datatypes: Octets, collection_id: int, flags: int, time: int,
 ) -> Octets:  # fmt: skip
     """The documents as packed records that still lack a seqno."""
     prefix = np.frombuffer(prefix_of(collection_id), np.uint8)

@@ -166,7 +166,7 @@ class Core:
         """Do what the kernel could not and return where to go on, or say why the record at ``at`` is refused."""
         reason = int(self.registers[k.STOP])
         if reason == k.CROWDED:
-            self._grow_overlay()
+            self.grow_overlay()
         elif reason == k.FULL and not stuck:
             self.close_segment()
         elif reason == k.FULL:
@@ -235,19 +235,23 @@ class Core:
         if not self._loaded:
             self._load_overlay()
         if self.overlay.size == 0:
-            self._grow_overlay()
+            self.grow_overlay()
         disk = self.shared.disk
         if disk.stale or self._view_id != disk.view_id:
             self._base = disk.table(self.id)
             self._view_id = disk.view_id
         return self._base
 
+    def load_keys(self) -> None:
+        """Make sure that table and overlay together know every key."""
+        self._key_table()
+
     @property
     def table_entries(self) -> int:
         """How many keys the table on disk knows, roughly."""
         return self._base.size // k.SLOT
 
-    def _grow_overlay(self) -> None:
+    def grow_overlay(self) -> None:
         slots = max(SMALLEST_TABLE, self.overlay.size // k.ENTRY * 2)
         grown = np.zeros(slots * k.ENTRY, np.uint64)
         k.rehash(self.overlay, k.ENTRY, grown)
@@ -272,7 +276,7 @@ class Core:
         for _, data in self.blocks(self.indexed_seqno):
             count = int(BLOCK.unpack_from(data)[1])
             while (int(self.registers[k.ENTRIES]) + count) * 5 >= self.overlay.size:
-                self._grow_overlay()
+                self.grow_overlay()
             run = np.frombuffer(data, np.uint8)
             new = runs.index_run(
                 run, BLOCK.size, run.size, np.uint64(self.indexed_seqno), self.overlay, self.shared.seed
@@ -348,7 +352,8 @@ class Core:
         for name, value in fields.items():
             setattr(self, name, value)
         self.persisted_seqno = self.high_seqno
-        self.memory.floor = self.high_seqno
+        self.memory.clear(self.high_seqno)
+        self.replace_overlay(np.zeros(0, np.uint64), 0)
         self._loaded = False
 
     def is_tombstone(self, head: Packed) -> bool:

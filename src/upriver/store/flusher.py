@@ -114,6 +114,7 @@ class Flusher:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        shared.flush = self.flush
         self._writer = BlockWriter(shared.disk, shared.options.block_bytes)
         self._ready = threading.Event()
         self._stopping = False

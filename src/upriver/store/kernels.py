@@ -127,16 +127,16 @@ def merge_tables(base, overlay, removed, new):
 
     Returns how many entries ``new`` holds.
     """
-    count = 0
+    entries = 0
     for at in range(0, base.size, SLOT):
         if base[at] != np.uint64(0):
             over = slot_of(overlay, ENTRY, base[at])
             if over < 0 or overlay[over] != base[at]:
-                count += _enter(new, base, at, removed)
+                entries += _enter(new, base, at, removed)
     for at in range(0, overlay.size, ENTRY):
         if overlay[at] != np.uint64(0):
-            count += _enter(new, overlay, at, removed)
-    return count
+            entries += _enter(new, overlay, at, removed)
+    return entries
 
 
 @njit(cache=True)
@@ -155,14 +155,14 @@ def _enter(new, table, at, removed):
 @njit(cache=True)
 def keep_newer(old, upto, new):
     """Copy the overlay entries above seqno ``upto`` into ``new``; returns how many."""
-    count = 0
+    entries = 0
     for at in range(0, old.size, ENTRY):
         if old[at] != np.uint64(0) and (old[at + 1] & SEQNO_BITS) > upto:
             to = slot_of(new, ENTRY, old[at])
             for word in range(ENTRY):
                 new[to + word] = old[at + word]
-            count += 1
-    return count
+            entries += 1
+    return entries
 
 
 @njit(cache=True)
@@ -259,7 +259,7 @@ def _settle(target, at, kind, known, rev, previous, assign, registers):
 
 
 @njit(cache=True)
-def _count(collection, kind, gone, known, seqno, rev, expiry, completed, registers):
+def tally(collection, kind, gone, known, seqno, rev, expiry, completed, registers):
     """Keep the counters of the vbucket and of the record's collection."""
     collection[C_HIGH] = seqno
     if kind == _PREPARE:
@@ -316,7 +316,7 @@ def _ingest(
         extra = load64(source, at + AT_EXTRA)
         gone = is_delete(kind, extra)
         expiry = np.uint64(load32(source, at + AT_TIME))
-        _count(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, registers)
+        tally(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, registers)
         registers[ENTRIES] += np.uint64(overlay[slot] != key_hash)
         overlay[slot] = key_hash
         overlay[slot + 1] = seqno | (DELETED if gone else np.uint64(0))

@@ -82,13 +82,16 @@ class Manifest:
     collections: dict[int, CollectionEntry] = field(default_factory=lambda: {0: CollectionEntry(0, DEFAULT_NAME)})
 
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview | str) -> Manifest:
-        """Raises ``InvalidArguments`` with the rule that was broken."""
+    def parse(cls, data: bytes | bytearray | memoryview | str, *, partial: bool = False) -> Manifest:
+        """Raises ``InvalidArguments`` with the rule that was broken.
+
+        ``partial`` is for what a replica knows between two events of one manifest: the old uid, new content.
+        """
         try:
             raw = orjson.loads(data)
         except orjson.JSONDecodeError as failure:
             raise InvalidArguments(f"the manifest is not JSON: {failure}") from failure
-        return _Parser().manifest(raw)
+        return _Parser().manifest(raw, partial)
 
     def to_json(self) -> bytes:
         scopes = []
@@ -166,14 +169,14 @@ class _Parser:
         self.scopes: dict[int, ScopeEntry] = {}
         self.collections: dict[int, CollectionEntry] = {}
 
-    def manifest(self, raw: Any) -> Manifest:
+    def manifest(self, raw: Any, partial: bool) -> Manifest:
         uid = _hex(_member(raw, "uid", str), 16)
         for scope in _member(raw, "scopes", list):
             self._scope(scope, uid)
         if 0 not in self.scopes:
             raise InvalidArguments("the default scope is missing")
         parsed = Manifest(uid, self.scopes, self.collections)
-        if uid == 0 and parsed != Manifest():
+        if uid == 0 and parsed != Manifest() and not partial:
             raise InvalidArguments("uid 0 is the manifest with nothing but the default collection")
         return parsed
 

@@ -9,13 +9,13 @@ import numpy as np
 from upriver.errors import InvalidArguments, NotMyVbucket, OutOfRange
 from upriver.model import FailoverLog, VbucketState
 from upriver.store import kernels as k
-from upriver.store.core import Core
 from upriver.store.disk import Octets
+from upriver.store.events import Collections
 
 DISK_FLAG, CHECKPOINT_FLAG = 0x02, 0x04
 
 
-class Replica(Core):
+class Replica(Collections):
     """Needs state replica or pending."""
 
     def _require_replica(self) -> None:

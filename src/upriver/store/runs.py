@@ -10,12 +10,15 @@ from upriver.store.intrinsics import copy_bytes, load32, load64, store32
 from upriver.store.kernels import (
     C_START,
     DELETED,
+    ENTRIES,
     ENTRY,
     NOWHERE,
+    SEQNO_BITS,
     collection_row,
     is_delete,
     record_hash,
     slot_of,
+    tally,
 )
 from upriver.wire.packed import (
     AT_CAS,
@@ -273,3 +276,40 @@ def superseded(data, at, end, found):
             count += 1
         at += load32(data, at + AT_SIZE)
     return count
+
+
+@njit(cache=True, nogil=True)
+def recount(data, at, end, overlay, collections, registers, seed):
+    """Count and index the records of a log from its start, as ``ingest`` did when they came in.
+
+    Stops at a system event and returns its offset. Records of collections that were dropped later are skipped.
+    """
+    row = np.int64(-1)
+    while at < end:
+        kind = np.int64(data[at + AT_KIND]) & _KIND_MASK
+        if kind == _SYSTEM:
+            return at
+        row = collection_row(collections, np.uint64(load32(data, at + AT_COLLECTION)), row)
+        key_hash = record_hash(data, at, kind, seed)
+        slot = slot_of(overlay, ENTRY, key_hash)
+        known = overlay[slot + 1] if overlay[slot] == key_hash else np.uint64(0)
+        seqno, rev, extra = load64(data, at + AT_SEQNO), load64(data, at + AT_REV), load64(data, at + AT_EXTRA)
+        gone = is_delete(kind, extra)
+        if row >= 0:
+            if (known & SEQNO_BITS) <= collections[row, C_START]:
+                known = np.uint64(0)
+            expiry = np.uint64(load32(data, at + AT_TIME))
+            tally(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, registers)
+        registers[ENTRIES] += np.uint64(overlay[slot] != key_hash)
+        overlay[slot], overlay[slot + 1], overlay[slot + 2] = key_hash, seqno | (DELETED if gone else NOWHERE), rev
+        overlay[slot + 3] = NOWHERE
+        at += load32(data, at + AT_SIZE)
+    return at
+
+
+@njit(cache=True)
+def unmark(data, at, end):
+    """Take every SUPERSEDED mark away: on disk there is none."""
+    while at < end:
+        data[at + AT_KIND] &= np.uint8(_KIND_MASK)
+        at += load32(data, at + AT_SIZE)

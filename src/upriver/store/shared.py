@@ -43,6 +43,7 @@ class Shared:
         self.disk_full = False
         self.refused = False  # somebody was told to come back later
         self.wake_flusher: Callable[[], None] = _nobody
+        self.flush: Callable[[], None] = _nobody
         self.checkpoint_bytes = options.checkpoint_bytes
         self.vbucket_count = 0
 

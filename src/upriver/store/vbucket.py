@@ -9,6 +9,7 @@ from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import kernels as k
 from upriver.store.bulk import Bulk
 from upriver.store.durable import DurableWrites
+from upriver.store.rollback import roll_back
 from upriver.store.stream import EndReason, StreamSource
 from upriver.store.withmeta import WithMetaWrites
 
@@ -48,6 +49,8 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
             self._become_active(takeover)
         self.state = state
         self.locks.clear()
+        if state is VbucketState.ACTIVE:
+            self.adopt_manifest()
         if not silent:
             self.end_streams(EndReason.STATE_CHANGED)
         self._wake()
@@ -63,5 +66,19 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
         self.snap_start = self.snap_end = self.complete_seqno = high
         self.registers[k.DEDUPED] = 0
 
-    def adopt_manifest(self) -> None:
-        """A new vbucket begins with the collections that there are."""
+    def rollback(self, to: int) -> int:
+        """Undo every change above ``to``; durable on return. Returns where it really went, which may be lower.
+
+        Only states that existed can be gone back to; if none is left the vbucket is emptied, and returns 0.
+        """
+        with self.shared.commit_lock, self.shared.lock:
+            self._require_replica()
+            self.shared.flush()
+            self.end_streams(EndReason.STATE_CHANGED)
+            return roll_back(self, to)
+
+    @property
+    def receiving_initial_disk_snapshot(self) -> bool:
+        """A replica that has nothing consistent to offer yet (5.4, step 22)."""
+        receiving = self.state is not VbucketState.ACTIVE and not self.snapshot_complete
+        return receiving and self.snapshot_from_disk and self.complete_seqno == 0

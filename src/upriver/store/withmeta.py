@@ -35,8 +35,8 @@ class WithMetaWrites(Documents):
         return self._with_meta(incoming, Kind.MUTATION, cas, WithMeta(options), add)
 
     def delete_with_meta(
-        self, key: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0, delete_time: int = 0,
-        value: bytes = b"", datatype: int = 0, cas: int = 0, options: int = 0,
+        self, key: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0,
+        delete_time: int = 0, value: bytes = b"", datatype: int = 0, cas: int = 0, options: int = 0,
     ) -> Stored:  # fmt: skip
         """A tombstone with a history of its own; the key need not exist."""
         incoming = Document(

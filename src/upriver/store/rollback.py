@@ -1,0 +1,162 @@
+"""Going back: a vbucket as it was at a seqno where it was consistent, in one transaction.
+
+The versions that later changes replaced are still in the log until compaction takes them, so going back is cutting the
+log and reading what is left again. Where that cannot give a state that really existed, the answer is 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+
+from upriver.model import SEQNO_MAX, FailoverLog
+from upriver.store import kernels as k
+from upriver.store import runs
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, VB_KEY, Disk
+from upriver.store.events import Collections, default_table
+from upriver.store.flusher import BlockWriter, meta_key, write_table
+from upriver.store.manifest import Manifest
+from upriver.wire.packed import HEADER_SIZE, Kind, unpack
+
+
+def consistent_point(vbucket: Collections, wanted: int) -> int:
+    """The greatest seqno not above ``wanted`` at which the log can show a state that existed; 0 if none.
+
+    A snapshot (received, or deduplicated here) has no such seqno inside, only at its ends.
+    """
+    if wanted >= vbucket.high_seqno:
+        return vbucket.high_seqno
+    point = min(wanted, vbucket.complete_seqno)  # if no record is left above ``wanted``
+    ends_here = False
+    for last, data in vbucket.blocks(wanted - 1):
+        flags, _, first, safe, _ = BLOCK.unpack_from(data)
+        if wanted >= first:
+            point = wanted if flags & EXACT else safe
+        else:
+            point = max(point if ends_here else 0, min(safe, wanted))
+        ends_here = last == wanted  # then what follows may begin there, which makes it consistent
+        if not ends_here:
+            break
+    return point if point >= vbucket.rollback_floor else 0
+
+
+def roll_back(vbucket: Collections, to: int) -> int:
+    """Undo every change above ``to``, or above the consistent point below it; everything is on disk already.
+
+    The caller holds both locks, ends the streams and has flushed. Returns where the vbucket is now.
+    """
+    point = consistent_point(vbucket, to)
+    if point >= vbucket.high_seqno:
+        return point
+    disk = vbucket.shared.disk
+    before = orjson.dumps(vbucket.describe())
+    try:
+        with disk.write() as transaction:
+            _cut_log(transaction, disk, vbucket, point)
+            _forget(vbucket, point)
+            if point:
+                _read_again(transaction, disk, vbucket)
+            _settle(vbucket, point)
+            transaction.put(meta_key(vbucket.id), orjson.dumps(vbucket.describe()), db=disk.meta)
+    except BaseException:
+        vbucket.restore(before)  # the disk is as it was; so are we
+        raise
+    finally:
+        disk.stale = True
+    return point
+
+
+def erase(transaction: Any, disk: Disk, vbucket_id: int, above: int = 0) -> None:
+    """Delete the blocks that end above seqno ``above``."""
+    for tree in (disk.log, disk.dead):
+        cursor = transaction.cursor(db=tree)
+        more = cursor.set_range(BLOCK_KEY.pack(vbucket_id, above + 1))
+        while more and BLOCK_KEY.unpack(cursor.key())[0] == vbucket_id:
+            more = cursor.delete()
+
+
+def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> None:
+    """Take away what is above ``point``; the block that it cuts through is written again, shorter."""
+    remainder: tuple[np.ndarray[Any, np.dtype[np.uint8]], int, int] | None = None
+    found = next(iter(vbucket.blocks(point)), None)
+    if found is not None:
+        data = np.frombuffer(found[1], np.uint8).copy()
+        flags, _, first, safe, _ = BLOCK.unpack_from(data.data)
+        if first <= point:
+            runs.cut(data, BLOCK.size, data.size, np.uint64(point))
+            remainder = (data, safe, flags)
+    erase(transaction, disk, vbucket.id, point)
+    transaction.delete(VB_KEY.pack(vbucket.id), db=disk.index)
+    if remainder is not None:
+        data, safe, flags = remainder
+        writer = BlockWriter(disk, vbucket.shared.options.block_bytes)
+        writer.add(transaction, vbucket.id, data, BLOCK.size, data.size, safe, bool(flags & EXACT))
+        writer.finish(transaction, vbucket.id)
+
+
+def _forget(vbucket: Collections, point: int) -> None:
+    """Clear what is counted and learnt from the log; the CAS clock and the highest deleted rev never go back."""
+    kept = vbucket.registers[[k.CAS, k.DELETED_REV]].copy()
+    vbucket.registers[:] = 0
+    vbucket.registers[[k.CAS, k.DELETED_REV]] = kept
+    vbucket.registers[k.EXPIRY] = SEQNO_MAX
+    vbucket.registers[k.HIGH] = point
+    vbucket.collections = default_table()
+    vbucket.manifest = Manifest()
+    vbucket.manifest_uid = 0
+    vbucket.erasing = False
+    vbucket.pending.clear()
+    vbucket.locks.clear()
+    vbucket.replace_overlay(np.zeros(0, np.uint64), 0)
+
+
+def _settle(vbucket: Collections, point: int) -> None:
+    fresh = vbucket.shared.random_uuid()
+    vbucket.failover_log = (
+        vbucket.failover_log.roll_back(point, fresh) if point else FailoverLog.new(fresh)
+    )
+    vbucket.snap_start = vbucket.snap_end = vbucket.complete_seqno = point
+    vbucket.persisted_seqno = vbucket.indexed_seqno = point
+    vbucket.memory.clear(point)
+    vbucket.epoch += 1
+    if not point:
+        vbucket.purge_seqno = vbucket.rollback_floor = 0
+
+
+def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:
+    """Counters, collections and key table from the records that are left."""
+    cursor = transaction.cursor(db=disk.log)
+    more = cursor.set_range(BLOCK_KEY.pack(vbucket.id, 0))
+    while more and BLOCK_KEY.unpack(cursor.key())[0] == vbucket.id:
+        _replay(vbucket, np.frombuffer(cursor.value(), np.uint8))
+        more = cursor.next()
+    write_table(transaction, disk, vbucket, vbucket.overlay, NO_WORDS)
+    vbucket.replace_overlay(np.zeros(0, np.uint64), 0)
+
+
+def _replay(vbucket: Collections, block: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    at = BLOCK.size
+    while at < block.size:
+        if vbucket.overlay.size * 4 < (int(vbucket.registers[k.ENTRIES]) + block.size // HEADER_SIZE) * 32:
+            vbucket.grow_overlay()
+            continue
+        at = runs.recount(
+            block, at, block.size, vbucket.overlay, vbucket.collections, vbucket.registers, vbucket.shared.seed
+        )
+        if at < block.size:
+            head, key, value = unpack(block.data, at)
+            vbucket.learn(head, key, value)
+            at += head.size
+    _find_pending(vbucket, block)
+
+
+def _find_pending(vbucket: Collections, block: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    offsets = np.empty(block.size // HEADER_SIZE + 1, np.int64)
+    for at in offsets[: runs.specials(block, BLOCK.size, block.size, offsets)]:
+        head, wire_key, _ = unpack(block.data, int(at))
+        if head.kind & 0x7F == Kind.PREPARE:
+            vbucket.pending[wire_key] = head.seqno
+        else:
+            vbucket.pending.pop(wire_key, None)

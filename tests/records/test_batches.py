@@ -17,7 +17,7 @@ from upriver.records.batches import ChangeOptions, change_batch, row_batch, wire
 from upriver.records.schema import CHANGES, WIRE, Event, signed, unsigned
 from upriver.wire import Context, Message, dcp
 from upriver.wire.bulk_streams import StreamTable
-from upriver.wire.columns import BulkDecoder, Columns
+from upriver.wire.columns import BulkDecoder, Columns, Shape
 from upriver.wire.values import deflate, join_xattrs
 
 CAS = 1_700_000_000_123_456_789
@@ -159,6 +159,17 @@ def test_a_wire_batch_has_every_field_of_the_frame() -> None:
         "rev_seqno": 1, "cas": 0, "flags": 0, "expiry": 0, "delete_time": 99, "lock_time": 0, "stream_id": 0,
         "opaque": 0,
     }  # fmt: skip
+
+
+def test_a_wire_batch_does_not_care_what_was_in_the_memory_before() -> None:
+    decoder = BulkDecoder()
+    for noise in (0, 0xFF):
+        decoder.columns.view("key_at")[1:] = decoder.columns.view("value_at")[1:] = -noise
+        list(decoder.feed(dcp.Mutation(1, 1, key=b"k", value=b"v").encode()))
+        assert wire_batch(decoder.take())["value"].to_pylist() == [b"v"]
+    full = BulkDecoder(shape=Shape(rows=1, key_bytes=9, value_bytes=9))
+    list(full.feed(dcp.Mutation(1, 1, key=b"k", value=b"v").encode()))
+    assert wire_batch(full.take())["key"].to_pylist() == [b"k"]
 
 
 def test_rows_made_by_hand_fit_the_same_schema() -> None:

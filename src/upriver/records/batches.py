@@ -50,14 +50,21 @@ def wire_batch(columns: Columns, first: int = 0, last: int | None = None) -> pa.
 
 
 def _whole_batch(columns: Columns) -> pa.RecordBatch:
-    """All the room of the columns as one batch, whatever is in it yet."""
-    arrays = []
-    for name in WIRE.names:
-        binary = name in ("key", "value")
-        parts = (columns.view(name + "_at"), columns.view(name)) if binary else (columns.view(name),)
-        buffers = [None, *(pa.py_buffer(part) for part in parts)]
-        arrays.append(pa.Array.from_buffers(WIRE.field(name).type, columns.shape.rows, buffers))
-    return pa.RecordBatch.from_arrays(arrays, schema=WIRE)
+    """All the room of the columns as one batch, whatever is in it yet.
+
+    Arrow looks at the last offsets, which may not be written yet: they are hidden for that moment.
+    """
+    ends = columns.view("key_at")[-1:], columns.view("value_at")[-1:]
+    hidden = [end.copy() for end in ends]
+    for end in ends:
+        end[:] = 0
+    rows = columns.shape.rows
+    arrays = [_binary(columns, name, 0, rows) if name in ("key", "value") else _arrow(columns.view(name)[:-1])
+              for name in WIRE.names]  # fmt: skip
+    batch = pa.RecordBatch.from_arrays(arrays, schema=WIRE)
+    for end, last in zip(ends, hidden, strict=True):
+        end[:] = last
+    return batch
 
 
 def change_batch(columns: Columns, options: ChangeOptions, first: int = 0, last: int | None = None) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,8 +146,18 @@ def _arena(pool: deque[Array] | None, size: int) -> Array:
         return np.empty(size, np.uint8)
 
 
+_INCOMPLETE, _FULL, _CONTROLS_FULL, _BROKEN = range(4)  # why the kernel stopped
+
+
 @cache
-def _rules(context: Context, limit: int) -> tuple[int, ...]:
+def _kernel() -> Any:
+    from upriver.wire.kernels import decode  # loads numba, which nobody should wait for before it is needed
+
+    return decode
+
+
+@lru_cache(64)
+def _rules(context: Context, limit: int, shape: Shape) -> Array:
     """What the kernel must know of a connection: the numbers of ``kernels.COLLECTIONS`` and so on."""
     checked = int(Datatype.SNAPPY | Datatype.XATTR) if context.check_values else 0  # the object reader inflates
 
@@ -156,7 +166,8 @@ def _rules(context: Context, limit: int) -> tuple[int, ...]:
 
     tombstones = bits(DELETION_DATATYPES)
     v1_deletions = tombstones if context.dialect is Dialect.DCP else 1
-    return int(context.collections), limit, bits(ANY_DATATYPE), tombstones, v1_deletions
+    agreed = int(context.collections), limit, bits(ANY_DATATYPE), tombstones, v1_deletions
+    return np.array(agreed + shape, np.int64)
 
 
 class Control(NamedTuple):
@@ -199,12 +210,16 @@ class BulkDecoder:
         self.limit = limit
         self.shape = shape
         self._pool: deque[Array] = deque(maxlen=4)
-        self.columns = Columns(shape, self._pool)
+        self._state = np.zeros(7, np.int64)  # where the kernel stands, see ``kernels.AT``
+        self._controls = np.empty(3 * 1024, np.int64)
         self._buffer = np.empty(receive_bytes + SLACK, np.uint8)
         self._begin = self._end = 0
-        self._state = np.zeros(7, np.int64)
-        self._controls = np.empty(3 * 1024, np.int64)
         self._error: FramingError | None = None
+        self._use(Columns(shape, self._pool))
+
+    def _use(self, columns: Columns) -> None:
+        self.columns = columns
+        self._state[1:4] = 0
 
     @property
     def pending(self) -> int:
@@ -213,12 +228,14 @@ class BulkDecoder:
 
     def take(self) -> Columns:
         """The rows so far, yours for as long as you like; the decoder goes on with other memory."""
-        taken, self.columns = self.columns, Columns(self.shape, self._pool)
+        taken = self.columns
+        self._use(Columns(self.shape, self._pool))
         return taken
 
     def clear(self) -> None:
         """Forget the rows so far; their memory is written over by what comes next."""
         self.columns.rows = self.columns.dropped = 0
+        self._state[1:4] = 0
 
     def buffer(self) -> memoryview:
         """Where the next bytes from the socket go: never empty. Say how many with ``received``."""
@@ -288,34 +305,27 @@ class BulkDecoder:
         self._end = len(rest)
 
     def _parts(self, source: memoryview, address: int, end: int, safe: int) -> Iterator[Decoded]:
-        from upriver.wire import kernels
-
         if self._error:
             raise self._error
-        reason = kernels.FULL
-        while reason in (kernels.FULL, kernels.CONTROLS_FULL):
+        reason = _FULL
+        while reason in (_FULL, _CONTROLS_FULL):
             part, reason = self._step(source, address, end, safe)
             if part.first != part.last or part.controls or (part.full and part.last):
                 yield part
-            if reason == kernels.FULL:
+            if reason == _FULL:
                 self._make_room(source)
-        if reason == kernels.BROKEN:
+        if reason == _BROKEN:
             self._break(source)
 
     def _step(self, source: memoryview, address: int, end: int, safe: int) -> tuple[Decoded, int]:
-        from upriver.wire import kernels
-
         columns, state = self.columns, self._state
         first = columns.rows
-        state[1] = first
-        state[2], state[3] = columns.view("key_at")[first], columns.view("value_at")[first]
-        rules = np.array(_rules(self.context, self.limit) + columns.shape, np.int64)
-        kernels.decode(address, end, safe, rules, columns.table, self._controls, state)
+        rules = _rules(self.context, self.limit, columns.shape)
+        _kernel()(address, end, safe, rules, columns.table, self._controls, state)
         _, columns.rows, _, _, count, charged, reason = state.tolist()
         found = self._controls[: 3 * count].reshape(-1, 3).tolist() if count else ()
         controls = [Control(row, source[at : at + size]) for row, at, size in found]
-        full = reason == kernels.FULL
-        return Decoded(columns, first, columns.rows, controls, charged, full), reason
+        return Decoded(columns, first, columns.rows, controls, charged, reason == _FULL), reason
 
     def _make_room(self, source: memoryview) -> None:
         """After a full set: the caller emptied it, or the next document alone is larger than it."""
@@ -323,7 +333,7 @@ class BulkDecoder:
             raise LocalProtocolError("the columns are full: take() or clear() them before going on")
         size = frame_size(source, int(self._state[0]))
         if size > self.columns.shape.value_bytes:
-            self.columns = Columns(self.shape._replace(value_bytes=size))
+            self._use(Columns(self.shape._replace(value_bytes=size)))
 
     def _break(self, source: memoryview) -> None:
         try:

@@ -164,6 +164,6 @@ _LONGEST_EXTRAS = HEADER_SIZE + 2 * 0xFF
 
 
 def _extras_fit(head: bytes | bytearray) -> bool:
-    frame = cut_frame(head)
+    frame = cut_frame(head.ljust(_LONGEST_EXTRAS, b"\0"))  # the rest may not have arrived yet; its size is known
     cls = message_class(frame)
     return cls is None or cls.declared.fits(frame.extras)

@@ -49,8 +49,9 @@ DELETION_DATATYPES = ANY_DATATYPE - {1, 3}
 
 
 def _unknown_bits(field: str, flags: int, known: int) -> Iterator[Broken]:
-    if flags & ~known:
-        yield Broken(field, f"flag bits 0x{flags & ~known:x} do not exist")
+    unknown = flags & ~int(known)  # of an IntFlag, ~ is only the other known bits
+    if unknown:
+        yield Broken(field, f"flag bits 0x{unknown:x} do not exist")
 
 
 def _no_seqno(field: str, seqno: int) -> Iterator[Broken]:

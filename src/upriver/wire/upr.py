@@ -48,7 +48,7 @@ class UprStreamRequest(Message):
     high_seqno: U64 = 0
 
     def rules(self) -> Iterator[Broken]:
-        if self.flags & ~StreamFlag.TAKEOVER:
+        if self.flags & ~int(StreamFlag.TAKEOVER):
             yield Broken("flags", "UPR knows only flag 1 (takeover)")
 
 

@@ -18,13 +18,13 @@ from upriver.node.options import NodeOptions
 def context(options: NodeOptions) -> ssl.SSLContext:
     """An SSL context for listening; ``ConfigError`` names the option that is missing or the file that is unusable."""
     if options.certificate is None or options.private_key is None:
-        raise ConfigError("--tls-port needs --cert and --key, files in PEM format")
+        raise ConfigError("--tls-port needs --certificate and --private-key, files in PEM format")
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         made.load_cert_chain(options.certificate, options.private_key)
     except (OSError, ssl.SSLError) as error:
-        files = f"--cert {options.certificate} with --key {options.private_key}"
+        files = f"--certificate {options.certificate} with --private-key {options.private_key}"
         raise ConfigError(f"{files} cannot be used: {error}") from error
     if options.client_ca:
         _ask_for_client_certificates(made, options.client_ca)

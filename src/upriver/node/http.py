@@ -1,0 +1,25 @@
+"""The management port: what clients ask for at bootstrap, and buckets, scopes and collections (``clients.md``).
+
+Whoever has a route of their own decorates a function with ``route``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from upriver.node import http_buckets, http_cluster
+from upriver.node.http_server import HttpServer, route
+
+if TYPE_CHECKING:
+    from upriver.node.server import Node
+
+__all__ = ["HttpServer", "route", "start"]
+
+ROUTES = (http_cluster, http_buckets)  # importing them fills the table
+
+
+async def start(node: Node) -> HttpServer:
+    """Listen on the node's management port."""
+    server = HttpServer(node)
+    await server.listen(node.options.host, node.options.http_port or 0)
+    return server

@@ -25,9 +25,13 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
+    "buckets": Lazy("upriver.cli.buckets:buckets", "List, create and drop buckets."),
+    "collections": Lazy("upriver.cli.collections:collections", "List, create and drop scopes and collections."),
     "demo": Lazy("upriver.cli.demo:demo", "Run the whole pipeline on this machine."),
     "fault": Lazy("upriver.cli.fault:fault", "Make a running node misbehave, to test its consumers."),
     "serve": Lazy("upriver.cli.serve:serve", "Run a node."),
+    "stats": Lazy("upriver.cli.stats:stats", "Show the statistics of a node."),
+    "user": Lazy("upriver.cli.user:user", "Manage the users of a node."),
     "wire": Lazy("upriver.cli.wire:wire", "Take frames of the protocol apart."),
 }
 

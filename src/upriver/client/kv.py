@@ -1,14 +1,15 @@
-"""Key-value requests over one blocking connection: one at a time, or pipelined."""
+"""Key-value requests over one blocking connection, pipelined."""
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 
+from upriver.client.operations import ends_list
 from upriver.client.options import ConnectOptions
-from upriver.errors import RemoteProtocolError, Status, StatusError
-from upriver.net.blocking import ConnectFailed, connect
+from upriver.errors import ConnectFailed
+from upriver.net.blocking import connect
 from upriver.protocol.scram import ScramClient
 from upriver.protocol.session import Credentials, FeedSettings, Session
 from upriver.protocol.topology import Address
@@ -30,7 +31,7 @@ def _scram(mechanism: str, username: str, password: str) -> ScramClient:
 
 
 class KvConnection:
-    """A connection after its handshake, with a bucket selected."""
+    """A connection after its handshake, with a bucket selected. Trouble with it is a ``ConnectFailed``."""
 
     def __init__(self, address: Address, options: ConnectOptions) -> None:
         self.address = address
@@ -45,43 +46,47 @@ class KvConnection:
             self._socket.close()
             raise
 
+    @property
+    def config(self) -> bytes:
+        return self.session.config or b""
+
     def _handshake(self) -> None:
         messages = self.session.start()
         while messages:
-            self._socket.sendall(b"".join(message.encode() for message in messages))
+            self._send(b"".join(message.encode() for message in messages))
             messages = self.session.receive(self._next())
 
-    def request(self, message: Message) -> Response:
-        """The answer, whatever its status."""
-        self._socket.sendall(message.encode())
-        return self._next()
-
-    def ask(self, message: Message) -> Response:
-        """The answer if it is a success; otherwise the error for its status."""
-        response = self.request(message)
-        if response.status != Status.SUCCESS:
-            detail = getattr(response, "value", b"")[:200].decode("utf-8", "replace")
-            raise StatusError.of(response.status, f"{self.address}: {detail}" if detail else str(self.address))
-        return response
-
-    def pipeline(self, messages: Iterable[Message]) -> Iterator[Response]:
-        """Send many requests, read many answers, in order; at most ``PIPELINE_BYTES`` are on their way."""
-        batch: list[bytes] = []
-        size = 0
+    def ask(self, messages: Sequence[Message]) -> list[Response]:
+        """One response for each request, in order; at most ``PIPELINE_BYTES`` are on their way."""
+        answers: list[Response] = []
+        batch, size = 0, 0
+        out: list[bytes] = []
         for message in messages:
-            batch.append(message.encode())
-            size += len(batch[-1])
+            out.append(message.encode())
+            batch, size = batch + 1, size + len(out[-1])
             if size >= PIPELINE_BYTES:
-                yield from self._flush(batch)
-                batch, size = [], 0
-        yield from self._flush(batch)
+                answers += self._exchange(out)
+                out, size = [], 0
+        return answers + self._exchange(out)
 
-    def _flush(self, batch: list[bytes]) -> Iterator[Response]:
-        if not batch:
-            return
-        self._socket.sendall(b"".join(batch))
-        for _ in batch:
-            yield self._next()
+    def ask_many(self, message: Message) -> list[Response]:
+        """All responses to a request that is answered by a list."""
+        self._send(message.encode())
+        answers = [self._next()]
+        while not ends_list(answers[-1]):
+            answers.append(self._next())
+        return answers
+
+    def _exchange(self, batch: list[bytes]) -> list[Response]:
+        if batch:
+            self._send(b"".join(batch))
+        return [self._next() for _ in batch]
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise ConnectFailed(f"{self.address}: {error}") from error
 
     def _next(self) -> Response:
         """The next response; frames that came with it wait for the next call."""
@@ -98,14 +103,8 @@ class KvConnection:
         except OSError as error:
             raise ConnectFailed(f"{self.address}: {error}") from error
         if not data:
-            raise RemoteProtocolError(f"{self.address} closed the connection")
+            raise ConnectFailed(f"{self.address} closed the connection")
         return data
 
     def close(self) -> None:
         self._socket.close()
-
-    def __enter__(self) -> KvConnection:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

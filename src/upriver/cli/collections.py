@@ -1,0 +1,76 @@
+"""``upriver collections``: list, create and drop the scopes and collections of a bucket on a running node."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from upriver.cli.management import Management, management_options
+from upriver.errors import ConfigError
+
+_BUCKETS = ("pools", "default", "buckets")
+_bucket = click.option("--bucket", default="default", show_default=True)
+
+
+@click.group()
+def collections() -> None:
+    """List, create and drop scopes and collections; a path is SCOPE or SCOPE.COLLECTION."""
+
+
+@collections.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
+@_bucket
+@management_options
+def list_collections(bucket: str, as_json: bool, url: str, username: str, password: str) -> None:
+    """List scopes and collections with their ids."""
+    manifest = Management(url, username, password).get(*_BUCKETS, bucket, "scopes")
+    if as_json:
+        click.echo(json.dumps(manifest, indent=2))
+        return
+    for scope in manifest["scopes"]:
+        if not scope["collections"]:
+            click.echo(scope["name"])
+        for each in scope["collections"]:
+            ttl = f"  max TTL {each['maxTTL']} s" if each.get("maxTTL") else ""
+            click.echo(f"{scope['name']}.{each['name']}  0x{each['uid']}{ttl}")
+
+
+@collections.command("create")
+@click.argument("path")
+@click.option("--max-ttl", type=click.IntRange(0, 2**31 - 1), default=0, help="Seconds that a document lives at most.")
+@_bucket
+@management_options
+def create(path: str, max_ttl: int, bucket: str, url: str, username: str, password: str) -> None:
+    """Create a scope, or a collection in a scope; a scope that is missing is created too."""
+    scope, collection = _split(path)
+    node = Management(url, username, password)
+    known = {each["name"] for each in node.get(*_BUCKETS, bucket, "scopes")["scopes"]}
+    if scope not in known or not collection:
+        node.request("POST", *_BUCKETS, bucket, "scopes", form={"name": scope})
+    if collection:
+        form = {"name": collection} | ({"maxTTL": max_ttl} if max_ttl else {})
+        node.request("POST", *_BUCKETS, bucket, "scopes", scope, "collections", form=form)
+    click.echo(f"created {path}")
+
+
+@collections.command("drop")
+@click.argument("path")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_bucket
+@management_options
+def drop(path: str, yes: bool, bucket: str, url: str, username: str, password: str) -> None:
+    """Drop a collection, or a scope with all its collections."""
+    scope, collection = _split(path)
+    if not yes:
+        click.confirm(f"Erase {path} of {bucket} with all its documents?", abort=True, err=True)
+    below = ("collections", collection) if collection else ()
+    Management(url, username, password).request("DELETE", *_BUCKETS, bucket, "scopes", scope, *below)
+    click.echo(f"dropped {path}")
+
+
+def _split(path: str) -> tuple[str, str]:
+    scope, dot, collection = path.partition(".")
+    if not scope or "." in collection or (dot and not collection):
+        raise ConfigError(f"{path!r} is not SCOPE or SCOPE.COLLECTION")
+    return scope, collection

@@ -1,0 +1,82 @@
+"""A node's management port as commands use it: one request at a time, a refusal as ``ConfigError`` in the node's words."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import click
+
+from upriver.errors import ConfigError
+
+DEFAULT_URL = "http://127.0.0.1:8091"
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Management:
+    """Where the port is, and who asks."""
+
+    url: str
+    username: str = ""
+    password: str = ""
+
+    def get(self, *path: str) -> Any:
+        return self.request("GET", *path)
+
+    def request(self, method: str, *path: str, form: Mapping[str, object] | None = None) -> Any:
+        """The JSON of the answer; ``ConfigError`` says what the node, or the way to it, had against it."""
+        target = "/" + "/".join(quote(part, safe="") for part in path)
+        headers = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}
+        if self.username:
+            token = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+            headers["Authorization"] = f"Basic {token}"
+        status, body = self._exchange(method, target, urlencode(form or {}), headers)
+        if status >= 400:
+            raise ConfigError(f"{self.url}: {_reason(status, body)}")
+        return json.loads(body) if body else None
+
+    def _exchange(self, method: str, target: str, body: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        connection = self._connection()
+        try:
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError(f"{self.url} does not answer ({error}); start the node with --http-port") from error
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme != "http" or not parts.hostname or port == -1:
+            raise ConfigError(f"{self.url!r} is not the address of a management port, like {DEFAULT_URL}")
+        return http.client.HTTPConnection(parts.hostname, port or 8091, timeout=_TIMEOUT_S)
+
+
+def _reason(status: int, body: bytes) -> str:
+    try:
+        errors = json.loads(body)["errors"]
+        return "; ".join(text if name == "_" else f"{name}: {text}" for name, text in errors.items())
+    except (ValueError, KeyError, AttributeError):
+        return f"HTTP status {status}"
+
+
+def management_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--url``, ``--username`` and ``--password`` for a command."""
+    for option in (
+        click.option("--password", default="", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD."),
+        click.option("--username", default="", envvar="UPRIVER_USERNAME"),
+        click.option("--url", default=DEFAULT_URL, show_default=True, help="The node's management port."),
+    ):
+        command = option(command)
+    return command

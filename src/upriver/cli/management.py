@@ -1,4 +1,4 @@
-"""A node's management port as commands use it: one request at a time, a refusal as ``ConfigError`` in the node's words."""
+"""A node's management port as commands use it; a refusal is a ``ConfigError`` in the node's own words."""
 
 from __future__ import annotations
 

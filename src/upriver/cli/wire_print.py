@@ -66,10 +66,10 @@ def _verdict(error: RemoteProtocolError) -> str:
 def draw(raw: bytes) -> str:
     """The bytes as the specification draws them.
 
-    >>> print(draw(bytes.fromhex("805c0000")))
+    >>> print(draw(bytes.fromhex("80530000")))
           Byte/     0       |       1       |       2       |       3       |
             +---------------+---------------+---------------+---------------+
-           0| 0x80          | 0x5c          | 0x00          | 0x00          |
+           0| 0x80          | 0x53 ('S')    | 0x00          | 0x00          |
             +---------------+---------------+---------------+---------------+
     """
     lines = ["      Byte/     0       |       1       |       2       |       3       |", _ROW_RULE]

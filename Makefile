@@ -1,0 +1,73 @@
+# `make demo` shows what upriver does, `make test` checks everything. Both need only Python >= 3.11 and make:
+# the rest is installed into .venv, with the versions of constraints.txt.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+FUZZ_SECONDS ?= 60
+FUZZERS := frames value bulk
+PURE := src/upriver/errors.py src/upriver/model.py src/upriver/wire src/upriver/protocol src/upriver/cli/wire_print.py
+
+.PHONY: help demo test lint unit doctest bench fuzz chaos-store install system-packages clean
+
+help:
+	@echo "make demo         the whole pipeline on this machine"
+	@echo "make test         ruff, mypy, import rules, every test, every example in the documents"
+	@echo "make lint         ruff, mypy and import rules only"
+	@echo "make bench        benchmark tables; TABLE=wire for one of them"
+	@echo "make fuzz         each fuzzer for FUZZ_SECONDS (60)"
+	@echo "make chaos-store  kill the store at random moments, for longer than the tests do"
+	@echo "make clean        remove .venv and everything that was built"
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "upriver needs Python 3.11 or later; set PYTHON=")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,console,dev]'
+	@touch $@
+
+install: $(INSTALLED)
+
+demo: install
+	@if test -f src/upriver/cli/demo.py; then $(BIN)/upriver demo; \
+	else $(BIN)/upriver wire decode docs/sample.hex; fi
+
+test: install system-packages lint doctest unit
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+doctest: install
+	$(BIN)/pytest --quiet --doctest-modules $(PURE)
+
+unit: install
+	$(BIN)/pytest --quiet
+
+bench: install
+	@for table in $(or $(TABLE:%=bench/%.py),$(wildcard bench/*.py)); do $(BIN)/python $$table || exit 1; done
+
+fuzz: install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris || \
+	{ echo "make fuzz needs atheris, which has no build for this machine (it has for CPython on Linux x86-64)"; exit 1; }
+	@for fuzzer in $(FUZZERS); do echo "== $$fuzzer, $(FUZZ_SECONDS) s"; \
+	$(BIN)/python fuzz/run.py $$fuzzer $(FUZZ_SECONDS) 2>&1 | tail -n 3; \
+	test "$${PIPESTATUS[0]}" -eq 0 || { echo "$$fuzzer failed; its input is in .fuzz/"; exit 1; }; done
+
+chaos-store: install
+	$(BIN)/pytest --quiet -m "slow or not slow" tests/store
+
+# Clients of other people that the node is tested against; without them those tests are skipped, and say so.
+system-packages:
+	@if command -v memcapable >/dev/null || command -v memccapable >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && test "$$(id -u)" -eq 0; then \
+	echo "installing libmemcached-tools"; apt-get install -qq -y libmemcached-tools >/dev/null || \
+	echo "libmemcached-tools could not be installed: the tests that use it are skipped"; \
+	else echo "libmemcached-tools is missing (apt-get install libmemcached-tools): the tests that use it are skipped"; fi
+
+clean:
+	rm -rf $(VENV) .fuzz .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+SHELL := /bin/bash

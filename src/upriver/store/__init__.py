@@ -18,6 +18,7 @@ from upriver.store.stream import (
     StreamSource,
 )
 from upriver.store.vbucket import VBucket
+from upriver.store.withmeta import WithMeta
 
 __all__ = [
     "Bucket",
@@ -37,4 +38,5 @@ __all__ = [
     "StreamEvent",
     "StreamSource",
     "VBucket",
+    "WithMeta",
 ]

@@ -19,7 +19,6 @@ from upriver.store.expiry import expire_due
 from upriver.store.flusher import VB_META, Flusher, meta_key
 from upriver.store.manifest import Manifest
 from upriver.store.options import StoreOptions
-from upriver.store.rollback import erase
 from upriver.store.shared import Shared
 from upriver.store.stream import EndReason
 from upriver.store.vbucket import VBucket
@@ -208,7 +207,7 @@ class Bucket:
             vbucket.end_streams(EndReason.STATE_CHANGED)
             disk = self._shared.disk
             with disk.write() as transaction:
-                erase(transaction, disk, vbucket_id)
+                disk.erase(transaction, vbucket_id)
                 transaction.delete(VB_KEY.pack(vbucket_id), db=disk.index)
                 transaction.delete(meta_key(vbucket_id), db=disk.meta)
             disk.stale = True
@@ -263,6 +262,11 @@ class Bucket:
     def run_expiry_pager(self) -> int:
         """Turn documents whose time has come into tombstones, each with a new seqno; returns how many."""
         return sum(expire_due(vbucket) for vbucket in self.existing() if vbucket.state is VbucketState.ACTIVE)
+
+    def trim_memory(self, wanted_bytes: int = 0) -> None:
+        """Let go of checkpoints that are on disk until the memory log is this small; slow streams go to disk."""
+        with self._shared.lock:
+            self._shared.evict(wanted_bytes)
 
     # ---- gauges ----
 

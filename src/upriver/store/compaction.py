@@ -15,7 +15,7 @@ from upriver.model import SEQNO_MAX
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.core import Core
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Octets, Words
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Octets, Words, erase_range
 from upriver.store.flusher import BlockWriter, meta_key, write_table
 from upriver.store.scan import dead_seqnos
 from upriver.wire.packed import HEADER_SIZE
@@ -72,10 +72,7 @@ class Compaction:
     def _write_dead(self, transaction: Any, left: Words) -> None:
         """What is dead and still there, in one piece: the records that said so may be gone now."""
         vbucket, disk = self._vbucket, self._vbucket.shared.disk
-        cursor = transaction.cursor(db=disk.dead)
-        more = cursor.set_range(BLOCK_KEY.pack(vbucket.id, 0))
-        while more and BLOCK_KEY.unpack(cursor.key())[0] == vbucket.id:
-            more = cursor.delete()
+        erase_range(transaction, disk.dead, vbucket.id, 0)
         if left.size:
             transaction.put(BLOCK_KEY.pack(vbucket.id, vbucket.high_seqno), left.tobytes(), db=disk.dead)
 

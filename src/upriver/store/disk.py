@@ -125,6 +125,11 @@ class Disk:
         info = self._env.info()
         return int((info["last_pgno"] + 1) * self._env.stat()["psize"])
 
+    def erase(self, transaction: Any, vbucket: int, above: int = 0) -> None:
+        """Delete the blocks of a vbucket that end above seqno ``above``."""
+        erase_range(transaction, self.log, vbucket, above)
+        erase_range(transaction, self.dead, vbucket, above)
+
     def identity(self) -> dict[str, Any] | None:
         """What the bucket record says; None in a new file."""
         with self.read() as transaction:
@@ -134,6 +139,14 @@ class Disk:
                     raise NotOurFile(f"{self.file} is an LMDB file of another program")
                 return None
             return read_json(found, self.file)
+
+
+def erase_range(transaction: Any, tree: Any, vbucket: int, above: int) -> None:
+    """Delete the entries of a vbucket whose seqno is above ``above``."""
+    cursor = transaction.cursor(db=tree)
+    cursor.set_range(BLOCK_KEY.pack(vbucket, above + 1))
+    while bytes(cursor.key()[:2]) == VB_KEY.pack(vbucket):
+        cursor.delete()
 
 
 def read_json(data: Any, file: Path) -> dict[str, Any]:

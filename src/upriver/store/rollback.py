@@ -68,15 +68,6 @@ def roll_back(vbucket: Collections, to: int) -> int:
     return point
 
 
-def erase(transaction: Any, disk: Disk, vbucket_id: int, above: int = 0) -> None:
-    """Delete the blocks that end above seqno ``above``."""
-    for tree in (disk.log, disk.dead):
-        cursor = transaction.cursor(db=tree)
-        more = cursor.set_range(BLOCK_KEY.pack(vbucket_id, above + 1))
-        while more and BLOCK_KEY.unpack(cursor.key())[0] == vbucket_id:
-            more = cursor.delete()
-
-
 def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> None:
     """Take away what is above ``point``; the block that it cuts through is written again, shorter."""
     remainder: tuple[np.ndarray[Any, np.dtype[np.uint8]], int, int] | None = None
@@ -87,7 +78,7 @@ def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> 
         if first <= point:
             runs.cut(data, BLOCK.size, data.size, np.uint64(point))
             remainder = (data, safe, flags)
-    erase(transaction, disk, vbucket.id, point)
+    disk.erase(transaction, vbucket.id, point)
     transaction.delete(VB_KEY.pack(vbucket.id), db=disk.index)
     if remainder is not None:
         data, safe, flags = remainder

@@ -70,10 +70,11 @@ class Shared:
         if self.dirty_bytes >= self.options.flush_bytes:
             self.wake_flusher()
 
-    def evict(self) -> None:
+    def evict(self, wanted_bytes: int | None = None) -> None:
         """Let go of the oldest checkpoints that are on disk until the log fits its share of memory."""
+        wanted = self.options.log_bytes if wanted_bytes is None else wanted_bytes
         tries = len(self.ages)
-        while self.log_gauge.bytes > self.options.log_bytes and tries > 0:
+        while self.log_gauge.bytes > wanted and tries > 0:
             tries -= 1
             oldest = self.ages.popleft()
             log = oldest.log

@@ -12,6 +12,10 @@ The tree::
     │   └── Rollback, NotMyVbucket, KeyNotFound, ...   found by status
     ├── StoreError                  the data on disk
     │   └── NotOurFile, CorruptStore, DiskFull
+    ├── ConnectFailed               no node answered
+    ├── HistoryLost                 a rollback, for callers who asked to be stopped by one
+    ├── CheckpointError             a saved position
+    │   └── CorruptCheckpoint, ForeignCheckpoint
     └── ConfigError                 options that cannot work
 
 Errors carry raw values in ``args`` so that they survive pickling between Spark executors and the driver.
@@ -355,3 +359,36 @@ class DiskFull(StoreError):
 
 class ConfigError(UpriverError):
     """An option that cannot work; the message says which one and what is allowed."""
+
+
+class ConnectFailed(UpriverError):
+    """No connection could be made; the message names host and port."""
+
+
+class HistoryLost(UpriverError):
+    """What was read of a vbucket above ``to_seqno`` never happened: undo it, then go on from ``to_seqno``."""
+
+    def __init__(self, vbucket: int, to_seqno: int, lost_branch: int) -> None:
+        super().__init__(vbucket, to_seqno, lost_branch)
+        self.vbucket = vbucket
+        self.to_seqno = to_seqno
+        self.lost_branch = lost_branch
+
+    def __str__(self) -> str:
+        return (
+            f"vbucket {self.vbucket} lost history: branch {self.lost_branch:x} is gone above seqno {self.to_seqno}; "
+            f"undo what you took of this vbucket above {self.to_seqno}, then resume there (on_rollback='emit' tells "
+            "you instead of stopping)"
+        )
+
+
+class CheckpointError(UpriverError):
+    """Something is wrong with a saved position."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """A checkpoint cannot be read; delete it to read everything again from the beginning."""
+
+
+class ForeignCheckpoint(CheckpointError):
+    """A checkpoint belongs to another bucket; use another checkpoint name, or delete it."""

@@ -2,88 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from upriver.client.names import Names
 from upriver.protocol.feed import CollectionChange, Documents, Feed, FeedEvent, RollbackEvent
+from upriver.protocol.standing import Mark
 from upriver.protocol.topology import Address
 from upriver.records.batches import ChangeOptions, change_batch, row_batch
 from upriver.records.schema import Event
-from upriver.wire.columns import Columns
-from upriver.wire.events import CollectionBegun, CollectionEnded, ScopeCreated
+from upriver.wire.events import CollectionBegun, CollectionEnded, CollectionEvent, ScopeCreated
+
+DEFAULT_ROWS = 16_384
+COPY_BELOW = 1 / 16  # a batch that uses less of its columns than this is copied out, so that it pins no more
+
+
+@dataclass(slots=True)
+class Made:
+    """A batch for the caller (None: all its rows were unwanted), and what to tell the feed once it is taken."""
+
+    batch: pa.RecordBatch | None
+    held: list[Documents] = field(default_factory=list)
+    mark: Mark | None = None  # the place in the feed once this has been taken; None: others of the same flush follow
 
 
 class BatchMaker:
     """Gathers rows per connection until there are ``rows`` of them, or something else must come between."""
 
-    def __init__(
-        self, names: Mapping[int, tuple[str, str]], rows: int, options: Mapping[str, Any] | None = None
-    ) -> None:
-        self.names = dict(names)
+    def __init__(self, feed: Feed, names: Names, rows: int = DEFAULT_ROWS, **options: Any) -> None:
+        self.names, self.feed = names, feed
         self._rows = rows
-        self._options = dict(options or {})
+        self._options = options
         self._held: dict[Address, list[Documents]] = {}
 
-    def add(self, feed: Feed, event: FeedEvent) -> Iterator[pa.RecordBatch]:
-        """Batches that are ready because of this event."""
+    @property
+    def holds(self) -> bool:
+        return bool(self._held)
+
+    def add(self, event: FeedEvent) -> Iterator[Made]:
+        """What is ready because of this event."""
         if isinstance(event, Documents):
-            held = self._held.setdefault(event.link, [])
-            held.append(event)
-            columns = event.rows.columns
-            if event.rows.full or columns.rows - held[0].rows.first >= self._rows:
-                yield from self._emit(feed, event.link)
-        elif isinstance(event, RollbackEvent):
-            yield from self.flush(feed)
-            yield row_batch([_rollback_row(event)])
-        elif isinstance(event, CollectionChange):
-            yield from self.flush(feed)
-            yield row_batch([self._collection_row(feed, event)])
+            yield from self._add_rows(event)
+        elif isinstance(event, RollbackEvent | CollectionChange):
+            yield from self.flush()
+            row = _rollback_row(event) if isinstance(event, RollbackEvent) else self._collection_row(event)
+            yield Made(row_batch([row]), [], self.feed.standing.mark())
 
-    def flush(self, feed: Feed) -> Iterator[pa.RecordBatch]:
-        for address in list(self._held):
-            yield from self._emit(feed, address)
+    def _add_rows(self, event: Documents) -> Iterator[Made]:
+        held = self._held.get(event.link)
+        if held and held[-1].rows.columns is not event.rows.columns:
+            yield from self._emit(event.link)  # rows of one decode that were left when their columns were taken
+            held = None
+        if held is None:
+            held = self._held[event.link] = []
+        held.append(event)
+        if event.rows.full or event.rows.last - held[0].rows.first >= self._rows:
+            yield from self.flush()
 
-    def _emit(self, feed: Feed, address: Address) -> Iterator[pa.RecordBatch]:
-        held = self._held.pop(address, [])
-        if not held:
-            return
-        columns: Columns = held[0].rows.columns
-        first, last = held[0].rows.first, held[-1].rows.last
-        link = feed.links.get(address)
-        if link is not None and link.decoder.columns is columns:
+    def flush(self) -> Iterator[Made]:
+        """All rows that wait, of all connections; only then is the place in the feed well defined."""
+        while self._held:
+            address = next(iter(self._held))
+            yield from self._emit(address)
+
+    def _emit(self, address: Address) -> Iterator[Made]:
+        held = self._held.pop(address)
+        first, last, columns = held[0].rows.first, held[-1].rows.last, held[0].rows.columns
+        options = ChangeOptions(names=self.names.collections, **self._options)
+        batch = change_batch(columns, options, first, last)
+        link = self.feed.links.get(address)
+        ours = link is not None and link.decoder.columns is columns
+        if last - first < columns.shape.rows * COPY_BELOW and _used(columns) < columns.shape.value_bytes * COPY_BELOW:
+            batch = batch.take(pa.array(np.arange(batch.num_rows)))
+            if link and ours and last == columns.rows:
+                link.decoder.clear()
+        elif link and ours:
             link.decoder.take()  # the batch keeps the memory; the decoder goes on with other
-        batch = change_batch(columns, ChangeOptions(names=self.names, **self._options), first, last)
-        if batch.num_rows:
-            yield batch
-        for documents in held:
-            feed.taken(documents)
+        mark = None if self._held else self.feed.standing.mark()
+        yield Made(batch if batch.num_rows else None, held, mark)
 
-    def _collection_row(self, feed: Feed, event: CollectionChange) -> dict[str, Any]:
+    def _collection_row(self, event: CollectionChange) -> dict[str, Any]:
         content = event.message.content()
-        row: dict[str, Any] = {
-            "vbucket": event.vbucket, "seqno": event.message.by_seqno, "epoch": feed.standing.epoch[event.vbucket],
-            "vbuuid": feed.standing.vbuuid[event.vbucket],
+        self.names.note(content)
+        scope, collection = self.names.path(content)
+        return {
+            "event": kind_of(content), "vbucket": event.vbucket, "seqno": event.message.by_seqno,
+            "epoch": event.epoch, "vbuuid": _signed(event.vbuuid), "scope": scope, "collection": collection,
+            "collection_id": getattr(content, "collection_id", None),
         }  # fmt: skip
-        if isinstance(content, CollectionBegun):
-            scope = next((s for s, _ in self.names.values() if s), "_default")
-            self.names.setdefault(content.collection_id, (scope, content.name))
-            kind = Event.COLLECTION_MODIFIED if content.modified else Event.COLLECTION_CREATED
-            return {**row, "event": kind, **self._named(content.collection_id)}
-        if isinstance(content, CollectionEnded):
-            return {**row, "event": Event.COLLECTION_DROPPED, **self._named(content.collection_id)}
-        if isinstance(content, ScopeCreated):
-            return {**row, "event": Event.SCOPE_CREATED, "scope": content.name}
-        return {**row, "event": Event.SCOPE_DROPPED}
 
-    def _named(self, collection_id: int) -> dict[str, Any]:
-        scope, name = self.names.get(collection_id) or (None, None)
-        return {"scope": scope, "collection": name, "collection_id": collection_id}
+
+def _used(columns: Any) -> int:
+    return int(columns.view("value_at")[columns.rows])
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def kind_of(content: CollectionEvent) -> Event:
+    """The event of the change feed for a collection event of the protocol."""
+    if isinstance(content, CollectionBegun):
+        if content.modified:
+            return Event.COLLECTION_MODIFIED
+        return Event.COLLECTION_FLUSHED if content.flush_uid else Event.COLLECTION_CREATED
+    if isinstance(content, CollectionEnded):
+        return Event.COLLECTION_DROPPED
+    return Event.SCOPE_CREATED if isinstance(content, ScopeCreated) else Event.SCOPE_DROPPED
 
 
 def _rollback_row(event: RollbackEvent) -> dict[str, Any]:
     return {
         "event": Event.ROLLBACK, "vbucket": event.vbucket, "seqno": event.to_seqno, "epoch": event.epoch,
-        "vbuuid": event.lost_branch,
+        "vbuuid": _signed(event.lost_branch),
     }  # fmt: skip

@@ -6,11 +6,11 @@ import selectors
 import socket
 import ssl
 
-from upriver.errors import UpriverError
+from upriver.errors import ConnectFailed
 
+__all__ = ["ConnectFailed", "Pipe", "Poller", "connect"]
 
-class ConnectFailed(UpriverError):
-    """No connection could be made; the message names host and port."""
+RECEIVE_BUFFER = 4 << 20
 
 
 class Pipe:
@@ -25,8 +25,9 @@ class Pipe:
         return self.sock.fileno()
 
     def write(self, data: bytes) -> None:
-        self.pending += data
-        self.flush()
+        if data:
+            self.pending += data
+            self.flush()
 
     def flush(self) -> None:
         """Send what the socket takes now."""
@@ -54,12 +55,15 @@ class Pipe:
 
 def connect(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
     """A connected socket with TCP_NODELAY; ``ConnectFailed`` says why not."""
+    sock = None
     try:
         sock = socket.create_connection((host, port), timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         return tls.wrap_socket(sock, server_hostname=host) if tls else sock
     except (OSError, ssl.SSLError) as error:
+        if sock is not None:
+            sock.close()
         raise ConnectFailed(f"cannot connect to {host}:{port}: {error}") from error
 
 

@@ -6,18 +6,32 @@ go wrong between a reader and a cluster is decided here once, for the async clie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
+from typing import Any
 
-from upriver.errors import Rollback, Status, StatusError
+from upriver.errors import AccessDenied, HistoryLost, Status, StatusError
 from upriver.model import SEQNO_MAX, FailoverLog, Position
+from upriver.protocol.feed_events import (
+    Advanced,
+    CollectionChange,
+    Documents,
+    FeedEvent,
+    FeedRequest,
+    FilterGone,
+    OnRollback,
+    RollbackEvent,
+    VbucketDone,
+    bounded,
+    from_beginning,
+)
 from upriver.protocol.feed_link import (
     Ended,
     Event,
     FeedLink,
     LinkEvent,
     Moved,
+    NewConfig,
     Opened,
     Ready,
     Refused,
@@ -30,83 +44,40 @@ from upriver.protocol.standing import Standing
 from upriver.protocol.topology import Address, Topology, parse_topology
 from upriver.wire.constants import StreamEndStatus, StreamFlag
 from upriver.wire.dcp import StreamRequest
-from upriver.wire.events import SystemEvent
+
+__all__ = [
+    "Advanced", "CollectionChange", "Documents", "Feed", "FeedEvent", "FeedRequest", "FilterGone", "OnRollback",
+    "RollbackEvent", "VbucketDone", "backoff", "bounded", "from_beginning",
+]  # fmt: skip
 
 STREAMS_IN_FLIGHT = 256
+MAX_BACKOFF_S = 5.0
+ASK_MAP_EVERY_S = 1.0
+_FILTER_LOST = (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE)
 
 
-class OnRollback(Enum):
-    """What a rollback means to the caller."""
+def backoff(attempt: int) -> float:
+    """Seconds to wait before try ``attempt`` (1: the first repetition).
 
-    EMIT = "emit"  # tell, then go on with the new branch
-    FAIL = "fail"
-    REWIND = "rewind"  # go on silently: for callers to whom seeing a change twice, or an undone one, does not matter
-
-
-@dataclass(frozen=True, slots=True)
-class FeedRequest:
-    """What to read: where each vbucket starts, and up to which seqno (``SEQNO_MAX``: for ever)."""
-
-    starts: Mapping[int, Position]
-    ends: Mapping[int, int] = field(default_factory=dict)
-    epochs: Mapping[int, int] = field(default_factory=dict)
-    points: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    flags: StreamFlag = StreamFlag.ACTIVE_VB_ONLY
-    value: bytes = b""  # the stream request's JSON: collection filter
-    on_rollback: OnRollback = OnRollback.EMIT
-
-
-@dataclass(slots=True)
-class Documents:
-    """Rows of changes, in order; ``size`` bytes of ``link``'s window are held until ``Feed.taken`` is told."""
-
-    rows: Rows
-    link: Address
-
-
-@dataclass(slots=True)
-class RollbackEvent:
-    """Everything of this vbucket above ``to_seqno`` never happened; the new branch follows."""
-
-    vbucket: int
-    to_seqno: int
-    lost_branch: int
-    epoch: int
-
-
-@dataclass(slots=True)
-class CollectionChange:
-    vbucket: int
-    message: SystemEvent
-
-
-@dataclass(slots=True)
-class Advanced:
-    """The position moved though no row came."""
-
-    vbucket: int
-    seqno: int
-
-
-@dataclass(slots=True)
-class VbucketDone:
-    """This vbucket has delivered everything up to its end."""
-
-    vbucket: int
-
-
-FeedEvent = Documents | RollbackEvent | CollectionChange | Advanced | VbucketDone
+    >>> [backoff(n) for n in (0, 1, 2, 20)]
+    [0.0, 0.05, 0.1, 5.0]
+    """
+    return min(MAX_BACKOFF_S, 0.05 * 2 ** min(attempt - 1, 10)) if attempt else 0.0
 
 
 class _State(Enum):
-    IDLE = auto()
+    WAITING = auto()  # for its turn, its node, or the end of a pause
     OPENING = auto()
     OPEN = auto()
+    PARKED = auto()  # its filter names nothing
     DONE = auto()
 
 
 class Feed:
-    """The state of one feed. ``topology`` may be replaced at any time by a newer map."""
+    """The state of one feed. ``topology`` may be replaced at any time by a newer map.
+
+    ``jitter`` gives factors around 1 for pauses, so that many readers do not come back at the same instant.
+    """
 
     def __init__(
         self,
@@ -115,69 +86,114 @@ class Feed:
         make_session: Callable[[], Session],
         window: int,
         *,
-        tls: bool = False,
+        parse: Callable[[Any, str], Topology] = parse_topology,
+        noop_interval_s: float = 20.0,
+        jitter: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        self.request, self.topology = request, topology
+        self.request, self.topology, self.filter = request, topology, request.value
         self.standing = Standing(topology.vbuckets)
         self.links: dict[Address, FeedLink] = {}
         self.logs: dict[int, FailoverLog] = {}
         self.rollbacks = 0
-        self._make_session, self._window, self._tls = make_session, window, tls
-        self._state = dict.fromkeys(request.starts, _State.IDLE)
-        self._retry_at: dict[int, float] = {}
+        self.noop_interval_s = noop_interval_s
+        self._make_session, self._window, self._parse, self._jitter = make_session, window, parse, jitter
+        self._state = dict.fromkeys(request.starts, _State.WAITING)
+        self._waiting: dict[int, float] = dict.fromkeys(request.starts, 0.0)  # until when
+        self._fruitless = dict.fromkeys(request.starts, 0)  # tries in a row that moved nothing
+        self._opened_at: dict[int, int] = {}
+        self._to_latest: set[int] = set()  # their end does not exist on the branch that we are on now
+        self._unconfirmed = set(request.starts) if request.resumed else set()
+        self._left, self._opening, self._opaque, self._ask_at = len(self._state), 0, 0, 0.0
         self._emitted: list[FeedEvent] = []
         for vb, position in request.starts.items():
-            points = request.points.get(vb, ())
-            self.standing.resume(vb, position, epoch=request.epochs.get(vb, 0), points=points)
+            self.standing.resume(vb, position, epoch=request.epochs.get(vb, 0), points=request.points.get(vb, ()))
             if position.seqno >= self._end(vb):
-                self._state[vb] = _State.DONE
+                self._finish(vb)
+        self._emitted.clear()
+
+    # ---------------------------------------------------------------------------------------------- for the caller
 
     @property
     def done(self) -> bool:
-        return all(state is _State.DONE for state in self._state.values())
+        return self._left == 0
+
+    @property
+    def vbuckets(self) -> list[int]:
+        return list(self._state)
 
     def positions(self) -> dict[int, Position]:
-        """What may be claimed for every vbucket, now."""
+        """What may be claimed for every vbucket, when everything that came has been acted on."""
         return {vb: self.standing.position(vb) for vb in self._state}
-
-    def wanted(self) -> set[Address]:
-        """The nodes that own a vbucket which still has something to deliver."""
-        owners = (self.topology.active(vb) for vb, state in self._state.items() if state is not _State.DONE)
-        return {owner for owner in owners if owner is not None}
-
-    def connected(self, address: Address) -> FeedLink:
-        """The shell has a socket to this node; its link begins the handshake."""
-        link = FeedLink(self._make_session(), self.standing, self._window)
-        self.links[address] = link
-        return link
-
-    def lost(self, address: Address, now: float, delay: float = 0.0) -> None:
-        """The connection is gone; its vbuckets wait ``delay`` seconds for another."""
-        link = self.links.pop(address, None)
-        for vb in link.streams if link else ():
-            self.standing.close(vb)
-            self._idle(vb, now + delay)
-
-    def received(self, address: Address, size: int, now: float) -> Iterator[FeedEvent]:
-        """Bytes came in on a link; iterate to the end before reading again."""
-        link = self.links[address]
-        for event in link.received(size):
-            if isinstance(event, Rows):
-                yield Documents(event, address)
-            else:
-                self._handle(address, event, now)
-            yield from self._take_emitted()
-        self.open_streams(now)
 
     def taken(self, documents: Documents) -> None:
         """The caller has the rows: their bytes may be sent again."""
         if link := self.links.get(documents.link):
             link.acknowledge(documents.rows.bytes)
 
+    def refilter(self, value: bytes, again: bool = False) -> None:
+        """Use another filter from now on; ``again``: also reopen the streams that are open."""
+        self.filter = value
+        for vb, state in self._state.items():
+            if state is _State.PARKED:
+                self._wait(vb, 0.0)
+        for link in self.links.values() if again else ():
+            for vb in list(link.streams):
+                if self._state[vb] is _State.OPENING:
+                    self._opening -= 1
+                link.close_stream(vb)
+                self._wait(vb, 0.0)
+
+    # ---------------------------------------------------------------------------------------------- for the shell
+
+    def wanted(self) -> set[Address]:
+        """The nodes to be connected to: those with open streams, and the owners of vbuckets that wait."""
+        owners = {self.topology.active(vb) for vb in self._waiting}
+        busy = {address for address, link in self.links.items() if link.streams}
+        return busy | {owner for owner in owners if owner is not None}
+
+    def connected(self, address: Address, now: float = 0.0) -> FeedLink:
+        """The shell has a socket to this node; its link begins the handshake."""
+        link = FeedLink(self._make_session(), self.standing, self._window, now)
+        self.links[address] = link
+        return link
+
+    def lost(self, address: Address, now: float) -> None:
+        """The connection is gone; its vbuckets wait for another."""
+        link = self.links.pop(address, None)
+        for vb in list(link.streams) if link else ():
+            self.standing.close(vb)
+            if self._state[vb] is _State.OPENING:
+                self._opening -= 1
+            self._wait(vb, now)
+
+    def received(self, address: Address, size: int, now: float) -> Iterator[FeedEvent]:
+        """Bytes came in on a link; iterate to the end before reading again."""
+        link = self.links[address]
+        link.heard_at = now
+        for event in link.received(size):
+            if isinstance(event, Rows):
+                yield Documents(event, address)
+            else:
+                self._HANDLERS[type(event)](self, address, event, now)
+                if self._emitted:
+                    yield from self._take_emitted()
+        if self._waiting:
+            self._open_streams(now)
+
     def tick(self, now: float) -> Iterator[FeedEvent]:
-        """Time has passed: streams that waited are tried again."""
-        self.open_streams(now)
+        """Time has passed: streams that waited are tried again, few freed bytes are given back."""
+        for link in self.links.values():
+            link.tick(now)
+        if self._waiting:
+            self._open_streams(now)
+            if now >= self._ask_at:
+                self._ask_at = now + ASK_MAP_EVERY_S
+                self._ask_map()
         yield from self._take_emitted()
+
+    def silent(self, now: float) -> list[Address]:
+        """Nodes that have said nothing for two noop intervals: dead, or as good as dead."""
+        return [a for a, link in self.links.items() if now - link.heard_at > 2 * self.noop_interval_s]
 
     def use(self, topology: Topology) -> bool:
         """Adopt a newer map; false if it is not newer."""
@@ -186,100 +202,174 @@ class Feed:
         self.topology = topology
         return True
 
-    def open_streams(self, now: float) -> None:
-        opening = sum(state is _State.OPENING for state in self._state.values())
-        for vb, state in self._state.items():
-            if opening >= STREAMS_IN_FLIGHT:
+    # ---------------------------------------------------------------------------------------------- opening
+
+    def _open_streams(self, now: float) -> None:
+        for vb, until in list(self._waiting.items()):
+            if self._opening >= STREAMS_IN_FLIGHT:
                 return
             owner = self.topology.active(vb)
             link = self.links.get(owner) if owner else None
-            if state is _State.IDLE and link and link.ready and self._retry_at.get(vb, 0.0) <= now:
-                link.open_stream(self._stream_request(vb))
+            if link and link.ready and until <= now:
+                link.open_stream(self._stream_request(vb), self._end(vb))
+                del self._waiting[vb]
                 self._state[vb] = _State.OPENING
-                opening += 1
+                self._opening += 1
+
+    def _stream_request(self, vb: int) -> StreamRequest:
+        self._opaque += 1  # unique over all links: a vbucket may move while data of its old stream still comes
+        at = self.standing.position(vb)
+        flags, end = self.request.flags, self._end(vb)
+        if vb in self._to_latest:
+            flags, end = flags | StreamFlag.TO_LATEST, SEQNO_MAX
+        return StreamRequest(
+            flags, 0, at.seqno, end, at.vbuuid, at.snap_start, at.snap_end, self.filter, vbucket=vb, opaque=self._opaque
+        )
+
+    def _ask_map(self) -> None:
+        """Somebody waits: perhaps for a map that we do not have yet."""
+        for link in self.links.values():
+            if link.ready:
+                link.ask_config()
 
     def _end(self, vb: int) -> int:
         return self.request.ends.get(vb, SEQNO_MAX)
-
-    def _stream_request(self, vb: int) -> StreamRequest:
-        at = self.standing.position(vb)
-        return StreamRequest(
-            self.request.flags, 0, at.seqno, self._end(vb), at.vbuuid, at.snap_start, at.snap_end,
-            self.request.value, vbucket=vb,
-        )  # fmt: skip
 
     def _take_emitted(self) -> list[FeedEvent]:
         emitted, self._emitted = self._emitted, []
         return emitted
 
-    def _handle(self, address: Address, event: LinkEvent, now: float) -> None:
-        if isinstance(event, Ready):
-            self.use(parse_topology(config_json(event.config), address.host, tls=self._tls))
-        elif isinstance(event, Opened):
-            self._state[event.vbucket] = _State.OPEN
-            self.logs[event.vbucket] = event.log
-            opaque = self.links[address].streams[event.vbucket]
-            self.standing.adopt(event.vbucket, event.log.uuid, opaque, self._end(event.vbucket))
-        elif isinstance(event, RolledBack):
-            self._rolled_back(event, now)
-        elif isinstance(event, Refused):
-            self._refused(address, event, now)
-        elif isinstance(event, Ended):
-            self._ended(event, now)
-        elif isinstance(event, Event):
-            self._emitted.append(CollectionChange(event.vbucket, event.message))
-        elif isinstance(event, Moved):
-            self._emitted.append(Advanced(event.vbucket, event.seqno))
+    # ---------------------------------------------------------------------------------------------- link events
 
-    def _rolled_back(self, event: RolledBack, now: float) -> None:
-        vb = event.vbucket
-        if self.request.on_rollback is OnRollback.FAIL:
-            raise Rollback(event.seqno)
-        lost = self.standing.vbuuid[vb]
-        # A true rollback goes below where we stand; never believe one that would have us ask the same again.
-        target = self.standing.rollback_target(vb, min(event.seqno, max(0, self.standing.seqno(vb) - 1)))
-        self.standing.roll_back(vb, target)
+    def _ready(self, address: Address, event: Ready | NewConfig, now: float) -> None:
+        if event.config:
+            self.use(self._parse(config_json(event.config), address.host))
+
+    def _opened(self, address: Address, event: Opened, now: float) -> None:
+        vb, log = event.vbucket, event.log
+        lost, link = self.standing.vbuuid[vb], self.links[address]
+        self._opening -= 1
+        self._state[vb] = _State.OPEN
+        self.logs[vb] = log
+        self._announce_lost(vb, log)
+        self._opened_at[vb] = self.standing.seqno(vb)
+        self.standing.adopt(vb, log.uuid, link.streams[vb], self._end(vb))
+        if self._end(vb) != SEQNO_MAX and vb not in self._to_latest and self._ended_early(vb, lost, log):
+            # The end was a seqno of a branch that is gone; waiting for it on this one could last for ever.
+            link.close_stream(vb)
+            self._to_latest.add(vb)
+            self._wait(vb, now)
+
+    def _ended_early(self, vb: int, branch: int, log: FailoverLog) -> bool:
+        if not branch or branch == log.uuid:
+            return False
+        last = log.last_seqno_of(branch, SEQNO_MAX)
+        return last is None or last < self._end(vb)
+
+    def _announce_lost(self, vb: int, log: FailoverLog) -> None:
+        """The caller may hold changes that the producer cannot know of, and whose branch is gone.
+
+        They came in an out-of-order snapshot that was cut short, or to an earlier life of the caller after it had
+        saved the position that we started from.
+        """
+        at, emit = self.standing.position(vb), self.request.on_rollback is OnRollback.EMIT
+        branch, highest = self.standing.interrupted.pop(vb, (0, 0))
+        last = log.last_seqno_of(branch, SEQNO_MAX) if branch else SEQNO_MAX
+        if last is None or last < highest:
+            self._lose(vb, at.seqno, branch)
+        elif vb in self._unconfirmed and emit and at.vbuuid not in (0, log.uuid):
+            self._lose(vb, at.seqno, at.vbuuid)
+        self._unconfirmed.discard(vb)
+
+    def _lose(self, vb: int, target: int, branch: int) -> None:
+        """Tell, as the caller wishes, that what came above ``target`` is void."""
         self.rollbacks += 1
-        self._idle(vb, now)
+        if self.request.on_rollback is OnRollback.FAIL:
+            raise HistoryLost(vb, target, branch)
+        self.standing.epoch[vb] += 1
         if self.request.on_rollback is OnRollback.EMIT:
-            self._emitted.append(RollbackEvent(vb, target, lost, self.standing.epoch[vb]))
+            self._emitted.append(RollbackEvent(vb, target, branch, self.standing.epoch[vb]))
+
+    def _rolled_back(self, address: Address, event: RolledBack, now: float) -> None:
+        vb, at = event.vbucket, self.standing.position(event.vbucket)
+        self._opening -= 1
+        if event.seqno == 0 and self._try_older_branch(vb, at):
+            self._wait(vb, now)
+            return
+        # A true rollback goes below where we stand; never believe one that would have us ask the same again.
+        target = self.standing.rollback_target(vb, min(event.seqno, max(0, at.seqno - 1)))
+        self._lose(vb, target, at.vbuuid)
+        self._unconfirmed.discard(vb)
+        self.standing.roll_back(vb, target)
+        if self._end(vb) != SEQNO_MAX:
+            self._to_latest.add(vb)
+        self._wait(vb, now)
+
+    def _try_older_branch(self, vb: int, at: Position) -> bool:
+        """A producer that never heard of our newest branch may know the one before, if we have nothing newer."""
+        log = self.logs.get(vb)
+        if log is None or len(log) < 2 or log.uuid != at.vbuuid or at.snap_end > log.entries[0].seqno:
+            return False
+        self.logs[vb] = FailoverLog(log.entries[1:])
+        self.standing.vbuuid[vb] = self.logs[vb].uuid
+        return True
 
     def _refused(self, address: Address, event: Refused, now: float) -> None:
         vb = event.vbucket
+        self._opening -= 1
         if event.status == Status.NOT_MY_VBUCKET:
-            newer = event.value and self.use(parse_topology(config_json(event.value), address.host, tls=self._tls))
-            self._idle(vb, now if newer else now + 0.1)
+            newer = event.value[:1] == b"{" and self.use(self._parse(config_json(event.value), address.host))
+            self._wait(vb, now if newer else self._pause(vb, now))
         elif is_temporary(event.status):
-            self._idle(vb, now + 0.2)
+            self._wait(vb, self._pause(vb, now))
+        elif event.status in _FILTER_LOST and self.request.follow:
+            self._finish(vb) if self._end(vb) != SEQNO_MAX else self._park(vb)
+        elif event.status == Status.ERANGE and vb in self._to_latest:
+            self._finish(vb)  # the collections of the filter end before our start: nothing is left to read
         else:
-            context = f"vbucket {vb} at {address}: {event.value[:200].decode('utf-8', 'replace')}"
-            raise StatusError.of(event.status, context)
+            detail = event.value[:200].decode("utf-8", "replace")
+            raise StatusError.of(event.status, f"stream of vbucket {vb} at {address}{': ' + detail if detail else ''}")
 
-    def _ended(self, event: Ended, now: float) -> None:
+    def _ended(self, address: Address, event: Ended, now: float) -> None:
+        vb, finite = event.vbucket, self._end(event.vbucket) != SEQNO_MAX
+        if event.status == StreamEndStatus.OK and finite:
+            self._finish(vb)
+        elif event.status == StreamEndStatus.FILTER_EMPTY:
+            self._park(vb) if self.request.follow and not finite else self._finish(vb)
+        elif event.status == StreamEndStatus.LOST_PRIVILEGES:
+            raise AccessDenied(f"stream of vbucket {vb} at {address}: the user may no longer read this")
+        else:
+            if self.standing.seqno(vb) > self._opened_at.get(vb, 0):
+                self._fruitless[vb] = 0
+            self._wait(vb, self._pause(vb, now) if self._fruitless[vb] else now)
+            self._fruitless[vb] += 1
+
+    def _collection_event(self, address: Address, event: Event, now: float) -> None:
         vb = event.vbucket
-        finished = event.status == StreamEndStatus.OK and self._end(vb) != SEQNO_MAX
-        if finished or event.status == StreamEndStatus.FILTER_EMPTY:
-            self._state[vb] = _State.DONE
-            self._emitted.append(VbucketDone(vb))
-        else:
-            self._idle(vb, now)
+        self._emitted.append(CollectionChange(vb, event.message, self.standing.vbuuid[vb], self.standing.epoch[vb]))
 
-    def _idle(self, vb: int, retry_at: float) -> None:
-        self._state[vb] = _State.IDLE
-        self._retry_at[vb] = retry_at
+    def _moved(self, address: Address, event: Moved, now: float) -> None:
+        self._emitted.append(Advanced(event.vbucket, event.seqno))
 
+    def _wait(self, vb: int, until: float) -> None:
+        self._state[vb] = _State.WAITING
+        self._waiting[vb] = until
 
-def from_beginning(vbuckets: int) -> FeedRequest:
-    """A request for everything, for ever."""
-    return FeedRequest({vb: Position() for vb in range(vbuckets)})
+    def _pause(self, vb: int, now: float) -> float:
+        self._fruitless[vb] += 1
+        return now + backoff(self._fruitless[vb]) * self._jitter()
 
+    def _park(self, vb: int) -> None:
+        self._state[vb] = _State.PARKED
+        self._emitted.append(FilterGone(vb))
 
-def bounded(request: FeedRequest, ends: Mapping[int, int]) -> FeedRequest:
-    """The same request, ending where ``ends`` says."""
-    return replace(request, ends=dict(ends))
+    def _finish(self, vb: int) -> None:
+        self._waiting.pop(vb, None)
+        self._state[vb] = _State.DONE
+        self._left -= 1
+        self._emitted.append(VbucketDone(vb))
 
-
-__all__ = [
-    "Advanced", "CollectionChange", "Documents", "Feed", "FeedEvent", "FeedRequest", "OnRollback", "RollbackEvent",
-    "VbucketDone", "bounded", "from_beginning",
-]  # fmt: skip
+    _HANDLERS: dict[type[LinkEvent], Callable[[Feed, Address, Any, float], None]] = {
+        Ready: _ready, NewConfig: _ready, Opened: _opened, RolledBack: _rolled_back, Refused: _refused,
+        Ended: _ended, Event: _collection_event, Moved: _moved,
+    }  # fmt: skip

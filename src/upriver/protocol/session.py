@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from upriver.errors import (
     AuthenticationFailed,
@@ -21,16 +21,16 @@ from upriver.errors import (
 from upriver.wire.cluster import GetClusterConfig
 from upriver.wire.constants import Feature, Opcode, OpenFlag
 from upriver.wire.dcp import Control, Open
-from upriver.wire.message import Message, OtherResponse, Response, declared_messages
+from upriver.wire.message import Message, OtherResponse, Response
 from upriver.wire.session import Hello, HelloResponse, SaslAuth, SaslListMechanisms, SelectBucket
 
 KV_FEATURES = (
-    Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET, Feature.SNAPPY,
-    Feature.JSON, Feature.ALT_REQUEST, Feature.COLLECTIONS, Feature.SYNC_REPLICATION,
+    Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON,
+    Feature.ALT_REQUEST, Feature.COLLECTIONS,
 )  # fmt: skip
 FEED_FEATURES = (
-    Feature.TCP_NODELAY, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET, Feature.SNAPPY, Feature.JSON,
-    Feature.ALT_REQUEST, Feature.COLLECTIONS,
+    Feature.TCP_NODELAY, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.ALT_REQUEST,
+    Feature.COLLECTIONS,
 )  # fmt: skip
 
 
@@ -48,7 +48,8 @@ class FeedSettings:
     name: str
     flags: OpenFlag = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
     buffer_bytes: int = 20 * 1024 * 1024
-    noop_interval_s: int = 20
+    noop_interval_s: float = 20
+    compressed: bool = False  # values may come, and are asked to come, compressed
     controls: tuple[tuple[str, str, bool], ...] = ()  # name, value, required
 
 
@@ -60,7 +61,6 @@ class ScramExchange(Protocol):
     def verify(self, server_final: bytes) -> None: ...
 
 
-M = TypeVar("M", bound=Message)
 MakeScram = Callable[[str, str, str], ScramExchange]
 Step = Iterator[Message]
 
@@ -110,7 +110,7 @@ class Session:
         return [self._awaiting]
 
     def _run(self) -> Step:
-        yield Hello(f"{{\"a\":\"{self.agent}\"}}".encode(), tuple(FEED_FEATURES if self.feed else KV_FEATURES))
+        yield Hello(f'{{"a":"{self.agent}"}}'.encode(), self._features())
         answer = self._answer("HELLO")
         self.features = frozenset(answer.features) if isinstance(answer, HelloResponse) else frozenset()
         if self.credentials.username:
@@ -124,6 +124,11 @@ class Session:
             yield GetClusterConfig()
             config = self._answer("get the cluster map")
             self.config = getattr(config, "value", b"")
+
+    def _features(self) -> tuple[int, ...]:
+        if self.feed is None:
+            return KV_FEATURES
+        return (*FEED_FEATURES, Feature.SNAPPY) if self.feed.compressed else FEED_FEATURES
 
     def _authenticate(self) -> Step:
         yield SaslListMechanisms()
@@ -145,7 +150,7 @@ class Session:
         scram = self._make_scram(mechanism, self.credentials.username, self.credentials.password)
         yield SaslAuth(mechanism.encode(), scram.first())
         challenge = self._answer("authenticate", Status.AUTH_CONTINUE)
-        yield _under(SaslAuth, Opcode.SASL_STEP)(mechanism.encode(), scram.respond(getattr(challenge, "value", b"")))
+        yield SaslAuth.under(Opcode.SASL_STEP)(mechanism.encode(), scram.respond(getattr(challenge, "value", b"")))
         scram.verify(getattr(self._answer("authenticate"), "value", b""))
 
     def _open_feed(self, feed: FeedSettings) -> Step:
@@ -154,11 +159,13 @@ class Session:
         # Noop first: without it, collection and xattr streams are refused (protocol.md 5.4 step 10).
         wanted = [
             ("enable_noop", "true", True),
-            ("set_noop_interval", str(feed.noop_interval_s), True),
+            ("set_noop_interval", f"{feed.noop_interval_s:g}", True),
             ("connection_buffer_size", str(feed.buffer_bytes), True),
             ("set_priority", "high", False),
             *feed.controls,
         ]
+        if feed.compressed:
+            wanted.append(("force_value_compression", "true", False))
         for name, value, required in wanted:
             yield Control(name.encode(), value.encode())
             if required:
@@ -180,11 +187,6 @@ def _refused(response: Response, doing: str) -> Exception:
         return RemoteProtocolError(f"cannot {doing}: the server said it is done, too early", "status", 6)
     detail = response.value[:200].decode("utf-8", "replace") if isinstance(response, OtherResponse) else ""
     return StatusError.of(response.status, f"cannot {doing}{': ' + detail if detail else ''}")
-
-
-def _under(cls: type[M], opcode: int) -> type[M]:
-    """The class with ``cls``'s layout under another of its opcodes."""
-    return next(c for c in declared_messages() if c.opcode == opcode and issubclass(c, cls))
 
 
 def config_json(raw: bytes) -> Any:

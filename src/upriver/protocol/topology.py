@@ -45,8 +45,11 @@ class Topology:
         return [self.nodes[index] for index in self.chains[vbucket][1:] if index >= 0]
 
 
-def parse_topology(config: Any, seen_host: str, *, tls: bool = False, network: str = "default") -> Topology:
-    """The map in a config; ``seen_host`` is how we reached the node that sent it, for ``$HOST`` and missing names."""
+def parse_topology(config: Any, seen_host: str, *, tls: bool = False, network: str = "auto") -> Topology:
+    """The map in a config; ``seen_host`` is how we reached the node that sent it, for ``$HOST`` and missing names.
+
+    ``network`` is "default", "external" (alternate addresses) or "auto": external if we came by such an address.
+    """
     try:
         return _parse(config, seen_host, tls, network)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -77,6 +80,8 @@ def _extended_nodes(config: Any, seen_host: str, tls: bool, network: str) -> lis
     """
     service = "kvSSL" if tls else "kv"
     found = []
+    if network == "auto":
+        network = _network_of(config, seen_host)
     for node in config.get("nodesExt", ()):
         alternate = node.get("alternateAddresses", {}).get("external") if network == "external" else None
         ports = (alternate or {}).get("ports") or node["services"]
@@ -85,6 +90,15 @@ def _extended_nodes(config: Any, seen_host: str, tls: bool, network: str) -> lis
         host = (alternate or node).get("hostname", seen_host)
         found.append(Address(str(host).replace("$HOST", seen_host), int(ports[service])))
     return found
+
+
+def _network_of(config: Any, seen_host: str) -> str:
+    """Which of the cluster's networks we came in by."""
+    nodes = config.get("nodesExt", ())
+    if any(node.get("hostname") == seen_host for node in nodes):
+        return "default"
+    alternates = (node.get("alternateAddresses", {}).get("external", {}) for node in nodes)
+    return "external" if any(a.get("hostname") == seen_host for a in alternates) else "default"
 
 
 def _split_address(text: str) -> Address:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from upriver.model import SEQNO_MAX
-from upriver.wire.columns import Columns
+from upriver.wire.columns import Columns, address_of
 
 _I64_MAX = 2**63 - 1
 
@@ -30,7 +31,7 @@ class StreamTable:
 
     def __init__(self, slots: int = 1024, *, by_opaque: bool = False) -> None:
         self._slots = np.zeros((slots, 8), np.int64)
-        self._flat = self._slots.reshape(-1)
+        self._address = address_of(self._slots)
         self._dropped = np.zeros(1, np.int64)
         self._by_opaque = int(by_opaque)
 
@@ -59,6 +60,10 @@ class StreamTable:
         """The last seqno that came."""
         return int(self._slots[slot, 0])
 
+    def seqnos(self) -> npt.NDArray[np.int64]:
+        """The last seqno of every slot, as a copy."""
+        return self._slots[:, 0].copy()
+
     def snapshot_of(self, slot: int) -> tuple[int, int]:
         """Start and end of the current snapshot; the end is -1 before the first marker."""
         return int(self._slots[slot, 1]), int(self._slots[slot, 2])
@@ -71,6 +76,8 @@ class StreamTable:
         from upriver.wire import kernels
 
         self._dropped[0] = 0
-        bad = kernels.advance(first, last, self._by_opaque, columns.table, self._flat, self._dropped)
+        bad = kernels.advance(
+            first, last, self._by_opaque, columns.address, self._address, len(self._slots), self._dropped
+        )
         columns.dropped += int(self._dropped[0])
         return int(bad)

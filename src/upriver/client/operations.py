@@ -1,0 +1,308 @@
+"""Everything a client asks of a cluster, as conversations without I/O.
+
+An operation is a generator: it yields what it wants (a connection, answers, a pause), and the shell, blocking or
+async, sends back what came of it. So retries, cluster maps and errors are written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from upriver.client.options import ConnectOptions
+from upriver.errors import ConnectFailed, NotMyVbucket, RemoteProtocolError, Status, StatusError
+from upriver.model import Document, FailoverLog, VbucketState, vbucket_of
+from upriver.protocol.feed import backoff
+from upriver.protocol.session import config_json
+from upriver.protocol.topology import Address, Topology
+from upriver.wire.cluster import (
+    GetAllVbSeqnos,
+    GetAllVbSeqnosResponse,
+    GetCollectionId,
+    GetCollectionIdResponse,
+    GetFailoverLog,
+    GetFailoverLogResponse,
+    GetManifest,
+    ObserveSeqno,
+)
+from upriver.wire.constants import Opcode
+from upriver.wire.keys import join_key
+from upriver.wire.kv import Delete, Get, GetResponse, Set
+from upriver.wire.message import Message, Response
+from upriver.wire.session import Stat, StatResponse
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Connect:
+    """Connect to a node (again); answered with its cluster map's JSON, or ``ConnectFailed`` is thrown in."""
+
+    address: Address
+
+
+@dataclass(slots=True)
+class Ask:
+    """Send requests to a node; answered with one response each, in order (``many``: with all up to an empty one)."""
+
+    address: Address
+    messages: Sequence[Message]
+    many: bool = False
+
+
+@dataclass(slots=True)
+class Pause:
+    seconds: float
+
+
+Step = Connect | Ask | Pause
+Operation = Generator[Step, Any, T]
+_RETRY = (Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED)
+
+
+def raw_key(key: str | bytes) -> bytes:
+    return key.encode() if isinstance(key, str) else key
+
+
+class Operations:
+    """The conversations with one bucket; keeps the newest cluster map that any of them saw."""
+
+    def __init__(self, options: ConnectOptions, seeds: Sequence[Address]) -> None:
+        self.options = options
+        self.seeds = tuple(seeds)
+        self._topology: Topology | None = None
+
+    @property
+    def topology(self) -> Topology:
+        if self._topology is None:
+            raise ConnectFailed("not connected")
+        return self._topology
+
+    # ---------------------------------------------------------------------------------------------- cluster
+
+    def bootstrap(self) -> Operation[Topology]:
+        """The cluster map from the first node that answers: those of the last map, then the seeds."""
+        known = self._topology.nodes if self._topology else ()
+        failures = []
+        for address in dict.fromkeys((*known, *self.seeds)):
+            try:
+                config = yield Connect(address)
+                return self.adopt(config, address)
+            except (ConnectFailed, RemoteProtocolError) as error:
+                failures.append(str(error))
+        raise ConnectFailed("no node could be reached: " + "; ".join(failures))
+
+    def adopt(self, config: bytes, address: Address) -> Topology:
+        """Use a map if it is newer than ours; the newest one either way."""
+        found = self.options.parse_map(config_json(config), address.host)
+        if self._topology is None or found.revision > self._topology.revision:
+            self._topology = found
+        return self._topology
+
+    def _owner(self, vbucket: int) -> Address:
+        owner = self.topology.active(vbucket)
+        if owner is None:
+            raise NotMyVbucket(f"no node owns vbucket {vbucket} in the current cluster map; try again after failover")
+        return owner
+
+    def _retried(self, make: Callable[[], Operation[T]]) -> Operation[T]:
+        """Try until it works, or has failed for as long as a request may take."""
+        waited, attempt = 0.0, 0
+        while True:
+            try:
+                return (yield from make())
+            except (ConnectFailed, StatusError) as error:
+                attempt += 1
+                waited += backoff(attempt)
+                if waited > self.options.request_timeout_s or not _is_worth_another_try(error):
+                    raise
+            yield Pause(backoff(attempt))
+            try:
+                yield from self.bootstrap()
+            except ConnectFailed:
+                continue
+
+    def _ask(self, address: Address, message: Message, what: str = "") -> Operation[Response]:
+        """The answer if it is a success; otherwise the error for its status."""
+        [response] = yield Ask(address, [message])
+        if response.status != Status.SUCCESS:
+            raise self._refusal(response, address, what)
+        return response
+
+    def _refusal(self, response: Response, address: Address, what: str) -> StatusError:
+        if response.status == Status.NOT_MY_VBUCKET and (config := getattr(response, "value", b"")):
+            self.adopt(config, address)
+            return NotMyVbucket(f"{what} at {address}")
+        said = getattr(response, "context", str)()
+        return StatusError.of(response.status, f"{what} at {address}{': ' + said if said else ''}".strip())
+
+    # ---------------------------------------------------------------------------------------------- documents
+
+    def to_owner(self, key: bytes, make: Callable[[int], Message]) -> Operation[Response]:
+        """A request about one document, to the node that owns it, wherever it moves to."""
+        vb = vbucket_of(key, self.topology.vbuckets)
+        what = f"vbucket {vb}"
+        return (yield from self._retried(lambda: self._ask(self._owner(vb), make(vb), what)))
+
+    def get(self, key: str | bytes, collection_id: int) -> Operation[Document]:
+        raw = raw_key(key)
+        wire_key = join_key(collection_id, raw)
+        found = yield from self.to_owner(raw, lambda vb: Get(wire_key, vbucket=vb))
+        if not isinstance(found, GetResponse):
+            raise RemoteProtocolError("the answer to GET has no flags", "extras length", 4)
+        return Document(raw, found.value, collection_id, found.cas, flags=found.flags, datatype=found.datatype)
+
+    def set(self, key: str | bytes, value: bytes, collection_id: int, expiry: int, cas: int) -> Operation[int]:
+        raw = raw_key(key)
+        wire_key = join_key(collection_id, raw)
+        stored = yield from self.to_owner(raw, lambda vb: Set(0, expiry, wire_key, value, vbucket=vb, cas=cas))
+        return stored.cas
+
+    def delete(self, key: str | bytes, collection_id: int, cas: int) -> Operation[int]:
+        raw = raw_key(key)
+        wire_key = join_key(collection_id, raw)
+        return (yield from self.to_owner(raw, lambda vb: Delete(wire_key, vbucket=vb, cas=cas))).cas
+
+    def set_many(self, documents: Mapping[bytes, bytes], collection_id: int) -> Operation[None]:
+        """Write many documents, pipelined per node; what a node refuses for now is sent again."""
+        left = dict(documents)
+        waited, attempt = 0.0, 0
+        while left:
+            left, failure = yield from self._set_once(left, collection_id)
+            if left:
+                attempt += 1
+                waited += backoff(attempt)
+                if failure is not None and waited > self.options.request_timeout_s:
+                    raise failure
+                yield Pause(backoff(attempt))
+
+    def _set_once(
+        self, documents: Mapping[bytes, bytes], collection_id: int
+    ) -> Operation[tuple[dict[bytes, bytes], StatusError | None]]:
+        """Send everything once; what must be sent again, and why."""
+        by_node: dict[Address, list[tuple[bytes, Set]]] = {}
+        for key, value in documents.items():
+            vb = vbucket_of(key, self.topology.vbuckets)
+            message = Set(0, 0, join_key(collection_id, key), value, vbucket=vb)
+            by_node.setdefault(self._owner(vb), []).append((key, message))
+        left: dict[bytes, bytes] = {}
+        failure = None
+        for address, batch in by_node.items():
+            answers = yield Ask(address, [message for _, message in batch])
+            for (key, message), answer in zip(batch, answers, strict=True):
+                if answer.status != Status.SUCCESS:
+                    failure = self._refusal(answer, address, f"vbucket {message.vbucket}")
+                    if answer.status not in _RETRY:
+                        raise failure
+                    left[key] = documents[key]
+        return left, failure
+
+    # ---------------------------------------------------------------------------------------------- history
+
+    def high_seqnos(self, collection_id: int | None = None) -> Operation[dict[int, int]]:
+        return (yield from self._retried(lambda: self._high_seqnos(collection_id)))
+
+    def _high_seqnos(self, collection_id: int | None) -> Operation[dict[int, int]]:
+        found: dict[int, int] = {}
+        for address in dict.fromkeys(a for vb in range(self.topology.vbuckets) if (a := self.topology.active(vb))):
+            answer = yield from self._ask(address, GetAllVbSeqnos(VbucketState.ACTIVE, collection_id), "high seqnos")
+            if isinstance(answer, GetAllVbSeqnosResponse):
+                found.update((entry.vbucket, entry.seqno) for entry in answer.seqnos)
+        return found
+
+    def failover_logs(self, vbuckets: Iterable[int]) -> Operation[dict[int, FailoverLog]]:
+        wanted = list(vbuckets)
+        return (yield from self._retried(lambda: self._failover_logs(wanted)))
+
+    def _failover_logs(self, vbuckets: list[int]) -> Operation[dict[int, FailoverLog]]:
+        found: dict[int, FailoverLog] = {}
+        for address, owned in self._by_owner(vbuckets).items():
+            answers = yield Ask(address, [GetFailoverLog(vbucket=vb) for vb in owned])
+            for vb, answer in zip(owned, answers, strict=True):
+                if not isinstance(answer, GetFailoverLogResponse):
+                    raise self._refusal(answer, address, f"failover log of vbucket {vb}")
+                found[vb] = FailoverLog(answer.entries)
+        return found
+
+    def _by_owner(self, vbuckets: Iterable[int]) -> dict[Address, list[int]]:
+        by_node: dict[Address, list[int]] = {}
+        for vb in vbuckets:
+            by_node.setdefault(self._owner(vb), []).append(vb)
+        return by_node
+
+    def persisted(self, branches: Mapping[int, int]) -> Operation[dict[int, int]]:
+        """Up to which seqno each vbucket's branch is on the disks of its active and all its replicas; 0: unknown.
+
+        A copy that cannot be asked, or that is on another branch, makes it unknown.
+        """
+        by_node: dict[Address, list[int]] = {}
+        for vb in branches:
+            for address in (self._owner(vb), *self.topology.replicas(vb)):
+                by_node.setdefault(address, []).append(vb)
+        lowest: dict[int, int] = {}
+        for address, copies in by_node.items():
+            answers = yield Ask(address, [ObserveSeqno(branches[vb], vbucket=vb) for vb in copies])
+            for vb, answer in zip(copies, answers, strict=True):
+                same = getattr(answer, "vbuuid", None) == branches[vb]
+                seqno = int(getattr(answer, "persisted_seqno", 0)) if same else 0
+                lowest[vb] = min(lowest.get(vb, seqno), seqno)
+        return lowest
+
+    # ---------------------------------------------------------------------------------------------- collections
+
+    def manifest(self) -> Operation[dict[str, Any]]:
+        """The collections manifest, as its JSON says it."""
+        answer = yield from self._retried(lambda: self._ask(self.topology.nodes[0], GetManifest(), "manifest"))
+        found = config_json(getattr(answer, "value", b""))
+        return found if isinstance(found, dict) else {}
+
+    def collection_names(self) -> Operation[dict[int, tuple[str, str]]]:
+        manifest = yield from self.manifest()
+        try:
+            return {
+                int(collection["uid"], 16): (scope["name"], collection["name"])
+                for scope in manifest["scopes"]
+                for collection in scope["collections"]
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"the collections manifest is not usable: {error!r}", "value") from error
+
+    def collection_id(self, path: str) -> Operation[int]:
+        """The id of ``scope.collection``; ``UnknownCollection`` or ``UnknownScope``."""
+        return (yield from self._id(GetCollectionId(value=path.encode()), path))
+
+    def scope_id(self, name: str) -> Operation[int]:
+        lookup = GetCollectionId.under(Opcode.COLLECTIONS_GET_SCOPE_ID)
+        return (yield from self._id(lookup(value=name.encode()), name))
+
+    def _id(self, message: Message, path: str) -> Operation[int]:
+        answer = yield from self._retried(lambda: self._ask(self.topology.nodes[0], message, repr(path)))
+        if not isinstance(answer, GetCollectionIdResponse):
+            raise RemoteProtocolError("the answer has no id", "extras length", 4)
+        return answer.id
+
+    # ---------------------------------------------------------------------------------------------- statistics
+
+    def stats(self, group: str) -> Operation[dict[str, dict[str, str]]]:
+        """A group of statistics of every node, by its address."""
+        found: dict[str, dict[str, str]] = {}
+        for address in self.topology.nodes:
+            answers = yield Ask(address, [Stat(group.encode())], many=True)
+            if answers and answers[-1].status != Status.SUCCESS:
+                raise self._refusal(answers[-1], address, f"statistics {group!r}")
+            found[str(address)] = {
+                a.key.decode(): a.value.decode("utf-8", "replace")
+                for a in answers
+                if isinstance(a, StatResponse) and a.key
+            }
+        return found
+
+
+def _is_worth_another_try(error: Exception) -> bool:
+    return isinstance(error, ConnectFailed) or (isinstance(error, StatusError) and error.status in _RETRY)
+
+
+def ends_list(response: Response) -> bool:
+    """Whether this is the last of many answers to one request."""
+    return response.status != Status.SUCCESS or not getattr(response, "key", b"")

@@ -1,0 +1,58 @@
+"""When to connect to which node again: backoff with jitter, kept by the shells of a feed."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from upriver.errors import ConnectFailed, RemoteProtocolError, Status, StatusError, UpriverError
+from upriver.protocol.feed import backoff
+from upriver.protocol.topology import Address
+
+TRIES_OF_A_BROKEN_PEER = 5  # in a row, without anything in between that made sense
+
+
+def jitter() -> float:
+    """A factor between 0.5 and 1.5."""
+    return 0.5 + secrets.randbelow(1000) / 1000
+
+
+@dataclass(slots=True)
+class Pacing:
+    """How often each node has failed in a row, and from when on it may be tried again."""
+
+    failures: dict[Address, int] = field(default_factory=dict)
+    reconnects: int = 0
+    last_error: UpriverError | OSError | None = None
+    _try_at: dict[Address, float] = field(default_factory=dict)
+    _worked: set[Address] = field(default_factory=set)
+
+    def may_try(self, address: Address, now: float) -> bool:
+        return self._try_at.get(address, 0.0) <= now
+
+    def failed(self, address: Address, now: float) -> None:
+        self.reconnects += 1
+        self.failures[address] = self.failures.get(address, 0) + 1
+        self._try_at[address] = now + backoff(self.failures[address]) * jitter()
+
+    def worked(self, address: Address) -> None:
+        """Its handshake is over: from now on, refusals are taken for a node that restarts."""
+        self.failures.pop(address, None)
+        self._worked.add(address)
+
+    def forgive(self, address: Address, error: UpriverError | OSError) -> None:
+        """Remember an error of a connection that will be tried again; raise one that no other try can mend."""
+        self.last_error = error
+        if isinstance(error, StatusError):
+            restarting = address in self._worked and error.status in _OF_A_RESTARTING_NODE
+            if not (restarting or error.status in _TEMPORARY):
+                raise error
+        elif isinstance(error, RemoteProtocolError):
+            if self.failures.get(address, 0) >= TRIES_OF_A_BROKEN_PEER:
+                raise error
+        elif not isinstance(error, OSError | ConnectFailed):
+            raise error
+
+
+_TEMPORARY = (Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED)
+_OF_A_RESTARTING_NODE = (Status.NO_BUCKET, Status.KEY_ENOENT, Status.EACCESS, Status.NOT_SUPPORTED)

@@ -1,7 +1,8 @@
 """Every ``python`` and ``console`` block in README.md and docs/ runs, and prints what the page says it prints.
 
-A console block is ``$ command`` lines, each followed by its output; ``...`` stands for anything. Blocks of one page run
-in order in one empty directory, with the repository's root as ``$UPRIVER``. Blocks in any other language are not run.
+A python block is a program, or an interactive session with its output. A console block is ``$ command`` lines, each
+followed by its output; ``...`` stands for anything. Blocks of one page run in order in one empty directory, with the
+repository's root as ``$UPRIVER``. Blocks in any other language are not run.
 """
 
 import doctest
@@ -41,11 +42,19 @@ PAGES_WITH_BLOCKS = [page for page in PAGES if page.exists() and blocks_of(page)
 def test_every_example_on_the_page_does_what_it_shows(page, tmp_path):
     for block in blocks_of(page):
         if block.language == "python":
-            run(block, [sys.executable, "-c", block.text], tmp_path)
+            run(block, python_command(block, tmp_path), tmp_path)
         else:
             for command, expected in commands_of(block.text):
                 shown = run(block, ["bash", "-c", command], tmp_path)
                 assert matches(expected, shown), f"{block.page.name}:{block.line}: $ {command}\n{shown}"
+
+
+def python_command(block: Block, folder: Path) -> list[str]:
+    if not block.text.startswith(">>> "):
+        return [sys.executable, "-c", block.text]
+    session = folder / f"line{block.line}.txt"  # an interactive session: doctest compares what it prints
+    session.write_text(block.text)
+    return [sys.executable, "-m", "doctest", session.name]
 
 
 def commands_of(text: str) -> list[tuple[str, str]]:

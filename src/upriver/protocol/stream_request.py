@@ -24,7 +24,7 @@ from upriver.errors import (
     UnknownCollection,
     UnknownScope,
 )
-from upriver.model import DEFAULT_COLLECTION, SEQNO_MAX, FailoverLog, VbucketState
+from upriver.model import DEFAULT_COLLECTION, SEQNO_MAX, FailoverLog, Position, VbucketState
 from upriver.protocol import history
 from upriver.protocol.controls import ProducerOptions
 from upriver.wire.constants import Dialect, StreamFlag
@@ -216,29 +216,27 @@ def _no_such_stream_yet(attempt: Attempt) -> None:
 
 
 def _history(attempt: Attempt) -> None:
-    ignore = attempt.flags & StreamFlag.IGNORE_PURGED_TOMBSTONES
-    point = history.rollback_point(
-        attempt.facts.failover_log,
-        high_seqno=attempt.high,
-        start=attempt.start,
-        vbuuid=attempt.vbuuid,
-        snap_start=attempt.snap_start,
-        snap_end=attempt.snap_end,
-        purge_seqno=0 if ignore else attempt.facts.purge_seqno,
-        known_purge_seqno=attempt.value.purge_seqno or 0,
-        strict=bool(attempt.flags & StreamFlag.STRICT_VB_UUID),
-        collection_high=attempt.collection_high,
-    )
-    if point is not None:
-        raise Rollback(point)
+    wanted = Position(attempt.vbuuid, attempt.start, attempt.snap_start, attempt.snap_end)
+    strict = bool(attempt.flags & StreamFlag.STRICT_VB_UUID)
+    known_purge_seqno = attempt.value.purge_seqno or 0
+    _obey(history.decide(_facts(attempt), wanted, strict=strict, known_purge_seqno=known_purge_seqno))
 
 
 def _upr_history(attempt: Attempt) -> None:
-    if attempt.start == 0 and attempt.vbuuid == 0:
-        return
-    if all(entry.uuid != attempt.vbuuid for entry in attempt.facts.failover_log):
+    _obey(history.decide_upr(_facts(attempt), attempt.vbuuid, attempt.start))
+
+
+def _facts(attempt: Attempt) -> history.History:
+    ignore = attempt.flags & StreamFlag.IGNORE_PURGED_TOMBSTONES
+    purge_seqno = 0 if ignore else attempt.facts.purge_seqno
+    return history.History(attempt.facts.failover_log, attempt.high, purge_seqno, attempt.collection_high)
+
+
+def _obey(decision: history.UprDecision) -> None:
+    if isinstance(decision, history.RollbackTo):
+        raise Rollback(decision.seqno)
+    if isinstance(decision, history.UnknownUuid):
         raise KeyNotFound("no such branch of history")
-    _history(attempt)
 
 
 def _adjust_end(attempt: Attempt) -> None:

@@ -1,0 +1,91 @@
+"""A real ``upriver serve`` process for tests of its front end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+UPRIVER = [sys.executable, "-c", "from upriver.cli import main; main()"]
+READY_S = 120
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where a node listens, and who may log in."""
+
+    kv_port: int
+    http_port: int
+    data: Path
+    username: str = ""
+    password: str = ""
+    tls_port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def http(
+        self, path: str, method: str = "GET", form: dict[str, Any] | None = None, auth: tuple[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, Any]:  # fmt: skip
+        """Status and JSON of a request to the management port."""
+        data = urlencode(form).encode() if form is not None else None
+        request = urllib.request.Request(self.url + path, data, headers or {}, method=method)
+        name, password = auth or (self.username, self.password)
+        if name:
+            request.add_header("Authorization", "Basic " + b64encode(f"{name}:{password}".encode()).decode())
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                body = response.read()
+                return response.status, json.loads(body) if body else None
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+
+@contextmanager
+def serve(data: Path, *arguments: str, username: str = "", password: str = "", http: bool = True) -> Iterator[Served]:
+    """A node on free ports; its log is in the error message if it does not start, and it must end with 0."""
+    command = [*UPRIVER, "serve", "--data", str(data), "--kv-port", "0", "--vbuckets", "64", "--lazy", *arguments]
+    if http:
+        command += ["--http-port", "0"]
+    if username:
+        command += ["--username", username, "--password", password]
+    with (data.parent / f"{data.name}.log").open("w+") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            ports = _ports(process, http)
+            assert ports, f"the node did not start: {_text(log)}"
+            yield Served(ports["ready"], ports.get("management", 0), data, username, password, ports.get("tls", 0))
+        finally:
+            process.terminate()
+            code = process.wait(30)
+        assert code == 0, _text(log)
+        assert "Traceback" not in _text(log), _text(log)
+
+
+def _text(log: Any) -> str:
+    log.seek(0)
+    return str(log.read())
+
+
+def _ports(process: subprocess.Popen[str], http: bool) -> dict[str, int]:
+    """What the node prints when it serves: a word, and an address that ends with the port."""
+    assert process.stdout is not None
+    found: dict[str, int] = {}
+    while not {"ready", *(["management"] if http else [])} <= found.keys():
+        line = process.stdout.readline()
+        if not line:
+            return {}
+        word, _, address = line.strip().partition(" ")
+        found[word] = int(address.rpartition(":")[2])
+    return found

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from upriver.errors import CorruptStore, LocalProtocolError
 from upriver.model import SEQNO_MAX
-from upriver.wire.columns import SLACK, Columns
+from upriver.wire.columns import SLACK, Columns, address_of
 
 _I64_MAX = 2**63 - 1
 Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
@@ -49,7 +49,7 @@ class SendBuffer:
 
     @property
     def address(self) -> int:
-        return int(self._memory.__array_interface__["data"][0])
+        return address_of(self._memory)
 
     def reserve(self, size: int) -> None:
         """Make room for ``size`` bytes behind what is there."""
@@ -119,11 +119,9 @@ class PackedEncoder:
     def __init__(self, options: FrameOptions) -> None:
         if options.stream_id > 0xFFFF or options.vbucket > 0xFFFF:
             raise LocalProtocolError(f"stream-id {options.stream_id} or vbucket {options.vbucket} does not fit")
-        self._plan = np.array(
-            [options.bits(), options.opaque, options.vbucket, options.stream_id, options.stop_datatypes, 0, 0, 0],
-            np.int64,
-        )
         self._filter = options.filter_ids()
+        stream = options.bits(), options.opaque, options.vbucket, options.stream_id, options.stop_datatypes
+        self._plan = np.array([*stream, address_of(self._filter), len(self._filter), 0, 0, 0], np.int64)
         self._state = np.zeros(6, np.int64)
 
     def encode(
@@ -134,7 +132,7 @@ class PackedEncoder:
 
         ``budget`` is what is left of the flow-control window; the frame that uses it up is still sent (8.1).
         """
-        self._plan[5:8] = min(after, _I64_MAX), min(upto, _I64_MAX), min(budget, _I64_MAX)
+        self._plan[7:10] = min(after, _I64_MAX), min(upto, _I64_MAX), min(budget, _I64_MAX)
         source = np.frombuffer(run, np.uint8) if len(run) else np.empty(0, np.uint8)
         result = self._run(source, out, offset)
         if result.stop is Stop.FULL and out.used == 0:  # one document larger than the whole buffer
@@ -147,8 +145,8 @@ class PackedEncoder:
 
         state, before = self._state, out.used
         state[:] = offset, before, 0, 0, 0, 0
-        address = source.__array_interface__["data"][0]
-        bulk_frames.encode_packed(address, len(source), out.address, out.room, self._plan, self._filter, state)
+        plan = address_of(self._plan)
+        bulk_frames.encode_packed(address_of(source), len(source), out.address, out.room, plan, state)
         at, out.used, records, last, scanned, reason = state.tolist()
         if reason == bulk_frames.CORRUPT:
             raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} does not add up")
@@ -176,7 +174,7 @@ def encode_columns(
     state = np.array([0, out.used, 0, 0, 0, 0], np.int64)
     before = out.used
     bulk_frames.encode_columns(
-        first, columns.rows if last is None else last, out.address, out.room, plan, columns.table, state
+        first, columns.rows if last is None else last, out.address, out.room, address_of(plan), columns.address, state
     )
     row, out.used, count, _, _, reason = state.tolist()
     if reason == Stop.FULL and out.used == 0:
@@ -204,8 +202,7 @@ def pack_columns(columns: Columns, rows: npt.NDArray[np.int64] | None = None) ->
     memory = np.empty(_packed_bound(columns, rows) + SLACK, np.uint8)
     starts = np.empty(len(rows), np.int64)
     state = np.zeros(6, np.int64)
-    address = memory.__array_interface__["data"][0]
-    bulk_frames.pack_columns(rows, address, len(memory) - SLACK, columns.table, starts, state)
+    bulk_frames.pack_columns(rows, address_of(memory), len(memory) - SLACK, columns.address, starts, state)
     return PackedRun(memory.data[: int(state[1])], starts)
 
 

@@ -25,12 +25,12 @@ from upriver.wire.intrinsics import (
     store_le64,
 )  # fmt: skip
 
-# What a stream asked for, as bits of ``plan[BITS]``.
+# What a stream asked for, as bits of ``k.word(plan, BITS)``.
 COLLECTIONS, DELETE_TIMES, EXPIRY_OPCODE, UPR, NO_VALUE, KEEP_DATATYPE, SKIP_DELETES, FILTER, HIFI_MFU = (
     1 << n for n in range(9)
 )
 # The slots of ``plan``.
-BITS, P_OPAQUE, P_VBUCKET, P_SID, STOP_DATATYPES, AFTER, UPTO, BUDGET = range(8)
+BITS, P_OPAQUE, P_VBUCKET, P_SID, STOP_DATATYPES, FILTER_IDS, FILTER_COUNT, AFTER, UPTO, BUDGET = range(10)
 # The slots of ``state``.
 OFFSET, WRITTEN, RECORDS, LAST, SCANNED, REASON = range(6)
 # Why an encoder stopped.
@@ -108,26 +108,27 @@ def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
 
 
 @njit(**k.INLINE)
-def is_in(sorted_ids, wanted):
-    """Binary search."""
-    low, high = 0, sorted_ids.size
+def is_in(sorted_ids, count, wanted):
+    """Binary search in the table at ``sorted_ids``."""
+    low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
-        if sorted_ids[middle] < wanted:
+        if k.word(sorted_ids, middle) < wanted:
             low = middle + 1
         else:
             high = middle
-    return low < sorted_ids.size and sorted_ids[low] == wanted
+    return low < count and k.word(sorted_ids, low) == wanted
 
 
 @njit(**k.INLINE)
-def is_wanted(kind, collection, bits, filter_ids):
+def is_wanted(kind, collection, plan):
     """Whether a stream with these options sees documents of this kind and collection."""
+    bits = k.word(plan, BITS)
     if kind and bits & SKIP_DELETES:
         return False
     if not bits & COLLECTIONS:
         return collection == 0
-    return not bits & FILTER or is_in(filter_ids, collection)
+    return not bits & FILTER or is_in(k.word(plan, FILTER_IDS), k.word(plan, FILTER_COUNT), collection)
 
 
 @njit(**k.INLINE)
@@ -144,10 +145,11 @@ def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
     """One packed record as a frame."""
     klen = load_le16(r + _AT_KEY_LEN) - strip
     extras = put_head(
-        o, op, klen, extlen, datatype, plan[P_VBUCKET], vlen, plan[P_OPAQUE], load_le64(r + _AT_CAS), plan[P_SID]
-    )
+        o, op, klen, extlen, datatype, k.word(plan, P_VBUCKET), vlen, k.word(plan, P_OPAQUE),
+        load_le64(r + _AT_CAS), k.word(plan, P_SID),
+    )  # fmt: skip
     nru = load8(r + _AT_EXTRA)
-    if nru > 3 and not plan[BITS] & HIFI_MFU:
+    if nru > 3 and not k.word(plan, BITS) & HIFI_MFU:
         nru = 3
     key = put_extras(
         extras, op, extlen, load_le64(r + _AT_SEQNO), load_le64(r + _AT_REV),
@@ -158,32 +160,32 @@ def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
     k.copy_over(key + klen, source + klen, vlen, safe)
 
 
-@njit(types.void(k.I64, k.I64, k.I64, k.I64, k.TABLE, k.TABLE, k.TABLE), **k.OPTIONS)
-def encode_packed(base, size, out, room, plan, filter_ids, state):
+@njit(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY), **k.OPTIONS)
+def encode_packed(base, size, out, room, plan, state):
     """Records from ``base + state[OFFSET]`` on, as frames at ``out + state[WRITTEN]``, within ``room`` bytes."""
-    bits, safe = plan[BITS], base + size
+    bits, safe = k.word(plan, BITS), base + size
     at, written, records, reason = state[OFFSET], state[WRITTEN], 0, END
     strip = 0 if bits & COLLECTIONS else 1
-    framing = 3 if plan[P_SID] else 0
-    budget = plan[BUDGET]
+    framing = 3 if k.word(plan, P_SID) else 0
+    budget = k.word(plan, BUDGET)
     while at < size:
         r = base + at
         if not is_whole(r, size - at):
             reason = CORRUPT
             break
         seqno, kind = load_le64(r + _AT_SEQNO), load8(r + _AT_KIND)
-        if seqno > plan[UPTO]:
+        if seqno > k.word(plan, UPTO):
             reason = PAST
             break
         step = load_le32(r + _AT_SIZE)
-        if kind < _SUPERSEDED and seqno > plan[AFTER]:
+        if kind < _SUPERSEDED and seqno > k.word(plan, AFTER):
             datatype = load8(r + _AT_DATATYPE)
             if kind > _LAST_DOCUMENT_KIND:
                 reason = SPECIAL
                 break
-            if is_wanted(kind, load_le32(r + _AT_COLLECTION), bits, filter_ids):
+            if is_wanted(kind, load_le32(r + _AT_COLLECTION), plan):
                 klen, vlen = load_le16(r + _AT_KEY_LEN), load_le32(r + _AT_VALUE_LEN)
-                if datatype & plan[STOP_DATATYPES] or klen <= strip or (framing and klen - strip > 255):
+                if datatype & k.word(plan, STOP_DATATYPES) or klen <= strip or (framing and klen - strip > 255):
                     reason = SPECIAL
                     break
                 if bits & NO_VALUE:
@@ -226,58 +228,58 @@ def prefix_length(collection):
     return n
 
 
-@njit(types.void(k.I64, k.I64, k.I64, k.I64, k.TABLE, k.TABLE, k.TABLE), **k.OPTIONS)
+@njit(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY), **k.OPTIONS)
 def encode_columns(first, last, out, room, plan, table, state):
     """Rows ``first`` to ``last`` as frames; vbucket, opaque and stream-id are the rows' own."""
-    bits = plan[BITS]
+    bits = k.word(plan, BITS)
     written, row, reason = state[WRITTEN], first, END
     while row < last:
-        op = load8(table[k.EVENT] + row)
+        op = k.get8(table, k.EVENT, row)
         if op == _EXPIRATION and not bits & EXPIRY_OPCODE:
             op = _DELETION
         extlen = extras_size(op, bits)
-        key, value = load_le32(table[k.KEY_AT] + 4 * row), load_le32(table[k.VALUE_AT] + 4 * row)
-        klen, vlen = load_le32(table[k.KEY_AT] + 4 * row + 4) - key, load_le32(table[k.VALUE_AT] + 4 * row + 4) - value
-        datatype = load8(table[k.DATATYPE] + row)
+        key, value = k.get32(table, k.KEY_AT, row), k.get32(table, k.VALUE_AT, row)
+        klen, vlen = k.get32(table, k.KEY_AT, row + 1) - key, k.get32(table, k.VALUE_AT, row + 1) - value
+        datatype = k.get8(table, k.DATATYPE, row)
         if bits & NO_VALUE:
             vlen = 0
             datatype = datatype if bits & KEEP_DATATYPE else 0
-        collection = load_le32(table[k.COLLECTION] + 4 * row)
+        collection = k.get32(table, k.COLLECTION, row)
         prefix = prefix_length(collection) if bits & COLLECTIONS else 0
-        sid = load_le16(table[k.STREAM_ID] + 2 * row)
+        sid = k.get16(table, k.STREAM_ID, row)
         frame = _HEADER + (3 if sid else 0) + extlen + prefix + klen + vlen
         if written + frame > room:
             reason = FULL
             break
-        time = load_le32(table[k.EXPIRY if op == _MUTATION else k.DELETE_TIME] + 4 * row)
+        time = k.get32(table, k.EXPIRY if op == _MUTATION else k.DELETE_TIME, row)
         o = put_head(
-            out + written, op, prefix + klen, extlen, datatype, load_le16(table[k.VBUCKET] + 2 * row), vlen,
-            load_le32(table[k.OPAQUE] + 4 * row), load_le64(table[k.CAS] + 8 * row), sid,
+            out + written, op, prefix + klen, extlen, datatype, k.get16(table, k.VBUCKET, row), vlen,
+            k.get32(table, k.OPAQUE, row), k.get64(table, k.CAS, row), sid,
         )  # fmt: skip
         o = put_extras(
-            o, op, extlen, load_le64(table[k.SEQNO] + 8 * row), load_le64(table[k.REV] + 8 * row),
-            load_le32(table[k.FLAGS] + 4 * row), time, load_le32(table[k.LOCK_TIME] + 4 * row),
-            load8(table[k.NRU] + row),
+            o, op, extlen, k.get64(table, k.SEQNO, row), k.get64(table, k.REV, row),
+            k.get32(table, k.FLAGS, row), time, k.get32(table, k.LOCK_TIME, row),
+            k.get8(table, k.NRU, row),
         )  # fmt: skip
         if prefix:
             o += put_prefix(o, collection)
-        k.copy_over(o, table[k.KEY] + key, klen, table[k.KEY_SAFE])
-        k.copy_over(o + klen, table[k.VALUE] + value, vlen, table[k.VALUE_SAFE])
+        k.copy_over(o, k.word(table, k.KEY) + key, klen, k.word(table, k.KEY_SAFE))
+        k.copy_over(o + klen, k.word(table, k.VALUE) + value, vlen, k.word(table, k.VALUE_SAFE))
         written += frame
         row += 1
     state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = row, written, row - first, reason
 
 
-@njit(types.void(k.TABLE, k.I64, k.I64, k.TABLE, k.TABLE, k.TABLE), **k.OPTIONS)
+@njit(types.void(k.ARRAY, k.I64, k.I64, k.I64, k.ARRAY, k.ARRAY), **k.OPTIONS)
 def pack_columns(rows, out, room, table, starts, state):
     """The rows named in ``rows`` as packed records from ``out + state[WRITTEN]``; ``starts`` gets their offsets."""
     written, n, reason = state[WRITTEN], 0, END
     while n < rows.size:
         row = rows[n]
-        kind = load8(table[k.EVENT] + row) - _MUTATION
-        key, value = load_le32(table[k.KEY_AT] + 4 * row), load_le32(table[k.VALUE_AT] + 4 * row)
-        klen, vlen = load_le32(table[k.KEY_AT] + 4 * row + 4) - key, load_le32(table[k.VALUE_AT] + 4 * row + 4) - value
-        collection = load_le32(table[k.COLLECTION] + 4 * row)
+        kind = k.get8(table, k.EVENT, row) - _MUTATION
+        key, value = k.get32(table, k.KEY_AT, row), k.get32(table, k.VALUE_AT, row)
+        klen, vlen = k.get32(table, k.KEY_AT, row + 1) - key, k.get32(table, k.VALUE_AT, row + 1) - value
+        collection = k.get32(table, k.COLLECTION, row)
         prefix = prefix_length(collection)
         size = _RECORD + prefix + klen + vlen
         if written + size > room:
@@ -286,20 +288,20 @@ def pack_columns(rows, out, room, table, starts, state):
         r = out + written
         store_le32(r + _AT_SIZE, size)
         store8(r + _AT_KIND, kind)
-        store8(r + _AT_DATATYPE, load8(table[k.DATATYPE] + row))
+        store8(r + _AT_DATATYPE, k.get8(table, k.DATATYPE, row))
         store_le16(r + _AT_KEY_LEN, prefix + klen)
-        store_le64(r + _AT_SEQNO, load_le64(table[k.SEQNO] + 8 * row))
-        store_le64(r + _AT_REV, load_le64(table[k.REV] + 8 * row))
-        store_le64(r + _AT_CAS, load_le64(table[k.CAS] + 8 * row))
-        store_le32(r + _AT_FLAGS, load_le32(table[k.FLAGS] + 4 * row))
-        store_le32(r + _AT_TIME, load_le32(table[k.DELETE_TIME if kind else k.EXPIRY] + 4 * row))
+        store_le64(r + _AT_SEQNO, k.get64(table, k.SEQNO, row))
+        store_le64(r + _AT_REV, k.get64(table, k.REV, row))
+        store_le64(r + _AT_CAS, k.get64(table, k.CAS, row))
+        store_le32(r + _AT_FLAGS, k.get32(table, k.FLAGS, row))
+        store_le32(r + _AT_TIME, k.get32(table, k.DELETE_TIME if kind else k.EXPIRY, row))
         store_le64(r + _AT_PREV, 0)
         store_le32(r + _AT_VALUE_LEN, vlen)
         store_le32(r + _AT_COLLECTION, collection)
-        store_le64(r + _AT_EXTRA, load8(table[k.NRU] + row))
+        store_le64(r + _AT_EXTRA, k.get8(table, k.NRU, row))
         put_prefix(r + _RECORD, collection)
-        k.copy_over(r + _RECORD + prefix, table[k.KEY] + key, klen, table[k.KEY_SAFE])
-        k.copy_over(r + _RECORD + prefix + klen, table[k.VALUE] + value, vlen, table[k.VALUE_SAFE])
+        k.copy_over(r + _RECORD + prefix, k.word(table, k.KEY) + key, klen, k.word(table, k.KEY_SAFE))
+        k.copy_over(r + _RECORD + prefix + klen, k.word(table, k.VALUE) + value, vlen, k.word(table, k.VALUE_SAFE))
         starts[n] = written
         written += size
         n += 1

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,13 @@ from upriver.wire.framing import HEADER_SIZE, MAX_FRAME, frame_size
 from upriver.wire.message import ANY_DATATYPE, DEFAULT_CONTEXT, Context
 
 Array = npt.NDArray[Any]
+
+
+def address_of(array: Array) -> int:
+    """Where an array's bytes are; the caller keeps the array alive."""
+    return int(array.__array_interface__["data"][0])
+
+
 
 SLACK = 128  # kernels may write this far behind the end of a data area
 
@@ -55,6 +62,7 @@ LAYOUT: Mapping[str, type[np.generic]] = {
     "epoch": np.int32,
 }
 _DATA = ("key", "value")
+_MOSTLY_ZERO = ("collection_id", "expiry", "delete_time", "lock_time", "stream_id", "nru")  # written only if not 0
 
 
 class Shape(NamedTuple):
@@ -99,10 +107,17 @@ class Columns:
         offsets, size = _offsets(shape)
         self._memory = np.asarray(_Lease(_arena(pool, size), pool))
         self._offsets = offsets
-        address = self._memory.__array_interface__["data"][0]
+        address = address_of(self._memory)
         ends = [address + offsets[name] + shape.count(name) for name in _DATA]
         self.table = np.array([address + at for at in offsets.values()] + ends, np.int64)
+        self.address = address_of(self.table)  # what kernels take
         self.view("key_at")[0] = self.view("value_at")[0] = 0
+        self.zero(shape.rows)
+
+    def zero(self, rows: int) -> None:
+        """Before the kernel starts at row 0: the columns that it does not write when there is nothing to say."""
+        for name in _MOSTLY_ZERO:
+            self.view(name)[:rows] = 0
 
     def view(self, name: str) -> Array:
         """A whole column, also beyond ``rows``."""
@@ -156,9 +171,9 @@ def _kernel() -> Any:
     return decode
 
 
-@lru_cache(64)
-def _rules(context: Context, limit: int, shape: Shape) -> Array:
-    """What the kernel must know of a connection: the numbers of ``kernels.COLLECTIONS`` and so on."""
+@cache
+def _rules(context: Context, limit: int, shape: Shape) -> tuple[Array, int]:
+    """What the kernel must know of a connection (the numbers of ``kernels.COLLECTIONS`` and so on), and its address."""
     checked = int(Datatype.SNAPPY | Datatype.XATTR) if context.check_values else 0  # the object reader inflates
 
     def bits(datatypes: Iterable[int]) -> int:
@@ -167,7 +182,8 @@ def _rules(context: Context, limit: int, shape: Shape) -> Array:
     tombstones = bits(DELETION_DATATYPES)
     v1_deletions = tombstones if context.dialect is Dialect.DCP else 1
     agreed = int(context.collections), limit, bits(ANY_DATATYPE), tombstones, v1_deletions
-    return np.array(agreed + shape, np.int64)
+    table = np.array(agreed + shape, np.int64)
+    return table, address_of(table)
 
 
 class Control(NamedTuple):
@@ -210,8 +226,8 @@ class BulkDecoder:
         self.limit = limit
         self.shape = shape
         self._pool: deque[Array] = deque(maxlen=4)
-        self._state = np.zeros(7, np.int64)  # where the kernel stands, see ``kernels.AT``
-        self._controls = np.empty(3 * 1024, np.int64)
+        self._state = np.zeros(8, np.int64)  # where the kernel stands, see ``kernels.AT``
+        self._controls = np.empty((1024, 3), np.int64)
         self._buffer = np.empty(receive_bytes + SLACK, np.uint8)
         self._begin = self._end = 0
         self._error: FramingError | None = None
@@ -219,7 +235,7 @@ class BulkDecoder:
 
     def _use(self, columns: Columns) -> None:
         self.columns = columns
-        self._state[1:4] = 0
+        self._state[1:5] = 0
 
     @property
     def pending(self) -> int:
@@ -234,8 +250,10 @@ class BulkDecoder:
 
     def clear(self) -> None:
         """Forget the rows so far; their memory is written over by what comes next."""
+        if self._state[4]:
+            self.columns.zero(self.columns.rows)
         self.columns.rows = self.columns.dropped = 0
-        self._state[1:4] = 0
+        self._state[1:5] = 0
 
     def buffer(self) -> memoryview:
         """Where the next bytes from the socket go: never empty. Say how many with ``received``."""
@@ -286,7 +304,7 @@ class BulkDecoder:
     def _drain(self) -> Iterator[Decoded]:
         """Decode what lies in our own buffer."""
         view = self._buffer.data
-        address = self._buffer.__array_interface__["data"][0]
+        address = address_of(self._buffer)
         self._state[0] = self._begin
         for part in self._parts(view, address, self._end, address + len(view)):
             self._begin = int(self._state[0])
@@ -295,7 +313,7 @@ class BulkDecoder:
 
     def _in_place(self, source: memoryview, at: int) -> Iterator[Decoded]:
         """Decode from the caller's bytes and keep a partial frame."""
-        address = np.frombuffer(source, np.uint8).__array_interface__["data"][0]
+        address = address_of(np.frombuffer(source, np.uint8))
         self._state[0] = at
         yield from self._parts(source, address, len(source), address + len(source))
         rest = source[int(self._state[0]) :]
@@ -320,10 +338,10 @@ class BulkDecoder:
     def _step(self, source: memoryview, address: int, end: int, safe: int) -> tuple[Decoded, int]:
         columns, state = self.columns, self._state
         first = columns.rows
-        rules = _rules(self.context, self.limit, columns.shape)
-        _kernel()(address, end, safe, rules, columns.table, self._controls, state)
-        _, columns.rows, _, _, count, charged, reason = state.tolist()
-        found = self._controls[: 3 * count].reshape(-1, 3).tolist() if count else ()
+        _, rules = _rules(self.context, self.limit, columns.shape)
+        _kernel()(address, end, safe, rules, columns.address, address_of(self._controls), state)
+        _, columns.rows, _, _, _, count, charged, reason = state.tolist()
+        found = self._controls[:count].tolist() if count else ()
         controls = [Control(row, source[at : at + size]) for row, at, size in found]
         return Decoded(columns, first, columns.rows, controls, charged, reason == _FULL), reason
 

@@ -29,7 +29,7 @@ from upriver.wire.intrinsics import (
 )  # fmt: skip
 
 I64 = types.int64
-TABLE = types.Array(types.int64, 1, "C")
+ARRAY = types.Array(types.int64, 1, "C")
 OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 INLINE: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
 
@@ -40,8 +40,12 @@ SNAP_START, SNAP_END, VBUUID, EPOCH = range(18, 22)
 KEY_SAFE, VALUE_SAFE = range(22, 24)  # up to where the key and value areas may be read
 
 # The slots of ``state``: what the kernel goes on from, and what it reports.
-AT, ROWS, KEY_USED, VALUE_USED, CONTROLS, BYTES, REASON = range(7)
+AT, ROWS, KEY_USED, VALUE_USED, TOUCHED, CONTROLS, BYTES, REASON = range(8)
+# Columns that are nearly always 0 are zeroed beforehand and written only once one of them is not: a third of the time
+# that columns cost. ``TOUCHED`` says which of them are written.
+_COLLECTIONS_TOUCHED, _OTHERS_TOUCHED = 1, 2
 CONTROL_WIDTH = 3  # row, offset, size
+MAX_CONTROLS = 1024
 
 # The slots of ``rules``: what the connection agreed on. A set of datatypes is a bit per datatype.
 COLLECTIONS, LIMIT, MUTATION_TYPES, TOMBSTONE_TYPES, V1_DELETION_TYPES, MAX_ROWS, MAX_KEYS, MAX_VALUES = range(8)
@@ -57,6 +61,61 @@ _REQUEST, _ALT_REQUEST, _ALT_RESPONSE = 0x80, 0x08, 0x18
 _SID_HEAD = 0x22
 _SID_SIZE = 3
 _RAW_ONLY = 1  # UPR knew no datatypes
+
+# The header of a usual mutation: magic, opcode, extras length, and a datatype below 8; as signed numbers.
+_USUAL_MASK = 0xFFFF_0000_FFF8_0000 - 2**64
+_USUAL = 0x8057_0000_1F00_0000 - 2**64
+_USUAL_EXTRAS = 31
+_USUAL_KEY = HEADER + _USUAL_EXTRAS
+
+
+@njit(**INLINE)
+def word(base, n):
+    """Number ``n`` of the table at address ``base``.
+
+    Tables are passed as addresses: numba counts references to arrays at every call, which doubles the time of a row.
+    """
+    return load_le64(base + 8 * n)
+
+
+@njit(**INLINE)
+def get8(table, column, row):
+    return load8(word(table, column) + row)
+
+
+@njit(**INLINE)
+def get16(table, column, row):
+    return load_le16(word(table, column) + 2 * row)
+
+
+@njit(**INLINE)
+def get32(table, column, row):
+    return load_le32(word(table, column) + 4 * row)
+
+
+@njit(**INLINE)
+def get64(table, column, row):
+    return load_le64(word(table, column) + 8 * row)
+
+
+@njit(**INLINE)
+def put8(table, column, row, number):
+    store8(word(table, column) + row, number)
+
+
+@njit(**INLINE)
+def put16(table, column, row, number):
+    store_le16(word(table, column) + 2 * row, number)
+
+
+@njit(**INLINE)
+def put32(table, column, row, number):
+    store_le32(word(table, column) + 4 * row, number)
+
+
+@njit(**INLINE)
+def put64(table, column, row, number):
+    store_le64(word(table, column) + 8 * row, number)
 
 
 @njit(**INLINE)
@@ -81,13 +140,13 @@ def legal_datatypes(op, extlen, p, rules):
     if load_be64(p) <= 0:
         return 0
     if op == _MUTATION:
-        known = rules[MUTATION_TYPES] if extlen == 31 else _RAW_ONLY if extlen == 30 else 0
+        known = word(rules, MUTATION_TYPES) if extlen == 31 else _RAW_ONLY if extlen == 30 else 0
         return known if load_be16(p + 28) == 0 else 0
     if extlen == 18 and load_be16(p + 16) == 0:
-        return rules[V1_DELETION_TYPES] if op == _DELETION else _RAW_ONLY
+        return word(rules, V1_DELETION_TYPES) if op == _DELETION else _RAW_ONLY
     if op == _DELETION:
-        return rules[TOMBSTONE_TYPES] if extlen == 21 and load8(p + 20) == 0 else 0
-    return rules[TOMBSTONE_TYPES] if extlen == 20 else 0
+        return word(rules, TOMBSTONE_TYPES) if extlen == 21 and load8(p + 20) == 0 else 0
+    return word(rules, TOMBSTONE_TYPES) if extlen == 20 else 0
 
 
 @njit(**INLINE)
@@ -127,6 +186,30 @@ def prefix_value(p, n):
 
 
 @njit(**INLINE)
+def is_usual(p, head, size, left, rules):
+    """Whether this is what nearly every frame is: a complete mutation with no framing extras and a short prefix.
+
+    Says no to much that is right; the slower way decides about those.
+    """
+    klen = (head >> 32) & 0xFFFF
+    if (head & _USUAL_MASK) != _USUAL or klen > 247 or size < _USUAL_KEY + klen:
+        return False
+    if size > left or size > word(rules, LIMIT) or not (word(rules, MUTATION_TYPES) >> datatype_of(head)) & 1:
+        return False
+    if load_be64(p + HEADER) <= 0 or load_be16(p + HEADER + 28):
+        return False
+    if not word(rules, COLLECTIONS):
+        return klen > 0
+    collection = load8(p + _USUAL_KEY)
+    return klen > 1 and (collection == 0 or 8 <= collection < 0x80)
+
+
+@njit(**INLINE)
+def datatype_of(head):
+    return (head >> 16) & 0xFF
+
+
+@njit(**INLINE)
 def plain_prefix(p, head, sid, rules):
     """How many bytes of the key are collection prefix, or -1 if the frame is not a plain document message."""
     op = (head >> 48) & 0xFF
@@ -137,7 +220,7 @@ def plain_prefix(p, head, sid, rules):
     if datatype > 7 or not (legal_datatypes(op, extlen, extras, rules) >> datatype) & 1:
         return -1
     klen = key_length(head, sid)
-    if not rules[COLLECTIONS]:
+    if not word(rules, COLLECTIONS):
         return 0 if 1 <= klen <= 250 else -1
     prefix = prefix_size(extras + extlen, klen)
     return prefix if prefix else -1
@@ -149,10 +232,20 @@ def key_length(head, sid):
 
 
 @njit(**INLINE)
-def write_extras(op, extlen, p, row, table):
-    """The columns that come from the extras at ``p``."""
-    store_le64(table[SEQNO] + 8 * row, load_be64(p))
-    store_le64(table[REV] + 8 * row, load_be64(p + 8))
+def write_header(p, head, op, row, table):
+    """The columns that come from the header at ``p``."""
+    put8(table, EVENT, row, op)
+    put8(table, DATATYPE, row, datatype_of(head))
+    put16(table, VBUCKET, row, head & 0xFFFF)
+    put32(table, OPAQUE, row, load_be32(p + 12))
+    put64(table, CAS, row, load_be64(p + 16))
+
+
+@njit(**INLINE)
+def write_extras(op, extlen, p, row, sid, touched, table):
+    """The columns that come from the extras at ``p``; returns what is touched now."""
+    put64(table, SEQNO, row, load_be64(p))
+    put64(table, REV, row, load_be64(p + 8))
     flags, expiry, lock_time, delete_time, nru = 0, 0, 0, 0, 0
     if op == _MUTATION:
         flags, expiry, lock_time = load_be32(p + 16), load_be32(p + 20), load_be32(p + 24)
@@ -160,23 +253,23 @@ def write_extras(op, extlen, p, row, table):
             nru = load8(p + 30)
     elif extlen != 18:
         delete_time = load_be32(p + 16)
-    store_le32(table[FLAGS] + 4 * row, flags)
-    store_le32(table[EXPIRY] + 4 * row, expiry)
-    store_le32(table[LOCK_TIME] + 4 * row, lock_time)
-    store_le32(table[DELETE_TIME] + 4 * row, delete_time)
-    store8(table[NRU] + row, nru)
+    put32(table, FLAGS, row, flags)
+    if touched & _OTHERS_TOUCHED or expiry | lock_time | delete_time | nru | sid:
+        put32(table, EXPIRY, row, expiry)
+        put32(table, LOCK_TIME, row, lock_time)
+        put32(table, DELETE_TIME, row, delete_time)
+        put8(table, NRU, row, nru)
+        put16(table, STREAM_ID, row, sid)
+        touched |= _OTHERS_TOUCHED
+    return touched
 
 
 @njit(**INLINE)
-def write_header(p, head, sid, collection, row, table):
-    """The columns that come from the header at ``p``."""
-    store8(table[EVENT] + row, (head >> 48) & 0xFF)
-    store8(table[DATATYPE] + row, (head >> 16) & 0xFF)
-    store_le16(table[VBUCKET] + 2 * row, head & 0xFFFF)
-    store_le16(table[STREAM_ID] + 2 * row, sid)
-    store_le32(table[COLLECTION] + 4 * row, collection)
-    store_le32(table[OPAQUE] + 4 * row, load_be32(p + 12))
-    store_le64(table[CAS] + 8 * row, load_be64(p + 16))
+def write_collection(collection, row, touched, table):
+    if touched & _COLLECTIONS_TOUCHED or collection:
+        put32(table, COLLECTION, row, collection)
+        touched |= _COLLECTIONS_TOUCHED
+    return touched
 
 
 @njit(**INLINE)
@@ -198,42 +291,63 @@ def copy_over(target, source, size, safe):
 
 
 @njit(**INLINE)
-def write_row(p, head, vlen, sid, prefix, row, keys, values, safe, table):
+def write_row(p, head, op, extlen, sid, prefix, collection, klen, vlen, row, keys, values, touched, safe, table):
     """A plain document message as row ``row``, its key at ``keys`` and its value at ``values``."""
-    extlen = (head >> 24) & 0xFF
     extras = p + HEADER + (_SID_SIZE if sid else 0)
-    key, klen = extras + extlen, key_length(head, sid)
-    write_header(p, head, sid, prefix_value(key, prefix) if prefix else 0, row, table)
-    write_extras((head >> 48) & 0xFF, extlen, extras, row, table)
-    copy_over(table[KEY] + keys, key + prefix, klen - prefix, safe)
-    copy_over(table[VALUE] + values, key + klen, vlen, safe)
-    store_le32(table[KEY_AT] + 4 * row + 4, keys + klen - prefix)
-    store_le32(table[VALUE_AT] + 4 * row + 4, values + vlen)
+    key = extras + extlen
+    write_header(p, head, op, row, table)
+    touched = write_extras(op, extlen, extras, row, sid, touched, table)
+    touched = write_collection(collection, row, touched, table)
+    copy_over(word(table, KEY) + keys, key + prefix, klen - prefix, safe)
+    copy_over(word(table, VALUE) + values, key + klen, vlen, safe)
+    put32(table, KEY_AT, row + 1, keys + klen - prefix)
+    put32(table, VALUE_AT, row + 1, values + vlen)
+    return touched
 
 
 @njit(**INLINE)
-def note_control(noted, row, at, size, controls):
-    """A frame for the object reader; False if no more can be noted."""
-    slot = CONTROL_WIDTH * noted
-    if slot >= controls.size:
+def has_room(klen, vlen, row, keys, values, rules):
+    if row >= word(rules, MAX_ROWS):
         return False
-    controls[slot], controls[slot + 1], controls[slot + 2] = row, at, size
-    return True
+    return keys + klen <= word(rules, MAX_KEYS) and values + vlen <= word(rules, MAX_VALUES)
 
 
-@njit(types.void(I64, I64, I64, TABLE, TABLE, TABLE, TABLE), **OPTIONS)
+@njit(**INLINE)
+def note_control(controls, noted, row, at, size):
+    """A frame for the object reader."""
+    slot = controls + 8 * CONTROL_WIDTH * noted
+    store_le64(slot, row)
+    store_le64(slot + 8, at)
+    store_le64(slot + 16, size)
+
+
+@njit(types.void(I64, I64, I64, I64, I64, I64, ARRAY), **OPTIONS)
 def decode(base, end, safe, rules, table, controls, state):
     """Decode from ``base + state[AT]`` to ``base + end``, until the input ends or something is full.
 
     ``safe``: the address up to which memory may be read. ``controls`` gets (row, offset, size) of every frame that
     is left to the object reader. Counters stay in registers: keeping them in ``state`` costs a third of the speed.
     """
-    at, row, keys, values = state[AT], state[ROWS], state[KEY_USED], state[VALUE_USED]
+    at, row, keys, values, touched = state[AT], state[ROWS], state[KEY_USED], state[VALUE_USED], state[TOUCHED]
     noted, charged, reason = 0, 0, INCOMPLETE
     while end - at >= HEADER:
         p = base + at
         head, size = load_be64(p), HEADER + load_be32(p + 8)
-        if not is_framed(head, size, rules[LIMIT]):
+        if is_usual(p, head, size, end - at, rules):
+            klen, prefix = (head >> 32) & 0xFF, word(rules, COLLECTIONS)
+            vlen = size - _USUAL_KEY - klen
+            if not has_room(klen, vlen, row, keys, values, rules):
+                reason = FULL
+                break
+            collection = load8(p + _USUAL_KEY) if prefix else 0
+            touched = write_row(
+                p, head, _MUTATION, _USUAL_EXTRAS, 0, prefix, collection, klen, vlen, row, keys, values, touched,
+                safe, table,
+            )  # fmt: skip
+            row, keys, values, charged = row + 1, keys + klen - prefix, values + vlen, charged + size
+            at += size
+            continue
+        if not is_framed(head, size, word(rules, LIMIT)):
             reason = BROKEN
             break
         if size > end - at:
@@ -241,20 +355,26 @@ def decode(base, end, safe, rules, table, controls, state):
         sid = stream_id_of(p, head)
         prefix = plain_prefix(p, head, sid, rules)
         if prefix < 0:
-            if not note_control(noted, row, at, size, controls):
+            if noted == MAX_CONTROLS:
                 reason = CONTROLS_FULL
                 break
+            note_control(controls, noted, row, at, size)
             noted += 1
         else:
-            klen = key_length(head, sid)
-            vlen = size - HEADER - (_SID_SIZE if sid else 0) - ((head >> 24) & 0xFF) - klen
-            if row >= rules[MAX_ROWS] or keys + klen > rules[MAX_KEYS] or values + vlen > rules[MAX_VALUES]:
+            extlen, klen = (head >> 24) & 0xFF, key_length(head, sid)
+            framing = _SID_SIZE if sid else 0
+            vlen = size - HEADER - framing - extlen - klen
+            if not has_room(klen, vlen, row, keys, values, rules):
                 reason = FULL
                 break
-            write_row(p, head, vlen, sid, prefix, row, keys, values, safe, table)
+            collection = prefix_value(p + HEADER + framing + extlen, prefix) if prefix else 0
+            touched = write_row(
+                p, head, (head >> 48) & 0xFF, extlen, sid, prefix, collection, klen, vlen, row, keys, values, touched,
+                safe, table,
+            )  # fmt: skip
             row, keys, values, charged = row + 1, keys + klen - prefix, values + vlen, charged + size
         at += size
-    state[AT], state[ROWS], state[KEY_USED], state[VALUE_USED] = at, row, keys, values
+    state[AT], state[ROWS], state[KEY_USED], state[VALUE_USED], state[TOUCHED] = at, row, keys, values, touched
     state[CONTROLS], state[BYTES], state[REASON] = noted, charged, reason
 
 
@@ -267,33 +387,33 @@ CLOSED, OPEN, OUT_OF_ORDER, IGNORED = range(4)
 @njit(**INLINE)
 def breaks_order(seqno, streams, s):
     """Whether a change may not come next on the stream at ``s`` (6.1, guarantees 1 and 2)."""
-    if streams[s + S_STATE] == OUT_OF_ORDER:
+    if word(streams, s + S_STATE) == OUT_OF_ORDER:
         return False
-    return seqno <= streams[s + S_LAST] or seqno < streams[s + S_START] or seqno > streams[s + S_END]
+    return seqno <= word(streams, s + S_LAST) or seqno < word(streams, s + S_START) or seqno > word(streams, s + S_END)
 
 
-@njit(I64(I64, I64, I64, TABLE, TABLE, TABLE), **OPTIONS)
-def advance(first, last, by_opaque, table, streams, dropped):
+@njit(I64(I64, I64, I64, I64, I64, I64, ARRAY), **OPTIONS)
+def advance(first, last, by_opaque, table, streams, slots, dropped):
     """Check rows against their streams and stamp them with what the stream knows.
 
     Returns the first row that breaks a rule, or -1. Rows beyond the wanted end, or of an ignored stream, get event 0
     and are counted in ``dropped``.
     """
     for row in range(first, last):
-        opaque, seqno = load_le32(table[OPAQUE] + 4 * row), load_le64(table[SEQNO] + 8 * row)
-        slot = opaque if by_opaque else load_le16(table[VBUCKET] + 2 * row)
+        opaque, seqno = get32(table, OPAQUE, row), get64(table, SEQNO, row)
+        slot = opaque if by_opaque else get16(table, VBUCKET, row)
         s = STREAM_WIDTH * slot
-        if s >= streams.size or streams[s + S_STATE] == CLOSED or streams[s + S_OPAQUE] != opaque:
+        if slot >= slots or word(streams, s + S_STATE) == CLOSED or word(streams, s + S_OPAQUE) != opaque:
             return row
-        if streams[s + S_STATE] != IGNORED:
+        if word(streams, s + S_STATE) != IGNORED:
             if breaks_order(seqno, streams, s):
                 return row
-            streams[s + S_LAST] = max(seqno, streams[s + S_LAST])
-        if streams[s + S_STATE] == IGNORED or seqno > streams[s + S_UPTO]:
-            store8(table[EVENT] + row, 0)
+            store_le64(streams + 8 * (s + S_LAST), max(seqno, word(streams, s + S_LAST)))
+        if word(streams, s + S_STATE) == IGNORED or seqno > word(streams, s + S_UPTO):
+            put8(table, EVENT, row, 0)
             dropped[0] += 1
-        store_le64(table[SNAP_START] + 8 * row, streams[s + S_START])
-        store_le64(table[SNAP_END] + 8 * row, streams[s + S_END])
-        store_le64(table[VBUUID] + 8 * row, streams[s + S_VBUUID])
-        store_le32(table[EPOCH] + 4 * row, streams[s + S_EPOCH])
+        put64(table, SNAP_START, row, word(streams, s + S_START))
+        put64(table, SNAP_END, row, word(streams, s + S_END))
+        put64(table, VBUUID, row, word(streams, s + S_VBUUID))
+        put32(table, EPOCH, row, word(streams, s + S_EPOCH))
     return -1

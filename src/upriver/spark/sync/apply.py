@@ -1,0 +1,290 @@
+"""The driver's side of a batch: commit the log, then bring tail and current forward, collection by collection.
+
+Order is everything: the log commits first, then ``current``, then the tail with the mark of what is applied. A crash
+between any two leaves work that the replay of the batch finds and finishes; no step does harm when repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from upriver.errors import ConfigError
+from upriver.records.schema import Event
+from upriver.spark.sync.columns import Shape, column_field, evolve, observe, parse, row_schema, shape_of
+from upriver.spark.sync.forward import Outcome, Work, run_inline
+from upriver.spark.sync.lake import APPLIED, REPAIRS, TRIMMED, Lake
+from upriver.spark.sync.log import LOG, Mark, Written, read_log, read_marks, write_log, write_marks
+from upriver.spark.sync.pieces import Piece, read_pieces
+from upriver.spark.sync.policy import Policy, Range, covered, hold, ranges_of, worth_merging
+
+logger = logging.getLogger("upriver.sync")
+
+Runner = Callable[[Sequence[Work]], list[Outcome]]
+Reread = Callable[[Sequence[int]], Iterable[pa.RecordBatch]]
+SAMPLE_ROWS = 20_000
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How tables are kept."""
+
+    policy: Policy = field(default_factory=Policy)
+    keep_deleted: bool = False
+    max_columns: int = 200
+    shapes: dict[str, Shape] = field(default_factory=dict)  # given by the user, by table name
+    vbuckets: int = 1024
+
+
+@dataclass
+class Step:
+    """What one batch did to one collection."""
+
+    name: str
+    rows: int = 0
+    merged_ranges: int = 0
+    bytes_written: int = 0
+    repaired: int = 0
+    held: bool = False
+    rows_current: int = 0
+    rows_tail: int = 0
+
+
+class CollectionTables:
+    """The tables of one collection, kept open between batches."""
+
+    def __init__(self, lake: Lake, name: str, options: TableOptions) -> None:
+        self.lake, self.name, self.options = lake, name, options
+        self.changes, self.tail, self.current = (lake.table(kind, name) for kind in ("changes", "tail", "current"))
+
+    def commit_log(self, app_id: str, batch: int, pieces: Sequence[Piece]) -> bool:
+        """Append a batch to the log; False when it was there before."""
+        self.changes.create(LOG, f"every change of {self.name}")
+        return self.changes.commit(app_id, batch, pieces)
+
+    @property
+    def applied(self) -> int:
+        """The last batch that tail and current have, -1 for none."""
+        version = self.tail.version(APPLIED)
+        return -1 if version is None else version
+
+    @property
+    def shape(self) -> Shape:
+        return shape_of(self.current.schema()) if self.current.exists else {}
+
+    def advance(self, batch: int, lag: int, run: Runner, reread: Reread | None, *, force: bool = False) -> Step:
+        """Bring tail and current to ``batch``; ``force`` merges everything."""
+        step = Step(self.name)
+        applied, log = self.applied, self.changes.pieces()
+        new = [piece for piece in log if piece.last > applied]
+        unapplied = sum(piece.rows for piece in new if not piece.marks)
+        in_tables = sum(piece.rows for piece in [*self.current.pieces(), *self.tail.pieces()])
+        if not new and not force:
+            return step
+        if not force and hold(unapplied, in_tables, lag, self.options.policy):
+            step.held = True
+            return step
+        self._advance(max(batch, applied), applied, log, new, unapplied + lag, run, reread, step, force)
+        return step
+
+    def _advance(
+        self, batch: int, applied: int, log: list[Piece], new: list[Piece], expected: int, run: Runner,
+        reread: Reread | None, step: Step, force: bool,
+    ) -> None:
+        shape, widened = self._evolve(new)
+        marks = read_marks(self.changes.uri, log)
+        works = self._plan(batch, applied, log, new, marks, shape, expected, force or widened, widened)
+        outcomes = run(works)
+        unknown = sorted({vbucket for outcome in outcomes for vbucket in outcome.unknown})
+        if unknown:
+            self._reread(unknown, batch, marks, reread)
+            self._advance(batch, applied, self.changes.pieces(), new, expected, run, reread, step, force)
+            return
+        self._commit(batch, works, outcomes, shape, widened)
+        self._account(step, works, outcomes)
+
+    def _evolve(self, new: Sequence[Piece]) -> tuple[Shape, bool]:
+        """The shape after a look at new documents; the tables get its columns, and widening is reported."""
+        before = self.shape or self.options.shapes.get(self.name, {})
+        documents = list(sample(self.changes.uri, new))
+        shape = before
+        if self.name not in self.options.shapes:
+            shape = evolve(before, observe(documents), len(documents), self.options.max_columns)
+        widened = False
+        for table, purpose in ((self.tail, "what current lacks of"), (self.current, "latest documents of")):
+            table.create(row_schema(shape), f"{purpose} {self.name}")
+            have = shape_of(table.schema())
+            table.add_columns([column_field(name, kind) for name, kind in shape.items() if name not in have])
+            widened |= any(name in have and have[name] != kind for name, kind in shape.items())
+        if widened:
+            logger.info("%s: a column widens to double, so its table is written again", self.name)
+        return shape, widened
+
+    def _plan(
+        self, batch: int, applied: int, log: list[Piece], new: list[Piece], marks: list[Mark], shape: Shape,
+        expected: int, force: bool, rewrite: bool,
+    ) -> list[Work]:
+        policy, current, tail = self.options.policy, self.current.pieces(), self.tail.pieces()
+        ranges = ranges_of(current, self.options.vbuckets, expected, policy)
+        fresh = _fresh_rows(self.changes.uri, new, ranges, self.options.vbuckets)
+        chosen = worth_merging(ranges, tail, fresh, policy)
+        if force:
+            chosen = {(part.lo, part.hi) for part in ranges}
+        fresh_marks = any(mark.batch > applied for mark in marks)
+        base = Work(
+            self.lake.root, self.name, 0, self.options.vbuckets - 1, batch, applied, shape,
+            tuple(log if fresh_marks else new), tuple(tail), tuple(current), tuple(marks) if fresh_marks else (),
+            rewrite=rewrite, keep_deleted=self.options.keep_deleted, trimmed=self.changes.version(TRIMMED) is not None,
+            target_rows=policy.target_rows, max_files=policy.max_files,
+        )
+        works = [
+            replace(base, lo=lo, hi=hi, merge=True, current=tuple(p for p in current if (p.lo, p.hi) == (lo, hi)))
+            for lo, hi in sorted(chosen)
+        ]
+        if len(chosen) == len(ranges):
+            return works
+        if sum(fresh) <= policy.inline_rows:
+            return [*works, replace(base, skip=tuple(sorted(chosen)))]
+        rest = [part for part in ranges if (part.lo, part.hi) not in chosen]
+        return works + [replace(base, lo=part.lo, hi=part.hi) for part in rest]
+
+    def _commit(
+        self, batch: int, works: Sequence[Work], outcomes: Sequence[Outcome], shape: Shape, widened: bool
+    ) -> None:
+        adds = [piece for outcome in outcomes for piece in outcome.current]
+        replaced = [piece for outcome in outcomes for piece in outcome.replaced]
+        app = f"{APPLIED}.current"
+        if widened:
+            self.current.replace(app, batch, adds, row_schema(shape))
+            self.tail.replace(APPLIED, batch, [], row_schema(shape))
+            return
+        if adds or replaced:
+            self._force_commit(app, batch, adds, replaced)
+        ranges = ranges_of(self.current.pieces(), self.options.vbuckets, 0, self.options.policy)
+        done = [piece for piece in self.tail.pieces() if covered(piece, ranges)]
+        fresh = [piece for outcome in outcomes for piece in outcome.tail]
+        self._force_commit(APPLIED, batch, fresh, done, table="tail")
+
+    def _force_commit(
+        self, app: str, batch: int, adds: list[Piece], removes: list[Piece], table: str = "current"
+    ) -> None:
+        """Commit even when this batch has committed before: what is in there was decided by looking at the table."""
+        target = self.current if table == "current" else self.tail
+        seen = target.version(app)
+        if seen is not None and seen >= batch:
+            app = f"{app}.again"
+            seen = target.version(app)
+            batch = 0 if seen is None else seen + 1
+        target.commit(app, batch, adds, removes)
+
+    def _reread(self, vbuckets: Sequence[int], batch: int, marks: Sequence[Mark], reread: Reread | None) -> None:
+        """The log no longer reaches back: read these vbuckets again, and say so in the log."""
+        if reread is None:
+            raise ConfigError(
+                f"{self.name}: vbuckets {list(vbuckets)} rolled back beyond the retention of the log; "
+                "run the sync again with access to the bucket"
+            )
+        logger.warning("%s: the log does not reach back, reading vbuckets %s again", self.name, list(vbuckets))
+        epochs = {
+            v: max(m.epoch for m in marks if m.vbucket == v and m.event == Event.ROLLBACK) for v in vbuckets
+        }
+        written = write_log((_restamp(rows, epochs) for rows in reread(vbuckets)), self.lake.root, batch)
+        voids = [Mark(Event.ROLLBACK.value, v, 0, epoch, batch) for v, epoch in epochs.items()]
+        pieces = [*written.pieces.get(self.name, []), write_marks(self.lake.root, self.name, voids, batch)]
+        for other, extra in written.pieces.items():
+            if other != self.name:
+                self.lake.table("changes", other).drop_uncommitted(extra)
+        self.changes.commit(REPAIRS, batch, pieces)
+
+    def _account(self, step: Step, works: Sequence[Work], outcomes: Sequence[Outcome]) -> None:
+        step.rows = sum(outcome.rows for outcome in outcomes)
+        step.repaired = sum(outcome.repaired for outcome in outcomes)
+        step.merged_ranges = sum(work.merge for work in works)
+        step.bytes_written = sum(p.size for outcome in outcomes for p in [*outcome.tail, *outcome.current])
+        step.rows_current = sum(piece.rows for piece in self.current.pieces())
+        step.rows_tail = sum(piece.rows for piece in self.tail.pieces())
+
+
+def sample(root: str, new: Sequence[Piece]) -> Iterable[dict[str, object]]:
+    """Some of the new documents: all of a small batch, the first rows of every file of a large one."""
+    pieces = [piece for piece in new if not piece.marks]
+    total = sum(piece.rows for piece in pieces)
+    left = SAMPLE_ROWS
+    for piece in pieces if total <= SAMPLE_ROWS else pieces[:: max(1, len(pieces) // 8)]:
+        rows = read_pieces(root, [piece], LOG, ["event", "value", "datatype"]).slice(0, left)
+        left -= rows.num_rows
+        for value, datatype in zip(rows.column("value").to_pylist(), rows.column("datatype").to_pylist(), strict=True):
+            document = parse(value) if value is not None and (datatype or 0) & 1 else None
+            if document is not None:
+                yield document
+        if left <= 0:
+            return
+
+
+def _fresh_rows(root: str, new: Sequence[Piece], ranges: Sequence[Range], vbuckets: int) -> list[int]:
+    """How many new rows each range has."""
+    column = read_log(root, new, 0, vbuckets - 1, ["vbucket"]).column("vbucket").to_numpy()
+    counts: npt.NDArray[np.int64] = np.bincount(column, minlength=vbuckets)
+    return [int(counts[part.lo : part.hi + 1].sum()) for part in ranges]
+
+
+def _restamp(rows: pa.RecordBatch, epochs: dict[int, int]) -> pa.RecordBatch:
+    """Rows read again belong to the newest epoch of their vbucket."""
+    stamped = pa.array([epochs[vbucket] for vbucket in rows.column("vbucket").to_pylist()], pa.int32())
+    return rows.set_column(rows.schema.get_field_index("epoch"), rows.schema.field("epoch"), stamped)
+
+
+class Tables:
+    """All collections of a lake; the whole of a batch, after its rows were written by ``write_log``."""
+
+    def __init__(
+        self, lake: Lake, app_id: str, options: TableOptions, *, run: Runner = run_inline,
+        reread: Reread | None = None,
+    ) -> None:
+        self.lake, self.app_id, self.options = lake, app_id, options
+        self._run, self._reread = run, reread
+        self._open: dict[str, CollectionTables] = {}
+
+    def collection(self, name: str) -> CollectionTables:
+        if name not in self._open:
+            self._open[name] = CollectionTables(self.lake, name, self.options)
+        return self._open[name]
+
+    def names(self) -> list[str]:
+        return sorted({*self.lake.names(), *self._open})
+
+    def apply(self, batch: int, written: Written, lag: int = 0) -> list[Step]:
+        """Commit a batch to every table. The same batch again changes nothing."""
+        committed = {name: list(pieces) for name, pieces in written.pieces.items()}
+        for name in sorted({*self.names(), *committed}):
+            marks = self._marks_for(name, written)
+            if marks:
+                committed.setdefault(name, []).append(write_marks(self.lake.root, name, marks, batch))
+        for name, pieces in committed.items():
+            if not self.collection(name).commit_log(self.app_id, batch, pieces):
+                logger.info("%s: batch %d was committed before", name, batch)
+        return [self.collection(name).advance(batch, lag, self._run, self._reread) for name in self.names()]
+
+    def _marks_for(self, name: str, written: Written) -> list[Mark]:
+        """Rollbacks concern every collection, collection events their own."""
+        found = [mark for mark in written.marks if mark.event == Event.ROLLBACK]
+        for mark in written.marks:
+            if mark.event == Event.ROLLBACK or mark.collection_id is None:
+                continue
+            if f"{mark.scope}.{mark.collection}" == name or self._owns(name, mark.collection_id):
+                found.append(mark)
+        return found
+
+    def _owns(self, name: str, collection_id: int) -> bool:
+        """Does this table hold documents of a collection with that id? Asked only when one was dropped."""
+        tables = self.collection(name)
+        if not tables.changes.exists:
+            return False
+        pieces = [piece for piece in tables.changes.pieces() if not piece.marks]
+        ids = read_pieces(tables.changes.uri, pieces[-64:], LOG, ["collection_id"]).column("collection_id")
+        return collection_id in set(ids.unique().to_pylist())

@@ -1,0 +1,127 @@
+"""One Delta table through delta-rs: what is in it, and commits that can be repeated without harm.
+
+Every commit names its writer and version (`Transaction`), so that a replayed batch finds itself already there. No
+deletion vectors and no other feature that would keep plain readers out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, Transaction
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from upriver.spark.sync.pieces import Piece, discard, filesystem, now_ms, piece_of
+
+
+class Table:
+    """A Delta table that may not exist yet; the first commit creates it."""
+
+    def __init__(self, uri: str, storage_options: dict[str, str] | None = None) -> None:
+        self.uri = uri
+        self._storage = storage_options
+        self._delta: DeltaTable | None = None
+
+    @property
+    def delta(self) -> DeltaTable:
+        """delta-rs's own handle, opened once and kept up to date by our commits."""
+        if self._delta is None:
+            self._delta = DeltaTable(self.uri, storage_options=self._storage)
+        return self._delta
+
+    @property
+    def exists(self) -> bool:
+        if self._delta is None:
+            try:
+                self._delta = DeltaTable(self.uri, storage_options=self._storage)
+            except TableNotFoundError:
+                return False
+        return True
+
+    def refresh(self) -> None:
+        """See what others committed."""
+        if self.exists:
+            self.delta.update_incremental()
+
+    def create(self, schema: pa.Schema, description: str) -> None:
+        """Make the table unless it is there."""
+        if not self.exists:
+            if "://" not in self.uri:
+                fs, base = filesystem(self.uri)
+                fs.create_dir(base, recursive=True)
+            config = {"delta.logRetentionDuration": "interval 7 days", "delta.checkpointInterval": "50"}
+            self._delta = DeltaTable.create(
+                self.uri, schema, mode="ignore", description=description, configuration=config,
+                storage_options=self._storage,
+            )
+
+    def schema(self) -> pa.Schema:
+        return pa.schema(self.delta.schema().to_arrow())
+
+    def version(self, app_id: str) -> int | None:
+        """The last version that this writer committed; 0 is one, None is none."""
+        if not self.exists:
+            return None
+        found: int | None = self.delta.transaction_version(app_id)
+        return found
+
+    def pieces(self) -> list[Piece]:
+        """The files of the snapshot, oldest batches first."""
+        if not self.exists:
+            return []
+        adds = pa.table(self.delta.get_add_actions()).select(["path", "num_records", "size_bytes"])
+        rows = zip(*(adds.column(name).to_pylist() for name in adds.schema.names), strict=True)
+        found = (piece_of(path, rows=count or 0, size=size) for path, count, size in rows)
+        return sorted((piece for piece in found if piece), key=lambda piece: (piece.last, piece.first, piece.path))
+
+    def commit(
+        self, app_id: str, version: int, adds: Iterable[Piece], removes: Iterable[Piece] = (), *,
+        note: dict[str, str] | None = None, rearrange: bool = False,
+    ) -> bool:
+        """Add and remove files in one commit. False, and the new files deleted, when that version was there before."""
+        adds, removes = list(adds), list(removes)
+        seen = self.version(app_id)
+        if seen is not None and seen >= version:
+            self.drop_uncommitted(adds)
+            return False
+        actions = [_add(piece, not rearrange) for piece in adds] + [_remove(piece, not rearrange) for piece in removes]
+        self._write(actions, "append", self.delta.schema(), app_id, version, note)
+        return True
+
+    def replace(self, app_id: str, version: int, adds: Sequence[Piece], schema: pa.Schema) -> None:
+        """Put these files in the place of all others and change the types of columns, in one commit."""
+        self._write([_add(piece, True) for piece in adds], "overwrite", schema, app_id, version, None)
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Columns that older files do not have; readers see null there."""
+        if fields:
+            self.delta.alter.add_columns([Field.from_arrow(field) for field in fields])
+            self.delta.update_incremental()
+
+    def drop_uncommitted(self, adds: Iterable[Piece]) -> None:
+        """Delete files of a commit that did not happen, after looking: a commit that raised may have landed."""
+        self.refresh()
+        live = {piece.path for piece in self.pieces()}
+        discard(self.uri, [piece.path for piece in adds if piece.path not in live])
+
+    def _write(
+        self, actions: list[Any], mode: str, schema: Any, app_id: str, version: int, note: dict[str, str] | None
+    ) -> None:
+        properties = CommitProperties(app_transactions=[Transaction(app_id, version)], custom_metadata=note)
+        self.delta.create_write_transaction(
+            actions, mode=mode, schema=schema, partition_by=[], commit_properties=properties
+        )
+        self.delta.update_incremental()
+
+
+def _add(piece: Piece, change: bool) -> AddAction:
+    stats = piece.stats if piece.stats != "{}" else json.dumps({"numRecords": piece.rows})
+    return AddAction(piece.path, piece.size, {}, now_ms(), change, stats)
+
+
+def _remove(piece: Piece, change: bool) -> RemoveAction:
+    return RemoveAction(piece.path, change, now_ms())

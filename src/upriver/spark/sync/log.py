@@ -1,0 +1,167 @@
+"""The change log: every change of a collection, append-only, in the schema of the feed plus the batch it came with.
+
+Executors write it (`write_log`), file by file, and tell the driver what they wrote. Rollbacks and collection events
+are *marks*: they go into files of their own, so that finding them never means reading the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from upriver.records.schema import CHANGES, Event
+from upriver.spark.sync.pieces import Piece, place, read_pieces, write_piece
+
+LOG = CHANGES.append(pa.field("batch", pa.int64(), nullable=False))
+DOCUMENTS = [Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value]
+# A collection's documents are gone where its vbucket saw one of these.
+WIPES = frozenset({Event.COLLECTION_DROPPED.value, Event.COLLECTION_FLUSHED.value})
+FLUSH_BYTES = 128 << 20
+_DOCUMENTS = pa.array(DOCUMENTS)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A rollback, or a collection event, of one vbucket."""
+
+    event: str
+    vbucket: int
+    seqno: int
+    epoch: int
+    batch: int = 0
+    vbuuid: int = 0
+    collection_id: int | None = None
+    scope: str | None = None
+    collection: str | None = None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.epoch, self.seqno
+
+
+@dataclass
+class Written:
+    """What one task did: the files of each collection (by table name), and the marks that came by."""
+
+    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    ids: dict[str, int] = field(default_factory=dict)  # table name -> collection id
+    marks: list[Mark] = field(default_factory=list)
+    rows: int = 0
+    value_bytes: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can carry it to the driver."""
+        return {
+            "pieces": {name: [asdict(piece) for piece in pieces] for name, pieces in self.pieces.items()},
+            "ids": self.ids, "marks": [asdict(mark) for mark in self.marks],
+            "rows": self.rows, "value_bytes": self.value_bytes,
+        }
+
+    @classmethod
+    def gather(cls, parts: Iterable[dict[str, Any]]) -> Written:
+        """All tasks of a batch together."""
+        whole = cls()
+        for part in parts:
+            for name, pieces in part["pieces"].items():
+                whole.pieces.setdefault(name, []).extend(Piece(**piece) for piece in pieces)
+            whole.ids.update(part["ids"])
+            whole.marks.extend(Mark(**mark) for mark in part["marks"])
+            whole.rows += part["rows"]
+            whole.value_bytes += part["value_bytes"]
+        return whole
+
+
+def table_name(scope: str | None, collection: str | None, collection_id: int) -> str:
+    """The name of a collection's tables; one that the manifest no longer names goes by its id.
+
+    >>> table_name("shop", "orders", 9), table_name(None, None, 9)
+    ('shop.orders', '_unnamed.0x9')
+    """
+    return f"{scope}.{collection}" if scope and collection else f"_unnamed.{collection_id:#x}"
+
+
+def write_log(batches: Iterable[pa.RecordBatch], lake: str, batch: int) -> Written:
+    """Write the rows of one task as log files of their collections under ``lake``."""
+    done = Written()
+    waiting: dict[str, list[pa.Table]] = {}
+    for rows in batches:
+        documents = pc.is_in(rows.column("event"), value_set=_DOCUMENTS)
+        if not pc.all(documents).as_py():
+            done.marks.extend(_marks(rows.filter(pc.invert(documents)), batch))
+            rows = rows.filter(documents)
+        for name, collection_id, part in _by_collection(rows):
+            done.ids[name] = collection_id
+            done.rows += part.num_rows
+            done.value_bytes += part.column("value").nbytes
+            waiting.setdefault(name, []).append(pa.table(part.select(CHANGES.names)))
+            if sum(table.nbytes for table in waiting[name]) > FLUSH_BYTES:
+                done.pieces.setdefault(name, []).append(_write(waiting.pop(name), lake, name, batch))
+    for name, tables in waiting.items():
+        done.pieces.setdefault(name, []).append(_write(tables, lake, name, batch))
+    return done
+
+
+def _by_collection(rows: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    ids = pc.unique(rows.column("collection_id")).to_pylist()
+    for collection_id in ids:
+        part = rows if len(ids) == 1 else rows.filter(pc.equal(rows.column("collection_id"), collection_id))
+        # The manifest may have learnt the name in the middle of a batch: split by name as well.
+        scopes, names = part.column("scope"), part.column("collection")
+        if names.null_count in (0, part.num_rows):
+            yield table_name(scopes[0].as_py(), names[0].as_py(), collection_id), collection_id, part
+        else:
+            for mask in (pc.is_null(names), pc.is_valid(names)):
+                half = part.filter(mask)
+                name = table_name(half.column("scope")[0].as_py(), half.column("collection")[0].as_py(), collection_id)
+                yield name, collection_id, half
+
+
+def _write(tables: Sequence[pa.Table], lake: str, name: str, batch: int) -> Piece:
+    table = pa.concat_tables(tables)
+    vbuckets = table.column("vbucket")
+    # By vbucket, so that repairing one reads little; stable, because order within a vbucket is the order of changes.
+    table = table.take(pc.array_sort_indices(vbuckets.combine_chunks())) if len(pc.unique(vbuckets)) > 1 else table
+    table = table.append_column(LOG.field("batch"), pa.array([batch], pa.int64()).take(pa.repeat(0, table.num_rows)))
+    span = pc.min_max(vbuckets).as_py()
+    return write_piece(f"{lake}/changes/{name}", place(span["min"], span["max"], batch, batch), table.cast(LOG))
+
+
+def _marks(rows: pa.RecordBatch, batch: int) -> list[Mark]:
+    names = ["event", "vbucket", "seqno", "epoch", "vbuuid", "collection_id", "scope", "collection"]
+    return [Mark(batch=batch, **row) for row in rows.select(names).to_pylist()]
+
+
+def write_marks(lake: str, name: str, marks: Sequence[Mark], batch: int) -> Piece:
+    """The marks that concern a collection, as rows of its log."""
+    rows = [dict.fromkeys(LOG.names) | asdict(mark) for mark in marks]
+    table = pa.Table.from_pylist(rows, schema=LOG)
+    lo, hi = min(mark.vbucket for mark in marks), max(mark.vbucket for mark in marks)
+    return write_piece(f"{lake}/changes/{name}", place(lo, hi, batch, batch, marks=True), table)
+
+
+def read_marks(root: str, pieces: Iterable[Piece]) -> list[Mark]:
+    """All marks in these files."""
+    rows = read_pieces(root, [piece for piece in pieces if piece.marks], LOG)
+    return [
+        mark for part in rows.to_batches() if part.num_rows
+        for mark in (Mark(**row) for row in part.select(
+            ["event", "vbucket", "seqno", "epoch", "batch", "vbuuid", "collection_id", "scope", "collection"]
+        ).to_pylist())
+    ]
+
+
+def read_log(
+    root: str, pieces: Iterable[Piece], lo: int, hi: int, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Changes of documents, of vbuckets ``lo`` to ``hi``."""
+    chosen = [piece for piece in pieces if not piece.marks and piece.overlaps(lo, hi)]
+    inside = [piece for piece in chosen if lo <= piece.lo and piece.hi <= hi]
+    across = [piece for piece in chosen if not (lo <= piece.lo and piece.hi <= hi)]
+    where = (pc.field("vbucket") >= lo) & (pc.field("vbucket") <= hi)
+    return pa.concat_tables(
+        [read_pieces(root, inside, LOG, columns), read_pieces(root, across, LOG, columns, where)]
+    )

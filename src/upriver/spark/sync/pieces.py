@@ -1,0 +1,163 @@
+"""Data files of our tables, whose names say which vbuckets and batches they hold.
+
+A Delta snapshot is a list of file names; with the range in the name, that list is all the bookkeeping the job needs,
+and it changes in the same atomic commit as the data: ``vb0000-0511/b00000003-00000007-<random>.parquet``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+ROW_GROUP = 65_536
+_NAME = re.compile(r"^vb(\d+)-(\d+)/([bm])(\d+)-(\d+)-[0-9a-f]+\.parquet$")
+# Columns whose range goes into the Delta log, so that readers can skip files.
+_RANGED = ("vbucket", "seqno", "epoch", "batch", "timestamp", "_vbucket", "_seqno", "_epoch", "_changed_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One data file: vbuckets ``lo`` to ``hi``, batches ``first`` to ``last``; marks are no documents."""
+
+    path: str
+    lo: int
+    hi: int
+    first: int
+    last: int
+    rows: int = 0
+    size: int = 0
+    marks: bool = False
+    stats: str = "{}"
+
+    def overlaps(self, lo: int, hi: int) -> bool:
+        return self.lo <= hi and lo <= self.hi
+
+
+def piece_of(path: str, rows: int = 0, size: int = 0) -> Piece | None:
+    """What a file name says, or nothing for a file that is not ours.
+
+    >>> piece_of("vb0000-0511/b00000003-00000007-ab.parquet", rows=5).last
+    7
+    """
+    found = _NAME.match(path)
+    if found is None:
+        return None
+    lo, hi, kind, first, last = found.groups()
+    return Piece(path, int(lo), int(hi), int(first), int(last), rows, size, marks=kind == "m")
+
+
+def place(lo: int, hi: int, first: int, last: int, *, marks: bool = False) -> str:
+    """A fresh file name."""
+    return f"vb{lo:04d}-{hi:04d}/{'m' if marks else 'b'}{first:08d}-{last:08d}-{secrets.token_hex(8)}.parquet"
+
+
+def filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
+    """Where a table lives: a local path, or an address that Arrow knows (``s3://``, ``gs://``, ``hdfs://``)."""
+    if "://" in uri:
+        found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(uri)
+        return found
+    return pafs.LocalFileSystem(), uri
+
+
+def write_piece(root: str, path: str, table: pa.Table) -> Piece:
+    """Write one data file under the table at ``root``; nobody sees it until it is committed."""
+    fs, base = filesystem(root)
+    fs.create_dir(f"{base}/{path.rpartition('/')[0]}", recursive=True)
+    target = f"{base}/{path}"
+    try:
+        pq.write_table(
+            table, target, filesystem=fs, compression="zstd", compression_level=1, row_group_size=ROW_GROUP,
+            use_dictionary=_dictionaries(table.schema), write_statistics=True,
+        )
+    except BaseException:
+        discard(root, [path])
+        raise
+    named = piece_of(path)
+    assert named is not None
+    size = fs.get_file_info(target).size
+    return Piece(path, named.lo, named.hi, named.first, named.last, table.num_rows, size, named.marks, _stats(table))
+
+
+def discard(root: str, paths: Sequence[str]) -> None:
+    """Delete files that no commit names; those that never came to be are fine."""
+    fs, base = filesystem(root)
+    for path in paths:
+        info = fs.get_file_info(f"{base}/{path}")
+        if info.type == pafs.FileType.File:
+            fs.delete_file(info.path)
+
+
+def read_pieces(
+    root: str, pieces: Sequence[Piece], schema: pa.Schema, columns: Sequence[str] | None = None, where: Any = None,
+    adapt: Callable[[pa.Table, pa.Schema], pa.Table] | None = None,
+) -> pa.Table:
+    """Rows of some files, with null where an older file has no such column; ``adapt`` sees each file's table first."""
+    names = list(columns) if columns is not None else schema.names
+    wanted = pa.schema([schema.field(name) for name in names])
+    if not pieces:
+        return wanted.empty_table()
+    fs, base = filesystem(root)
+    tables = [_read_one(fs, f"{base}/{piece.path}", schema, names, where) for piece in pieces]
+    if adapt is not None:
+        tables = [adapt(table, wanted) for table in tables]
+    return pa.concat_tables([_conform(table, wanted) for table in tables])
+
+
+def _read_one(fs: pafs.FileSystem, path: str, schema: pa.Schema, names: list[str], where: Any) -> pa.Table:
+    with fs.open_input_file(path) as source:
+        file = pq.ParquetFile(source)
+        present = [name for name in names if name in file.schema_arrow.names]
+        if where is None:
+            return file.read(columns=present, use_threads=False)
+    return pq.read_table(path, filesystem=fs, columns=present, filters=where, use_threads=False, partitioning=None)
+
+
+def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    if table.schema.equals(schema):
+        return table
+    columns = []
+    for field in schema:
+        if field.name in table.schema.names:
+            column = table.column(field.name)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        else:
+            columns.append(pa.nulls(table.num_rows, field.type))
+    return pa.table(columns, schema=schema)
+
+
+def _dictionaries(schema: pa.Schema) -> list[str]:
+    """Columns worth a dictionary; keys and documents hardly repeat."""
+    never = {"key", "value", "_key", "_value", "_rest", "seqno", "_seqno", "cas", "_cas", "rev_seqno"}
+    return [f.name for f in schema if f.name not in never and not pa.types.is_nested(f.type)]
+
+
+def _stats(table: pa.Table) -> str:
+    low: dict[str, object] = {}
+    high: dict[str, object] = {}
+    for name in _RANGED:
+        if table.num_rows and name in table.schema.names and table.column(name).null_count == 0:
+            both = pc.min_max(table.column(name)).as_py()
+            low[name], high[name] = _plain(both["min"]), _plain(both["max"])
+    return json.dumps({"numRecords": table.num_rows, "minValues": low, "maxValues": high, "nullCount": {}})
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return value
+
+
+def now_ms() -> int:
+    """The clock of Delta actions."""
+    return int(time.time() * 1000)

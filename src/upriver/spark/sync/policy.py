@@ -1,0 +1,107 @@
+"""When a range of ``current`` is worth rewriting: pure arithmetic, so that the cost per change stays flat.
+
+``current`` is cut into ranges of vbuckets. Changes wait in the tail until their range has collected a fixed share of
+its own size; then it is rewritten. A change therefore pays for 1/share rows of rewriting, however large the table is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from upriver.spark.sync.pieces import Piece
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The knobs, with the defaults that were measured."""
+
+    share: float = 0.25  # of a range's rows must have changed before it is rewritten
+    small_rows: int = 8_192  # ranges up to this size are rewritten in every batch
+    target_rows: int = 131_072  # of a range; twice as many split it
+    max_files: int = 4  # of one range, before they are made one
+    tail_files: int = 32  # before they are made one
+    hold_rows: int = 500_000  # a backlog of this size: load the log first
+    inline_rows: int = 200_000  # larger steps run on the executors
+
+
+@dataclass(frozen=True)
+class Range:
+    """A stretch of vbuckets of ``current``: its rows, and the last batch merged into it."""
+
+    lo: int
+    hi: int
+    rows: int = 0
+    merged: int = -1
+
+    @property
+    def width(self) -> int:
+        return self.hi - self.lo + 1
+
+
+def ranges_of(current: Sequence[Piece], vbuckets: int, expected_rows: int, policy: Policy) -> list[Range]:
+    """The ranges that ``current`` is cut into; those that a table of the expected size should have, when it is new."""
+    found: dict[tuple[int, int], Range] = {}
+    for piece in current:
+        known = found.get((piece.lo, piece.hi), Range(piece.lo, piece.hi))
+        rows, merged = known.rows + piece.rows, max(known.merged, piece.last)
+        found[piece.lo, piece.hi] = Range(piece.lo, piece.hi, rows, merged)
+    return sorted(found.values(), key=lambda part: part.lo) or cut(
+        0, vbuckets - 1, -(-expected_rows // policy.target_rows)
+    )
+
+
+def cut(lo: int, hi: int, parts: int) -> list[Range]:
+    """A stretch of vbuckets in about as many equal parts.
+
+    >>> [(part.lo, part.hi) for part in cut(0, 9, 4)]
+    [(0, 1), (2, 4), (5, 6), (7, 9)]
+    """
+    parts = max(1, min(parts, hi - lo + 1))
+    width = hi - lo + 1
+    edges = [lo + width * index // parts for index in range(parts + 1)]
+    return [Range(edges[index], edges[index + 1] - 1) for index in range(parts)]
+
+
+def waiting(part: Range, tail: Iterable[Piece]) -> int:
+    """About how many tail rows wait for a range; keys are spread evenly over vbuckets."""
+    return sum(
+        round(piece.rows * _shared(part, piece) / (piece.hi - piece.lo + 1))
+        for piece in tail if piece.last > part.merged and piece.overlaps(part.lo, part.hi)
+    )
+
+
+def _shared(part: Range, piece: Piece) -> int:
+    return min(part.hi, piece.hi) - max(part.lo, piece.lo) + 1
+
+
+def worth_merging(
+    ranges: Sequence[Range], tail: Sequence[Piece], fresh: Sequence[int], policy: Policy
+) -> set[tuple[int, int]]:
+    """Which ranges to rewrite now, given the new rows of each: the most overdue, within what this batch may cost.
+
+    The budget spreads rewriting over batches: without it, ranges that filled up together would stall one batch.
+    """
+    scored = []
+    for part, new in zip(ranges, fresh, strict=True):
+        pending = waiting(part, tail) + new
+        if pending and (pending >= policy.share * part.rows or part.rows + pending <= policy.small_rows):
+            scored.append((pending / max(part.rows, 1), part.rows + pending, (part.lo, part.hi)))
+    budget = 2 * sum(fresh) / policy.share
+    chosen: set[tuple[int, int]] = set()
+    for _, cost, key in sorted(scored, reverse=True):
+        if chosen and cost > budget:
+            break
+        budget -= cost
+        chosen.add(key)
+    return chosen
+
+
+def hold(unapplied: int, in_tables: int, lag: int, policy: Policy) -> bool:
+    """Only the log, for now? While much more is coming, tables are brought forward when they would double."""
+    return lag >= policy.hold_rows and unapplied < max(in_tables, 4 * policy.hold_rows)
+
+
+def covered(piece: Piece, ranges: Sequence[Range]) -> bool:
+    """Has every range that this tail file speaks of been merged past it?"""
+    return all(part.merged >= piece.last for part in ranges if piece.overlaps(part.lo, part.hi))

@@ -1,0 +1,186 @@
+"""What a stretch of the log does to a table: pure functions from changes and marks to rows of the tail.
+
+A tail row says what its key is from (epoch, seqno) on: a document, or deleted. Everything that happens to a table is
+said with such rows, so that applying them twice, late or in pieces gives the same table: the greatest (epoch, seqno)
+of a key wins. A rollback is no exception: what it brings back is said again under the new epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from upriver.records.schema import Event
+from upriver.spark.sync.columns import Document, Shape, parse, row_schema, to_columns
+from upriver.spark.sync.log import WIPES, Mark
+
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+JSON_DATATYPE = 0x01
+
+
+def winners(keys: pa.ChunkedArray, epochs: pa.ChunkedArray, seqnos: pa.ChunkedArray) -> Indices:
+    """Rows that hold the greatest (epoch, seqno) of their key, in the order of the rows."""
+    codes = keys.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    order = np.lexsort((seqnos.to_numpy(), epochs.to_numpy()))
+    last = np.zeros(codes.max(initial=-1) + 1, dtype=np.int64)
+    last[codes[order]] = order  # of equal indices, numpy keeps the last
+    return np.sort(last)
+
+
+def voided(rows: pa.Table, rollbacks: Iterable[Mark]) -> Mask:
+    """Changes that a rollback took back: above its seqno, from an epoch before its own."""
+    void = np.zeros(rows.num_rows, dtype=bool)
+    vbucket, seqno, epoch = (rows.column(name).to_numpy() for name in ("vbucket", "seqno", "epoch"))
+    for mark in rollbacks:
+        void |= (vbucket == mark.vbucket) & (seqno > mark.seqno) & (epoch < mark.epoch)
+    return void
+
+
+def wiped(rows: pa.Table, wipes: Iterable[Mark]) -> Mask:
+    """Changes from before their collection was dropped or flushed."""
+    gone = np.zeros(rows.num_rows, dtype=bool)
+    vbucket, seqno, epoch = (rows.column(name).to_numpy() for name in ("vbucket", "seqno", "epoch"))
+    for mark in wipes:
+        older = (epoch < mark.epoch) | ((epoch == mark.epoch) & (seqno < mark.seqno))
+        gone |= (vbucket == mark.vbucket) & older
+    return gone
+
+
+def standing_wipes(marks: Sequence[Mark]) -> list[Mark]:
+    """Drops and flushes that no rollback took back."""
+    rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK]
+    return [
+        mark for mark in marks
+        if mark.event in WIPES and not any(
+            back.vbucket == mark.vbucket and mark.seqno > back.seqno and mark.epoch < back.epoch for back in rollbacks
+        )
+    ]
+
+
+def tail_rows(changes: pa.Table, shape: Shape) -> pa.Table:
+    """The latest change of every key, as rows of the tail."""
+    changes = changes.take(winners(changes.column("key"), changes.column("epoch"), changes.column("seqno")))
+    return as_rows(changes, shape)
+
+
+def as_rows(changes: pa.Table, shape: Shape) -> pa.Table:
+    """Changes as rows of the tail, one for one."""
+    deleted = pc.not_equal(changes.column("event"), Event.MUTATION.value)
+    documents, raw = _documents(changes)
+    arrays, rest = to_columns(documents, shape)
+    expiry = changes.column("expiry")
+    expires = pc.if_else(pc.greater(pc.coalesce(expiry, 0), 0), expiry, None).cast(pa.timestamp("s", tz="UTC"))
+    meta = [
+        text_keys(changes.column("key")), changes.column("seqno"), changes.column("vbucket"), changes.column("epoch"),
+        changes.column("cas"), changes.column("timestamp"), expires.cast(pa.timestamp("us", tz="UTC")), deleted,
+        pa.array(rest, pa.string()), raw,
+    ]
+    return pa.table([*meta, *arrays], schema=row_schema(shape))
+
+
+def _documents(changes: pa.Table) -> tuple[list[Document], pa.Array]:
+    """Each change as a JSON object (empty when it is none), and the bytes of those that are no object."""
+    values = changes.column("value").to_pylist()
+    datatypes = changes.column("datatype").to_pylist()
+    alive = pc.equal(changes.column("event"), Event.MUTATION.value).to_pylist()
+    documents: list[Document] = []
+    raw: list[bytes | None] = [None] * len(values)
+    for index, (value, datatype, live) in enumerate(zip(values, datatypes, alive, strict=True)):
+        document = parse(value) if live and value is not None and (datatype or 0) & JSON_DATATYPE else None
+        if document is None:
+            raw[index] = (b"" if value is None else value) if live else None
+        documents.append(document if document is not None else {})
+    return documents, pa.array(raw, pa.binary())
+
+
+def text_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Keys as text; bytes that are no UTF-8 show as escapes."""
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.chunked_array([pa.array([key.decode(errors="backslashreplace") for key in keys.to_pylist()])])
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Keys of a vbucket that end at (epoch, seqno)."""
+
+    vbucket: int
+    epoch: int
+    seqno: int
+
+
+def tombstones(keys: pa.ChunkedArray | pa.Array, gone: Gone, shape: Shape) -> pa.Table:
+    """Rows that delete these keys (as text)."""
+    count = len(keys)
+    schema = row_schema(shape)
+    fixed = {"_seqno": gone.seqno, "_vbucket": gone.vbucket, "_epoch": gone.epoch, "_deleted": True}
+    columns = [
+        keys if field.name == "_key"
+        else pa.repeat(pa.scalar(fixed[field.name], field.type), count) if field.name in fixed
+        else pa.nulls(count, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What brings one vbucket right after a rollback, and whether the log reached back far enough to know."""
+
+    rows: pa.Table
+    complete: bool
+
+
+def repair(log: pa.Table, marks: Sequence[Mark], applied: int, known: pa.Array, shape: Shape, floor: int) -> Repair:
+    """Tail rows that make one vbucket right, from its whole log, its marks and the keys that the table has of it.
+
+    ``applied`` is the last batch that the table has; ``floor`` the seqno up to which the log was trimmed.
+    """
+    fresh = [mark for mark in marks if mark.event == Event.ROLLBACK and mark.batch > applied]
+    newest = max(fresh, key=lambda mark: mark.order)
+    lowest = min(mark.seqno for mark in fresh)
+    rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK]
+    dead = voided(log, rollbacks) | wiped(log, standing_wipes(marks))
+    touched = text_keys(log.column("key").filter(pa.array(_touched(log, marks, fresh, applied)))).combine_chunks()
+    if lowest == 0 or any(mark.event in WIPES and mark.batch > applied for mark in marks):
+        touched = pa.concat_arrays([touched.cast(pa.string()), known.cast(pa.string())])
+    touched = pc.unique(touched)
+    live = log.filter(pa.array(~dead))
+    live = live.filter(pc.is_in(text_keys(live.column("key")), value_set=touched))
+    rows = tail_rows(live, shape)
+    missing = touched.filter(pc.invert(pc.is_in(touched, value_set=rows.column("_key"))))
+    known_state = floor == 0 or lowest == 0 or (len(missing) == 0 and not _undone(marks, fresh, applied))
+    ends = tombstones(missing, Gone(newest.vbucket, newest.epoch, newest.seqno), shape)
+    return Repair(pa.concat_tables([_restamped(rows, newest.epoch), ends]), known_state)
+
+
+def _touched(log: pa.Table, marks: Sequence[Mark], fresh: Sequence[Mark], applied: int) -> Mask:
+    """Changes whose keys may have to change: new ones, those just taken back, all of them if a drop was."""
+    if _undone(marks, fresh, applied):
+        return np.ones(log.num_rows, dtype=bool)
+    recent: Mask = log.column("batch").to_numpy() > applied
+    return recent | voided(log, fresh)
+
+
+def _undone(marks: Sequence[Mark], fresh: Sequence[Mark], applied: int) -> bool:
+    """Did these rollbacks take back a drop that the table had followed?"""
+    return any(
+        mark.event in WIPES and mark.batch <= applied
+        and any(mark.seqno > back.seqno and mark.epoch < back.epoch for back in fresh)
+        for mark in marks
+    )
+
+
+def _restamped(rows: pa.Table, epoch: int) -> pa.Table:
+    """The same rows, said again under the new epoch, so that they win over what was taken back."""
+    position = rows.schema.get_field_index("_epoch")
+    lifted = pc.max_element_wise(rows.column("_epoch"), pa.scalar(epoch, pa.int32()))
+    return rows.set_column(position, rows.schema.field(position), lifted)
+

@@ -1,0 +1,122 @@
+"""Housekeeping that readers never notice: small files become larger ones, and old ones go after the retention.
+
+Files are only folded with others of their own age class (spans of up to 32 batches, 32² batches, ...), so a row is
+copied once per class, not once per batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from upriver.spark.sync.apply import CollectionTables
+from upriver.spark.sync.columns import row_schema, spill
+from upriver.spark.sync.deltas import Table
+from upriver.spark.sync.forward import latest
+from upriver.spark.sync.lake import TRIMMED
+from upriver.spark.sync.log import LOG
+from upriver.spark.sync.pieces import Piece, place, read_pieces, write_piece
+from upriver.spark.sync.policy import Range, ranges_of
+
+logger = logging.getLogger("upriver.sync")
+FOLDS = "upriver.folds"
+FOLD_BYTES = 256 << 20
+
+
+def fold_run(pieces: Sequence[Piece], fan: int) -> list[Piece]:
+    """The oldest age class that has enough files to be worth folding; its files, oldest first."""
+    classes: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        span, age = piece.last - piece.first + 1, 0
+        while span >= fan:
+            span, age = span // fan, age + 1
+        classes.setdefault(age, []).append(piece)
+    for age in sorted(classes, reverse=True):
+        if len(classes[age]) >= fan and sum(piece.size for piece in classes[age]) <= FOLD_BYTES:
+            return classes[age]
+    return []
+
+
+def fold_tail(tables: CollectionTables) -> int:
+    """Make many small tail files one, without what ``current`` has by now. The number of files gone."""
+    run = fold_run(tables.tail.pieces(), tables.options.policy.tail_files)
+    if not run:
+        return 0
+    ranges = ranges_of(tables.current.pieces(), tables.options.vbuckets, 0, tables.options.policy)
+    schema = row_schema(tables.shape)
+    rows = [_unmerged(_tail(tables, piece, schema), piece, ranges) for piece in run]
+    table = latest(pa.concat_tables(rows))
+    table = table.take(pc.sort_indices(table, [("_vbucket", "ascending")]))
+    _swap(tables.tail, run, table)
+    return len(run) - 1
+
+
+def _tail(tables: CollectionTables, piece: Piece, schema: pa.Schema) -> pa.Table:
+    return read_pieces(tables.tail.uri, [piece], schema, adapt=spill)
+
+
+def _unmerged(rows: pa.Table, piece: Piece, ranges: Sequence[Range]) -> pa.Table:
+    vbuckets = rows.column("_vbucket")
+    for part in ranges:
+        if part.merged >= piece.last and piece.overlaps(part.lo, part.hi):
+            outside = pc.or_(pc.less(vbuckets, part.lo), pc.greater(vbuckets, part.hi))
+            rows = rows.filter(outside)
+            vbuckets = rows.column("_vbucket")
+    return rows
+
+
+def fold_log(tables: CollectionTables) -> int:
+    """Make many small log files one, sorted by vbucket; only of batches that the tables have."""
+    settled = [piece for piece in tables.changes.pieces() if piece.last <= tables.applied and not piece.marks]
+    run = fold_run(settled, tables.options.policy.tail_files)
+    if not run:
+        return 0
+    rows = read_pieces(tables.changes.uri, run, LOG)
+    order = pc.sort_indices(rows, [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")])
+    _swap(tables.changes, run, rows.take(order))
+    return len(run) - 1
+
+
+def _swap(table: Table, run: Sequence[Piece], rows: pa.Table) -> None:
+    lo, hi = min(piece.lo for piece in run), max(piece.hi for piece in run)
+    first, last = min(piece.first for piece in run), max(piece.last for piece in run)
+    folded = write_piece(table.uri, place(lo, hi, first, last), rows)
+    seen = table.version(FOLDS)
+    table.commit(FOLDS, 0 if seen is None else seen + 1, [folded], run, rearrange=True)
+
+
+def trim_log(tables: CollectionTables, before_us: int) -> int:
+    """Forget log files whose every change is older than that; the number of files gone.
+
+    From then on a rollback may find that the log does not reach back, and its vbucket is read again.
+    """
+    old = []
+    for piece in tables.changes.pieces():
+        if piece.marks or piece.last > tables.applied:
+            continue
+        newest = pc.max(read_pieces(tables.changes.uri, [piece], LOG, ["timestamp"]).column("timestamp"))
+        if newest.is_valid and newest.value < before_us:
+            old.append(piece)
+    if old:
+        logger.info("%s: %d log files are past the retention", tables.name, len(old))
+        seen = tables.changes.version(TRIMMED)
+        tables.changes.commit(TRIMMED, 0 if seen is None else seen + 1, [], old)
+    return len(old)
+
+
+def vacuum(tables: CollectionTables, retention_hours: int) -> int:
+    """Delete files that left the tables longer ago than the retention, and Delta logs nobody needs."""
+    gone = 0
+    for table in (tables.changes, tables.tail, tables.current):
+        if table.exists:
+            table.refresh()
+            found = table.delta.vacuum(
+                retention_hours=retention_hours, dry_run=False, enforce_retention_duration=False, full=True
+            )
+            gone += len(found)
+            table.delta.cleanup_metadata()
+            table.refresh()
+    return gone

@@ -215,7 +215,8 @@ class Core:
         high = self.high_seqno
         if own:
             self.complete_seqno = self.snap_start = self.snap_end = high
-        exact = own and int(self.registers[k.DEDUPED]) == 0
+        # A received snapshot without a gap had nothing left out: every seqno in it is a state that existed.
+        exact = int(self.registers[k.DEDUPED]) == 0 and (own or int(self.registers[k.GAPS]) == 0)
         self.memory.close_segment(high, high if own else self.snap_end, exact)
 
     def wait(self, wake: Callable[[], None]) -> None:

@@ -122,6 +122,7 @@ class Collections(Core):
         used = segment.end
         segment.checkpoint.data[used : used + size] = np.frombuffer(record, np.uint8)
         self.registers[k.USED] = used + size
+        self.registers[k.GAPS] += np.uint64(seqno != self.high_seqno + 1)
         self.registers[k.HIGH] = self.registers[k.VISIBLE] = self.registers[k.FIRST] = seqno
         self._took_in(segment, used)
 

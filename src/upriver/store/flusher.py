@@ -65,6 +65,8 @@ class BlockWriter:
         self, transaction: Any, vbucket_id: int, data: Octets, at: int, end: int, safe: int, exact: bool
     ) -> None:
         """Append the records of ``data[at:end]`` that are not superseded, putting every block that gets full."""
+        if self._counts[0] and safe != self._safe and not (exact and self._exact):
+            self.finish(transaction, vbucket_id)  # the border between the two is a state to go back to
         while at < end:
             if self._counts[0] == 0:
                 self._safe, self._exact = safe, True

@@ -39,7 +39,7 @@ NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)  # adding it takes one away
 
 # Registers of a vbucket: one uint64 array that kernels update in place.
 HIGH, CAS, DELETED_REV, USED, ENTRIES, DEDUPED, VISIBLE = range(7)
-PREPARED, STOP, FIRST, TOMBSTONES, COMPLETED, EXPIRY = range(7, 13)
+PREPARED, STOP, FIRST, TOMBSTONES, COMPLETED, EXPIRY, GAPS = range(7, 14)
 REGISTERS = 16
 
 # Rows of the collection table: id, live items, high seqno, start seqno, visible high seqno.
@@ -322,6 +322,7 @@ def _ingest(
         overlay[slot + 1] = seqno | (DELETED if gone else np.uint64(0))
         overlay[slot + 2] = rev
         overlay[slot + 3] = (np.uint64(serial) << np.uint64(32)) | np.uint64(used)
+        registers[GAPS] += np.uint64(seqno != registers[HIGH] + np.uint64(1))
         registers[HIGH] = seqno
         if registers[FIRST] == np.uint64(0):
             registers[FIRST] = seqno

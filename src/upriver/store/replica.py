@@ -36,6 +36,7 @@ class Replica(Collections):
                 self.memory.close_checkpoint()
             if self.snapshot_complete:
                 self.complete_seqno = max(self.complete_seqno, self.snap_end)
+                self.registers[k.GAPS] = 0
             self.snap_start, self.snap_end = start, end
             self.snapshot_from_disk = bool(flags & DISK_FLAG)
 
@@ -65,6 +66,7 @@ class Replica(Collections):
             if not self.high_seqno < seqno <= self.snap_end:
                 raise OutOfRange(f"seqno {seqno} does not follow {self.high_seqno} in its snapshot")
             self.close_segment()
+            self.registers[k.GAPS] += np.uint64(1)
             self.registers[k.HIGH] = seqno
             self.memory.add_empty(seqno, self.complete_seqno, self.snap_end)
             self._finish_snapshot()

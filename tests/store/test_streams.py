@@ -1,0 +1,296 @@
+"""Snapshots as a producer hands them on: complete, in order, with honest markers (``protocol.md`` 6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from store_support import SMALL, changes, events, markers, open_bucket, records
+
+from upriver.model import VbucketState
+from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart
+
+FIRST_MEMORY, MORE_MEMORY, DISK = 0x05, 0x01, 0x06
+ROOMY = replace(SMALL, checkpoint_bytes=1 << 20)
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    opened = open_bucket(tmp_path, ROOMY)
+    yield opened
+    opened.abandon()
+
+
+@pytest.fixture
+def vb(bucket):
+    return bucket.set_state(0, VbucketState.ACTIVE)
+
+
+def to_disk(bucket):
+    bucket.flush()
+    bucket.trim_memory()
+
+
+def seqnos(source):
+    return [record.seqno for record in changes(source)]
+
+
+def test_a_fresh_stream_begins_at_zero_and_goes_on_with_continuations(vb):
+    source = vb.stream(0)
+    assert source.poll() is None
+    vb.set(b"a", b"1")
+    vb.set(b"b", b"1")
+    assert markers(source) == [(0, 2, FIRST_MEMORY)]
+    vb.set(b"c", b"1")
+    assert markers(source) == [(3, 3, MORE_MEMORY)]
+
+
+def test_a_key_written_twice_before_anybody_looked_is_sent_once(vb):
+    for value in (b"1", b"2", b"3"):
+        vb.set(b"a", value)
+    vb.set(b"b", b"x")
+    assert [(r.seqno, r.key, r.value) for r in changes(vb.stream(0))] == [(3, b"a", b"3"), (4, b"b", b"x")]
+
+
+def test_what_was_announced_is_not_deduplicated_away_later(vb):
+    vb.set(b"a", b"old")
+    source = vb.stream(0)
+    marker = source.poll()
+    vb.set(b"a", b"new")
+    assert isinstance(marker, SnapshotStart)
+    assert marker.end == 1
+    assert [record.value for record in records(source.poll())] == [b"old"]
+    assert [(r.seqno, r.value) for r in changes(source)] == [(2, b"new")]
+
+
+def test_a_slow_reader_gets_one_marker_per_snapshot_of_the_fast_one(vb):
+    fast, slow = vb.stream(0), vb.stream(0)
+    vb.set(b"a", b"1")
+    changes(fast)
+    vb.set(b"a", b"2")
+    changes(fast)
+    assert markers(slow) == [(0, 1, FIRST_MEMORY), (2, 2, MORE_MEMORY)]
+
+
+def test_disk_then_memory_without_a_gap_or_a_repeat(bucket, vb):
+    vb.set_many([b"%d" % i for i in range(500)], [b"x" * 100] * 500)
+    to_disk(bucket)
+    source = vb.stream(0)
+    assert isinstance(source.poll(), SnapshotStart)
+    assert source.backfilling
+    vb.set(b"5", b"newer")
+    vb.set(b"new", b"1")
+    found = events(source)
+    assert [e for e in found if isinstance(e, SnapshotStart)] == [
+        SnapshotStart(501, 502, FIRST_MEMORY, 502, 502, 0, 0, 0)
+    ]
+    assert [r.seqno for e in found if isinstance(e, list) for r in e] == list(range(1, 503))
+
+
+def test_the_disk_marker_ends_at_the_files_high_seqno(bucket, vb):
+    vb.set_many([b"%d" % i for i in range(10)], [b"x"] * 10)
+    to_disk(bucket)
+    vb.set(b"memory", b"x")
+    assert markers(vb.stream(0)) == [(0, 10, DISK), (11, 11, FIRST_MEMORY)]
+    assert markers(vb.stream(4, snap_start=2, snap_end=8)) == [(2, 10, DISK), (11, 11, FIRST_MEMORY)]
+
+
+def test_the_disk_has_only_the_latest_version_of_each_key(bucket, vb):
+    for round_ in range(4):
+        vb.set_many([b"%d" % i for i in range(50)], [b"%d" % round_] * 50)
+        bucket.flush()
+    vb.delete(b"7")
+    to_disk(bucket)
+    found = changes(vb.stream(0))
+    assert [record.seqno for record in found] == [*range(151, 158), *range(159, 202)]
+    assert found[-1].key == b"7"
+    assert found[-1].head.kind == 1
+
+
+def test_a_stream_from_the_middle_gets_only_what_it_lacks(bucket, vb):
+    vb.set_many([b"%d" % i for i in range(300)], [b"x" * 50] * 300)
+    assert seqnos(vb.stream(250)) == list(range(251, 301))
+    to_disk(bucket)
+    assert seqnos(vb.stream(250)) == list(range(251, 301))
+
+
+def test_a_cursor_that_fell_behind_goes_to_disk_and_comes_back(bucket, vb):
+    source = vb.stream(0)
+    vb.set(b"a", b"1")
+    changes(source)
+    vb.set_many([b"%d" % i for i in range(20)], [b"x"] * 20)
+    to_disk(bucket)
+    vb.set(b"b", b"1")
+    assert markers(source) == [(2, 21, DISK), (22, 22, FIRST_MEMORY)]
+
+
+def test_memory_checkpoints_are_bounded_over_the_whole_bucket(tmp_path):
+    options = replace(SMALL, quota_bytes=8 << 20, checkpoint_bytes=64 << 10)
+    with open_bucket(tmp_path, options) as bucket:
+        vbuckets = [bucket.set_state(number, VbucketState.ACTIVE) for number in range(4)]
+        sources = [vb.stream(0) for vb in vbuckets]
+        for i in range(60):
+            for vb in vbuckets:
+                vb.set_many([b"%d-%d" % (i, j) for j in range(100)], [bytes(700)] * 100)
+            bucket.flush()
+        assert bucket.memory_bytes < 8 << 20
+        for source in sources:
+            assert seqnos(source) == list(range(1, 6001))
+
+
+def test_a_stream_ends_after_the_snapshot_that_has_its_end(vb):
+    vb.set_many([b"a", b"b", b"c"], [b"1"] * 3)
+    assert events(vb.stream(0, 2))[-1] == End(EndReason.OK)
+    assert events(vb.stream(3, 3)) == [End(EndReason.OK)]
+    assert seqnos(vb.stream(0, 3)) == [1, 2, 3]
+
+
+def test_an_end_at_the_high_seqno_is_met_exactly(vb):
+    vb.set(b"a", b"1")
+    source = vb.stream(0, vb.high_seqno)
+    vb.set(b"a", b"2")
+    assert [(r.seqno, r.value) for r in changes(source)] == [(1, b"1")]
+
+
+def test_a_disk_only_stream_ends_with_the_disk(bucket, vb):
+    vb.set(b"a", b"1")
+    bucket.flush()
+    vb.set(b"b", b"1")
+    found = events(vb.stream(0, disk_only=True))
+    assert found[0].flags == DISK
+    assert [r.seqno for r in found[1]] == [1]
+    assert found[-1] == End(EndReason.OK)
+
+
+def test_whoever_waits_is_woken_once(vb):
+    woken = []
+    source = vb.stream(0, wake=lambda: woken.append(1))
+    assert source.poll() is None
+    vb.set(b"a", b"1")
+    vb.set(b"b", b"1")
+    assert woken == [1]
+    changes(source)
+    vb.set(b"c", b"1")
+    assert woken == [1, 1]
+
+
+def test_a_change_of_state_ends_every_stream(bucket, vb):
+    source = vb.stream(0)
+    vb.set(b"a", b"1")
+    bucket.set_state(0, VbucketState.DEAD)
+    assert events(source) == [End(EndReason.STATE_CHANGED)]
+    assert source.poll() is None
+
+
+def test_a_purge_during_a_disk_scan_ends_the_stream_that_may_miss_a_deletion(bucket, vb):
+    vb.set_many([b"%d" % i for i in range(4000)], [b"x" * 400] * 4000)
+    vb.delete(b"3999")
+    vb.set(b"last", b"1")
+    to_disk(bucket)
+    source = vb.stream(0)
+    first = [source.poll() for _ in range(2)]
+    assert isinstance(first[1], Run)
+    bucket.compact(drop_deletes=True)
+    assert vb.purge_seqno == 4001
+    assert events(source) == [End(EndReason.ROLLBACK)]
+
+
+def test_a_compaction_during_a_disk_scan_extends_the_snapshot(bucket, vb):
+    vb.set_many([b"%d" % i for i in range(4000)], [b"x" * 400] * 4000)
+    to_disk(bucket)
+    source = vb.stream(0)
+    assert source.poll().end == 4000
+    got = [r.seqno for r in records(source.poll())]
+    vb.set_many([b"%d" % i for i in range(3000, 4000)], [b"y" * 400] * 1000)
+    bucket.compact()
+    bucket.trim_memory()
+    found = events(source)
+    assert (found[0].start, found[0].end, found[0].flags) == (0, 5000, DISK)
+    got += [r.seqno for e in found if isinstance(e, list) for r in e]
+    assert got == [*range(1, 3001), *range(4001, 5001)]
+
+
+def test_readers_do_not_make_the_file_grow(tmp_path):
+    with open_bucket(tmp_path, replace(ROOMY, block_bytes=65472)) as bucket:
+        vb = bucket.set_state(0, VbucketState.ACTIVE)
+        keys, values = [b"%d" % i for i in range(2000)], [bytes(500)] * 2000
+        sizes = []
+        vb.set_many(keys, values)
+        to_disk(bucket)
+        source = vb.stream(0)
+        source.poll()
+        source.poll()
+        for _ in range(12):
+            vb.set_many(keys, values)
+            bucket.compact()
+            sizes.append(bucket.disk_bytes)
+        assert sizes[-1] <= sizes[3] * 1.5
+        source.close()
+
+
+def test_prepares_are_in_the_stream_and_the_marker_says_what_is_visible(vb):
+    vb.set(b"a", b"1")
+    vb.prepare(b"a", b"2", level=1)
+    marker = vb.stream(0, visible_only=True).poll()
+    assert (marker.end, marker.last_matching, marker.max_visible) == (2, 1, 1)
+    vb.commit(b"a")
+    found = changes(vb.stream(0))
+    assert [record.head.kind for record in found] == [0, 4, 5]
+    assert found[2].value == b"2"
+    assert found[2].head.extra == 2
+
+
+def test_a_replica_in_the_middle_of_a_snapshot_promises_its_end(tmp_path, bucket, vb):
+    vb.set_many([b"%d" % i for i in range(10)], [b"x"] * 10)
+    source = vb.stream(0)
+    marker, run = source.poll(), source.poll()
+    with open_bucket(tmp_path / "replica", ROOMY) as other:
+        replica = other.set_state(0, VbucketState.REPLICA)
+        replica.begin_snapshot(marker.start, marker.end, marker.flags)
+        data, size = bytes(run.data), len(run.data) // 10
+        replica.apply_records(data[: 4 * size])
+        onward = replica.stream(0, 5)
+        assert onward.poll()[:3] == (0, 10, FIRST_MEMORY)
+        assert [r.seqno for r in records(onward.poll())] == [1, 2, 3, 4]
+        assert onward.poll() is None
+        replica.apply_records(data[4 * size :])
+        assert seqnos(onward) == [5, 6, 7, 8, 9, 10]
+        other.flush()
+        other.trim_memory()
+        assert markers(replica.stream(0)) == [(0, 10, DISK)]
+
+
+MANIFEST = b"""{"uid":"%d","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}%s]}]}"""
+
+
+def test_a_filtered_stream_knows_the_last_seqno_that_will_pass(bucket, vb):
+    bucket.apply_manifest(MANIFEST % (1, b',{"name":"c","uid":"9"}'))
+    vb.set(b"a", b"1", 9)
+    vb.set(b"b", b"1", 0)
+    assert vb.stream(1, collections=frozenset([9])).poll().last_matching == 2
+    assert vb.stream(2, collections=frozenset([9])).poll().last_matching == 0
+    to_disk(bucket)
+    assert vb.stream(0, collections=frozenset([9])).poll().last_matching == 2
+
+
+def test_a_stream_whose_collections_are_gone_says_so_after_the_drop(bucket, vb):
+    bucket.apply_manifest(MANIFEST % (1, b',{"name":"c","uid":"9"}'))
+    source = vb.stream(0, collections=frozenset([9]))
+    vb.set(b"a", b"1", 9)
+    bucket.apply_manifest(MANIFEST % (2, b""))
+    found = events(source)
+    assert found[-1] == End(EndReason.FILTER_EMPTY)
+    assert [r.head.kind for e in found if isinstance(e, list) for r in e] == [3, 0, 3]
+
+
+def test_a_small_collection_may_come_out_of_order(bucket, vb):
+    bucket.apply_manifest(MANIFEST % (1, b',{"name":"c","uid":"9"}'))
+    vb.set_many([b"%d" % i for i in range(1000)], [b"x"] * 1000)
+    vb.set(b"a", b"1", 9)
+    to_disk(bucket)
+    found = events(vb.stream(0, collections=frozenset([9]), oso=True))
+    assert found[0] == OsoStart()
+    assert found[-1] == OsoEnd(1002)
+    vb.set(b"more", b"1", 9)
+    source = vb.stream(0, collections=frozenset([0]), oso=True)
+    assert isinstance(source.poll(), SnapshotStart)

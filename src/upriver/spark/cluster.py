@@ -1,0 +1,109 @@
+"""The driver's look at the cluster: high seqnos, failover logs, who owns what, retried until it answers.
+
+Spark does not retry a reader that raises, so network errors, restarts and failovers are waited out here, up to
+``timeoutSeconds``; then one clear message says what was tried last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from upriver.client.blocking import Database
+from upriver.errors import (
+    Busy,
+    ConfigError,
+    ConnectFailed,
+    NotMyVbucket,
+    RemoteProtocolError,
+    TemporaryFailure,
+    UpriverError,
+)
+from upriver.model import FailoverLog
+from upriver.protocol.topology import Topology
+from upriver.spark.options import ConnectionOptions, ReadOptions
+
+T = TypeVar("T")
+TRANSIENT = (ConnectFailed, RemoteProtocolError, NotMyVbucket, TemporaryFailure, Busy, OSError)
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+
+
+class Cluster:
+    """One bucket, for as long as a reader lives; connects when first asked."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self.options = options
+        self._database: Database | None = None
+
+    def ask(self, question: Callable[[Database], T], what: str) -> T:
+        """The answer to a question, asked again on a fresh connection while the cluster is in trouble."""
+        deadline = time.monotonic() + self.options.timeout_seconds
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return question(self._connected())
+            except TRANSIENT as error:
+                self.close()
+                if time.monotonic() + pause > deadline:
+                    waited = f"gave up after {self.options.timeout_seconds} s (timeoutSeconds)"
+                    raise ConnectFailed(f"cannot {what} of {self.options.connection}: {error}; {waited}") from error
+            time.sleep(pause)
+            pause = min(LONGEST_PAUSE_S, pause * 2)
+
+    def _connected(self) -> Database:
+        if self._database is None:
+            self._database = Database(self.options.connect_options())
+        return self._database
+
+    def close(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    def topology(self) -> Topology:
+        return self.ask(lambda db: db.topology, "read the cluster map")
+
+    def refreshed(self) -> Topology:
+        return self.ask(lambda db: db.refresh(), "read the cluster map")
+
+    def highs(self) -> dict[int, int]:
+        """The high seqno of every active vbucket."""
+        return self.ask(lambda db: db.high_seqnos(), "read the high seqnos")
+
+    def logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
+        wanted = list(vbuckets)
+        return self.ask(lambda db: db.failover_logs(wanted), "read the failover logs") if wanted else {}
+
+    def names(self) -> dict[int, tuple[str, str]]:
+        """Scope and collection by collection id."""
+        return self.ask(lambda db: db.collection_names(), "read the collections")
+
+
+def stream_filter(options: ReadOptions, names: dict[int, tuple[str, str]]) -> bytes:
+    """The value of a stream request that lets only the wanted collections through; empty for all."""
+    import json
+
+    if not options.collections and not options.scope:
+        return b""
+    scope = options.scope or "_default"
+    if options.collections:
+        wanted = {_qualified(name, scope) for name in options.collections}
+    else:
+        wanted = {pair for pair in names.values() if pair[0] == scope}
+    ids = {number: pair for number, pair in names.items() if pair in wanted}
+    missing = wanted - set(ids.values())
+    if missing or not ids:
+        known = ", ".join(sorted(".".join(pair) for pair in names.values()))
+        unknown = ", ".join(sorted(".".join(pair) for pair in missing)) or scope
+        raise ConfigError(f"no collection {unknown}; there are {known}")
+    return json.dumps({"collections": [f"{number:x}" for number in sorted(ids)]}).encode()
+
+
+def _qualified(name: str, scope: str) -> tuple[str, str]:
+    first, dot, second = name.partition(".")
+    return (first, second) if dot else (scope, first)
+
+
+__all__ = ["TRANSIENT", "Cluster", "UpriverError", "stream_filter"]

@@ -1,0 +1,105 @@
+"""Connections that outlive a task: Spark reuses its Python workers, so a worker keeps what it has opened.
+
+A connection goes back to the pool only when all its streams have ended in order. It is looked at before it is used
+again, and closed when it has been idle for longer than a server waits between two noops.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from socket import MSG_DONTWAIT, MSG_PEEK
+
+from upriver.client.blocking import Database
+from upriver.client.options import ConnectOptions
+from upriver.net.blocking import Pipe
+from upriver.protocol.feed_link import FeedLink
+from upriver.protocol.topology import Address
+
+IDLE_S = 15.0
+
+
+@dataclass(slots=True)
+class Kept:
+    pipe: Pipe
+    link: FeedLink
+    since: float
+
+
+@dataclass
+class Pool:
+    """What one worker process keeps open. Tasks of a worker run one after the other, the sweeper beside them."""
+
+    _links: dict[tuple[Hashable, Address], list[Kept]] = field(default_factory=dict)
+    _databases: dict[ConnectOptions, Database] = field(default_factory=dict)
+    _opaques: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sweeping: bool = False
+
+    def database(self, options: ConnectOptions) -> Database:
+        """The connections for key-value requests; they mend themselves."""
+        if options not in self._databases:
+            self._databases[options] = Database(options)
+        return self._databases[options]
+
+    def forget_database(self, options: ConnectOptions) -> None:
+        if database := self._databases.pop(options, None):
+            database.close()
+
+    def opaques(self) -> int:
+        """The first of a range of opaques that no stream of this process has had: late data must find no new owner."""
+        self._opaques = (self._opaques + (1 << 16)) % (1 << 31)
+        return self._opaques
+
+    def take(self, kind: Hashable, address: Address) -> tuple[Pipe, FeedLink] | None:
+        """An open connection of this kind, if there is one that is alive."""
+        with self._lock:
+            kept = self._links.get((kind, address), [])
+            while kept:
+                one = kept.pop()
+                if _alive(one):
+                    return one.pipe, one.link
+                one.pipe.close()
+        return None
+
+    def give(self, kind: Hashable, address: Address, pipe: Pipe, link: FeedLink) -> None:
+        with self._lock:
+            self._links.setdefault((kind, address), []).append(Kept(pipe, link, time.monotonic()))
+            if not self._sweeping:
+                self._sweeping = True
+                threading.Thread(target=self._sweep, name="dcp-pool", daemon=True).start()
+
+    def _sweep(self) -> None:
+        """Close what has been idle for too long; ends when nothing is left."""
+        while self._sweeping:
+            time.sleep(IDLE_S / 3)
+            with self._lock:
+                self._close_idle()
+                self._sweeping = any(self._links.values())
+
+    def _close_idle(self) -> None:
+        now = time.monotonic()
+        for key, kept in self._links.items():
+            for one in kept:
+                if now - one.since > IDLE_S:
+                    one.pipe.close()
+            self._links[key] = [one for one in kept if now - one.since <= IDLE_S]
+
+
+def _alive(kept: Kept) -> bool:
+    if time.monotonic() - kept.since > IDLE_S:
+        return False
+    if isinstance(kept.pipe.sock, ssl.SSLSocket):
+        return True  # cannot be looked into; a dead one is noticed at the first read
+    try:
+        return kept.pipe.sock.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+POOL = Pool()

@@ -1,0 +1,252 @@
+"""What an executor does: read the ranges of one task and yield Arrow batches, on connections that it keeps.
+
+A task of a stream reads only from the branch its batch was planned on. Where history has moved on, it leaves the
+vbucket to the next plan (``planning``, 1). A task of a batch query has no next plan: it follows the new branch itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from upriver.client.arrow import BatchMaker, Made
+from upriver.client.blocking import Database, default_name
+from upriver.client.blocking_feed import BlockingFeed
+from upriver.client.kv import make_session
+from upriver.client.names import Names
+from upriver.client.pacing import jitter
+from upriver.errors import ConnectFailed, HistoryLost
+from upriver.protocol.feed import Documents, Feed, FeedRequest, OnRollback
+from upriver.protocol.feed_link import LinkEvent, Opened, RolledBack
+from upriver.protocol.session import FeedSettings
+from upriver.protocol.topology import Address
+from upriver.records.batches import row_batch
+from upriver.records.schema import Event
+from upriver.spark.options import OnRollback as WhatOnRollback
+from upriver.spark.options import ReadOptions
+from upriver.spark.planning import Range
+from upriver.spark.pool import POOL
+from upriver.spark.reports import Channel, Reporter, Summary
+from upriver.wire.constants import OpenFlag, StreamFlag
+
+ROUND_S = 0.02
+_frozen = False
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task's part of a batch: plain values only, since Spark pickles it."""
+
+    ranges: tuple[Range, ...]
+    filter: bytes = b""
+    channel: Channel | None = None
+    follow: bool = False  # a batch query: go on with whatever branch there is
+
+
+class PlannedFeed(Feed):
+    """A feed that leaves a vbucket alone when its history is not the one that was planned on."""
+
+    def __init__(self, branches: Mapping[int, int], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._branches = branches
+        self.left: set[int] = set()  # another branch is on top
+        self.refused: set[int] = set()  # told to roll back, for whatever reason
+
+    def _opened_as_planned(self, address: Address, event: Opened, now: float) -> None:
+        if event.log.uuid == self._branches[event.vbucket]:
+            self._opened(address, event, now)
+            return
+        self._opening -= 1
+        self.links[address].close_stream(event.vbucket)
+        self.left.add(event.vbucket)
+        self._finish(event.vbucket)
+
+    def _not_as_planned(self, address: Address, event: RolledBack, now: float) -> None:
+        self._opening -= 1
+        self.refused.add(event.vbucket)
+        self._finish(event.vbucket)
+
+    _HANDLERS: dict[type[LinkEvent], Callable[[Any, Address, Any, float], None]] = {
+        **Feed._HANDLERS, Opened: _opened_as_planned, RolledBack: _not_as_planned,
+    }  # fmt: skip
+
+
+class PooledFeed(BlockingFeed):
+    """Pumps a feed over connections of the pool, and gives back those that are still good."""
+
+    def __init__(self, feed: Feed, database: Database, names: Names, kind: object) -> None:
+        super().__init__(feed, database, names)
+        self._kind = (database.options, kind)
+        feed._opaque = POOL.opaques()
+
+    def __enter__(self) -> PooledFeed:
+        return self
+
+    def _connect(self, address: Address) -> None:
+        kept = POOL.take(self._kind, address)
+        if kept is None:
+            super()._connect(address)
+            return
+        pipe, link = kept
+        link.standing, link.heard_at = self.feed.standing, time.monotonic()
+        self.feed.links[address], self._pipes[address] = link, pipe
+        self._poller.add(pipe)
+
+    def close(self) -> None:
+        for address, pipe in list(self._pipes.items()):
+            link = self.feed.links.get(address)
+            if self.feed.done and link is not None and link.ready and not link.streams and not link.decoder.pending:
+                link.flush_acknowledgements()
+                pipe.write(link.data_to_send())
+                self._poller.remove(pipe)
+                del self._pipes[address]
+                POOL.give(self._kind, address, pipe, link)
+        super().close()
+
+    def full_batches(self, rows: int, hold_bytes: int, patience_s: float, **options: Any) -> Iterator[Made]:
+        """Batches of ``rows`` where the network allows it; handed over early only when nothing more comes."""
+        maker = BatchMaker(self.feed, self.names, rows, **options)
+        quiet_since, held = time.monotonic(), 0
+        while not self.feed.done:
+            came = False
+            for event in self.events(ROUND_S):
+                came = True
+                if isinstance(event, Documents):
+                    held += event.rows.bytes
+                for made in maker.add(event):
+                    yield made
+                    held = 0
+            if held >= hold_bytes or (held and not came):
+                yield from maker.flush()
+                held = 0
+            if came:
+                quiet_since = time.monotonic()
+            elif time.monotonic() - quiet_since > patience_s:
+                raise ConnectFailed(f"no data for {patience_s:.0f} s (timeoutSeconds); last: {self.pacing.last_error}")
+        yield from maker.flush()
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads one task."""
+
+    task: Task
+    options: ReadOptions
+    summary: Summary = field(default_factory=Summary)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows of the task in the schema ``CHANGES``; reports to the driver at the end."""
+        freeze_once()
+        reporter = Reporter(self.task.channel)
+        reporter.begin()
+        rolled_back = [one for one in self.task.ranges if one.rolled_back]
+        if rolled_back:
+            yield row_batch(_rollback_row(one) for one in rolled_back)
+        todo = [one for one in self.task.ranges if one.backlog > 0]
+        if todo:
+            yield from self._follow(todo) if self.task.follow else self._as_planned(todo)
+        reporter.end(self.summary)
+
+    def _as_planned(self, todo: list[Range]) -> Iterator[pa.RecordBatch]:
+        with self._feed(todo, planned=True) as feed:
+            assert isinstance(feed.feed, PlannedFeed)
+            yield from self._pump(feed)
+            self._note_complete(feed.feed, todo)
+            refused = [one for one in todo if one.vbucket in feed.feed.refused]
+        if refused:
+            yield from self._follow(self._still_on_top(refused))
+
+    def _still_on_top(self, refused: list[Range]) -> list[Range]:
+        """Those that were not refused because of a failover, but because tombstones were purged behind them.
+
+        The next plan would not notice, so they are read again on the spot; the others are left to it.
+        """
+        logs = self._database().failover_logs([one.vbucket for one in refused])
+        return [one for one in refused if logs[one.vbucket].uuid == one.vbuuid]
+
+    def _follow(self, todo: list[Range]) -> Iterator[pa.RecordBatch]:
+        if not todo:
+            return
+        with self._feed(todo, planned=False) as feed:
+            yield from self._pump(feed)
+            standing = feed.feed.standing
+            for one in todo:
+                if standing.epoch[one.vbucket] != one.epoch:
+                    self.summary.epochs.append((one.vbucket, standing.epoch[one.vbucket]))
+
+    def _pump(self, feed: PooledFeed) -> Iterator[pa.RecordBatch]:
+        options, window = self.options, self.options.flow_control_buffer
+        wanted = {"xattrs": options.xattrs, "values": options.values_wanted}
+        for made in feed.full_batches(options.batch_rows, window // 3, options.timeout_seconds, **wanted):
+            if made.batch is not None:
+                self.summary.rows += made.batch.num_rows
+                yield made.batch
+            for documents in made.held:
+                self.summary.size_bytes += documents.rows.bytes
+                feed.feed.taken(documents)
+
+    def _note_complete(self, feed: PlannedFeed, todo: list[Range]) -> None:
+        for one in todo:
+            vb = one.vbucket
+            if vb not in feed.left and vb not in feed.refused and one.end in feed.standing.points(vb):
+                self.summary.complete.append((vb, one.vbuuid, one.end))
+
+    def _database(self) -> Database:
+        return POOL.database(self.options.connect_options())
+
+    def _feed(self, todo: list[Range], *, planned: bool) -> PooledFeed:
+        database, options = self._database(), self.options
+        flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
+        if options.xattrs:
+            flags |= OpenFlag.INCLUDE_XATTRS
+        settings = FeedSettings(
+            default_name(), flags, options.flow_control_buffer, noop_interval_s=database.options.noop_interval_s
+        )
+        arguments: dict[str, Any] = {
+            "parse": database.options.parse_map, "noop_interval_s": settings.noop_interval_s, "jitter": jitter,
+        }  # fmt: skip
+        basics = (
+            self._request(todo), database.topology, lambda: make_session(database.options, settings),
+            settings.buffer_bytes,
+        )  # fmt: skip
+        branches = {one.vbucket: one.vbuuid for one in todo}
+        feed = PlannedFeed(branches, *basics, **arguments) if planned else Feed(*basics, **arguments)
+        return PooledFeed(feed, database, Names.of_manifest(database.manifest()), (flags, settings.buffer_bytes))
+
+    def _request(self, todo: list[Range]) -> FeedRequest:
+        flags = StreamFlag.ACTIVE_VB_ONLY
+        if not self.options.values_wanted:
+            flags |= StreamFlag.NO_VALUE
+        fail = self.options.on_rollback is WhatOnRollback.FAIL
+        return FeedRequest(
+            starts={one.vbucket: one.claim for one in todo},
+            ends={one.vbucket: one.end for one in todo},
+            epochs={one.vbucket: one.epoch for one in todo},
+            points={one.vbucket: tuple(reversed(one.points)) for one in todo},
+            flags=flags,
+            value=self.task.filter,
+            on_rollback=OnRollback.FAIL if fail else OnRollback.EMIT,
+        )
+
+
+def _rollback_row(one: Range) -> dict[str, Any]:
+    vbuuid = one.lost_vbuuid - 2**64 if one.lost_vbuuid >= 2**63 else one.lost_vbuuid
+    return {"event": Event.ROLLBACK, "vbucket": one.vbucket, "seqno": one.claim.seqno, "epoch": one.epoch,
+            "vbuuid": vbuuid}  # fmt: skip
+
+
+def freeze_once() -> None:
+    """Spark collects garbage after every task, and looks at everything we imported; once is enough for that."""
+    global _frozen
+    if not _frozen:
+        gc.collect()
+        gc.freeze()
+        _frozen = True
+
+
+__all__ = ["HistoryLost", "Reader", "Task", "freeze_once"]

@@ -1,0 +1,77 @@
+"""The Spark schema of change rows, derived from the one Arrow schema; and batches brought into it.
+
+Spark compares the first batch of a task with its schema by names, order, types and nullability, so every batch is
+cast here, column by column. u64 numbers are the same 64 bits as a signed ``BIGINT`` (``records.schema.signed``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from upriver.errors import ConfigError
+from upriver.records.schema import CHANGES
+from upriver.spark.options import ReadOptions, ValueFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+KEY_COLUMNS = ("event", "vbucket", "seqno", "epoch", "vbuuid", "collection_id", "key")
+
+_NAMES = {
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
+}
+
+
+def columns(options: ReadOptions) -> list[str]:
+    """The columns that a source with these options has, in order."""
+    return list(KEY_COLUMNS) if options.keys_only else list(CHANGES.names)
+
+
+def ddl(options: ReadOptions) -> str:
+    """The schema as Spark's DDL, so that Spark itself parses what the user said about values."""
+    return ", ".join(f"{name} {_type(name, options)}{_null(name)}" for name in columns(options))
+
+
+def _type(name: str, options: ReadOptions) -> str:
+    if name == "value":
+        wanted = options.format
+        return f"STRUCT<{options.value_schema}>" if wanted is ValueFormat.STRUCT else wanted.upper()
+    kind = CHANGES.field(name).type
+    if pa.types.is_map(kind):
+        return f"MAP<{_NAMES[kind.key_type]}, {_NAMES[kind.item_type]}>"
+    return _NAMES[kind]
+
+
+def _null(name: str) -> str:
+    return "" if CHANGES.field(name).nullable else " NOT NULL"
+
+
+def check(schema: StructType, options: ReadOptions) -> None:
+    """A schema that the user gave may change the type of ``value``, nothing else."""
+    expected = columns(options)
+    if schema.names != expected:
+        raise ConfigError(f"format dcp has the columns {', '.join(expected)}, in this order, not {schema.names}")
+
+
+def value_format(schema: StructType) -> ValueFormat:
+    """How values must look for this schema."""
+    if "value" not in schema.names:
+        return ValueFormat.BINARY
+    name: str = schema["value"].dataType.typeName()
+    try:
+        return ValueFormat(name)
+    except ValueError as error:
+        raise ConfigError(f"value cannot be {name}; valid are {', '.join(ValueFormat)}") from error
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark will check batches against."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")

@@ -1,0 +1,151 @@
+"""``format("dcp")``: the classes that Spark calls. What they do is elsewhere, and imported only when it is done.
+
+Spark makes the reader twice. One instance lives in the driver's process for as long as the query and plans; the
+other is pickled, once, and only its ``read`` is called, by every task. So nothing may pass between them but
+partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from upriver.spark.driver import Driver
+    from upriver.spark.options import ReadOptions
+    from upriver.spark.reading import Task
+
+
+class DcpSource(DataSource):
+    """Reads and writes documents of a database that speaks DCP."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dcp"
+
+    def schema(self) -> str:
+        from upriver.spark.schema import ddl
+
+        return ddl(self._read_options())
+
+    def reader(self, schema: StructType) -> DcpBatchReader:
+        return DcpBatchReader(self._read_options(), schema)
+
+    def streamReader(self, schema: StructType) -> DcpStreamReader:  # noqa: N802 - Spark's names
+        return DcpStreamReader(self._read_options(), schema)
+
+    def _read_options(self) -> ReadOptions:
+        from upriver.spark.options import ReadOptions
+
+        return ReadOptions.parse(dict(self.options))
+
+
+class DcpPartition(InputPartition):
+    """A task of ours in Spark's wrapper."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+
+
+class _Rows:
+    """The half of both readers that runs on executors."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        from upriver.spark.schema import check
+
+        check(schema, options)
+        self._options, self._schema = options, schema
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if partition.value is None:  # Spark's own stand-in for an empty list of partitions
+            return
+        from upriver.spark.reading import Reader
+        from upriver.spark.schema import arrow_schema, value_format
+        from upriver.spark.values import Shaper
+
+        shape = Shaper(arrow_schema(self._schema), value_format(self._schema), self._options.since)
+        for batch in Reader(partition.value, self._options).batches():
+            shaped = shape(batch)
+            if shaped.num_rows:
+                yield shaped
+
+
+class DcpBatchReader(_Rows, DataSourceReader):
+    """A read of every vbucket up to where it was when the DataFrame was planned."""
+
+    def partitions(self) -> list[InputPartition]:
+        from upriver.spark.driver import Driver
+
+        return [DcpPartition(task) for task in Driver(self._options).batch_tasks()]
+
+
+class DcpStreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches."""
+
+    _driver: Driver | None = None
+
+    def _plans(self) -> Driver:
+        """Made in the driver's instance only: the one that is pickled must stay plain."""
+        from upriver.spark.driver import Driver
+
+        if self._driver is None:
+            self._driver = Driver(self._options)
+        return self._driver
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return self._plans().initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.max_rows_per_trigger:
+            return ReadMaxRows(self._options.max_rows_per_trigger)
+        if self._options.max_bytes_per_trigger:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        return self._plans().latest_offset(start, self._most(limit))
+
+    def _most(self, limit: ReadLimit) -> tuple[int | None, int | None]:
+        """Rows and bytes of the next batch. Both options hold at once, though Spark knows only one limit."""
+        if isinstance(limit, ReadAllAvailable):
+            return None, None
+        rows, size = self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger
+        if isinstance(limit, ReadMaxRows):
+            rows = limit.max_rows
+        if isinstance(limit, ReadMaxBytes):
+            size = limit.max_bytes
+        return rows, size
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return self._plans().lag()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._plans().freeze()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return [DcpPartition(task) for task in self._plans().tasks(start, end)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: it comes a batch late, or never, and an error here would kill the query."""
+
+    def stop(self) -> None:
+        """Never called by Spark, which ends the process instead."""
+        if self._driver is not None:
+            self._driver.close()

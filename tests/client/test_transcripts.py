@@ -112,6 +112,7 @@ def test_data_that_trails_a_closed_stream_is_dropped_but_paid_for() -> None:
     wire = Wire(window=100)
     request = opened(wire)
     wire.says(marker(request, 0, 9) + mutation(request, 1))
+    wire.feed.remember(0)
     wire.feed.refilter(b'{"collections":["8"]}', again=True)
     wire.tick()
     producer = wire.producers[HOME]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from upriver.client.made import Made
 from upriver.client.names import Names
 from upriver.protocol.feed import CollectionChange, Documents, Feed, FeedEvent, RollbackEvent
-from upriver.protocol.standing import Mark
 from upriver.protocol.topology import Address
 from upriver.records.batches import ChangeOptions, change_batch, row_batch
 from upriver.records.schema import Event
@@ -21,21 +20,14 @@ DEFAULT_ROWS = 16_384
 COPY_BELOW = 1 / 16  # a batch that uses less of its columns than this is copied out, so that it pins no more
 
 
-@dataclass(slots=True)
-class Made:
-    """A batch for the caller (None: all its rows were unwanted), and what to tell the feed once it is taken."""
-
-    batch: pa.RecordBatch | None
-    held: list[Documents] = field(default_factory=list)
-    mark: Mark | None = None  # the place in the feed once this has been taken; None: others of the same flush follow
-
-
 class BatchMaker:
     """Gathers rows per connection until there are ``rows`` of them, or something else must come between."""
 
-    def __init__(self, feed: Feed, names: Names, rows: int = DEFAULT_ROWS, **options: Any) -> None:
+    def __init__(
+        self, feed: Feed, names: Names, rows: int = DEFAULT_ROWS, *, system_events: bool = True, **options: Any
+    ) -> None:
         self.names, self.feed = names, feed
-        self._rows = rows
+        self._rows, self._system_events = rows, system_events
         self._options = options
         self._held: dict[Address, list[Documents]] = {}
 
@@ -47,10 +39,15 @@ class BatchMaker:
         """What is ready because of this event."""
         if isinstance(event, Documents):
             yield from self._add_rows(event)
-        elif isinstance(event, RollbackEvent | CollectionChange):
+        elif isinstance(event, RollbackEvent):
             yield from self.flush()
-            row = _rollback_row(event) if isinstance(event, RollbackEvent) else self._collection_row(event)
-            yield Made(row_batch([row]), [], self.feed.standing.mark())
+            told = row_batch([_rollback_row(event)])
+            yield Made([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
+        elif isinstance(event, CollectionChange):
+            row = self._collection_row(event)
+            if self._system_events:
+                yield from self.flush()
+                yield Made([row_batch([row])], [], self.feed.standing.mark())
 
     def _add_rows(self, event: Documents) -> Iterator[Made]:
         held = self._held.get(event.link)
@@ -83,7 +80,7 @@ class BatchMaker:
         elif link and ours:
             link.decoder.take()  # the batch keeps the memory; the decoder goes on with other
         mark = None if self._held else self.feed.standing.mark()
-        yield Made(batch if batch.num_rows else None, held, mark)
+        yield Made([batch] if batch.num_rows else [], held, mark)
 
     def _collection_row(self, event: CollectionChange) -> dict[str, Any]:
         content = event.message.content()

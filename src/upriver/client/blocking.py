@@ -9,23 +9,24 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from upriver.client.kv import KvConnection, make_session
+from upriver.client.kv import KvConnection
 from upriver.client.names import Names
 from upriver.client.operations import Ask, Connect, Operation, Operations, Pause
 from upriver.client.options import ConnectOptions, srv_seeds
-from upriver.client.pacing import jitter
 from upriver.errors import ConnectFailed
 from upriver.model import Document, FailoverLog
-from upriver.protocol.feed import Feed, FeedRequest, from_beginning
-from upriver.protocol.session import FeedSettings
+from upriver.protocol.feed import FeedRequest
 from upriver.protocol.topology import Address, Topology
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from upriver.client.blocking_feed import BlockingFeed
+    from upriver.client.changes import Change
+    from upriver.client.checkpoints import CheckpointStore
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class Database:
         self.options = options
         self._connections: dict[Address, KvConnection] = {}
         self._operations = Operations(options, srv_seeds(options))
-        self._run(self._operations.bootstrap())
+        self.run(self._operations.bootstrap())
 
     def __enter__(self) -> Database:
         return self
@@ -63,9 +64,9 @@ class Database:
 
     def refresh(self) -> Topology:
         """Ask for the newest cluster map."""
-        return self._run(self._operations.bootstrap())
+        return self.run(self._operations.bootstrap())
 
-    def _run(self, operation: Operation[T]) -> T:
+    def run(self, operation: Operation[T]) -> T:
         """Do what an operation asks for until it has its result."""
         try:
             step = next(operation)
@@ -106,51 +107,51 @@ class Database:
 
     def get(self, key: str | bytes, collection_id: int = 0) -> Document:
         """A document; ``KeyNotFound`` if there is none."""
-        return self._run(self._operations.get(key, collection_id))
+        return self.run(self._operations.get(key, collection_id))
 
     def set(self, key: str | bytes, value: bytes, collection_id: int = 0, *, expiry: int = 0, cas: int = 0) -> int:
         """Write a document (with ``cas``: only if that is still its CAS); its new CAS."""
-        return self._run(self._operations.set(key, value, collection_id, expiry, cas))
+        return self.run(self._operations.set(key, value, collection_id, expiry, cas))
 
     def delete(self, key: str | bytes, collection_id: int = 0, *, cas: int = 0) -> int:
         """Remove a document; the CAS of its tombstone."""
-        return self._run(self._operations.delete(key, collection_id, cas))
+        return self.run(self._operations.delete(key, collection_id, cas))
 
     def set_many(self, documents: Mapping[bytes, bytes], collection_id: int = 0) -> None:
         """Write many documents, pipelined per node; a refusal that no other try can mend is raised."""
-        self._run(self._operations.set_many(documents, collection_id))
+        self.run(self._operations.set_many(documents, collection_id))
 
     # ---------------------------------------------------------------------------------------------- history
 
     def high_seqnos(self, collection_id: int | None = None) -> dict[int, int]:
         """The high seqno of every active vbucket (of one collection)."""
-        return self._run(self._operations.high_seqnos(collection_id))
+        return self.run(self._operations.high_seqnos(collection_id))
 
     def failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         """The failover log of each vbucket."""
-        return self._run(self._operations.failover_logs(vbuckets))
+        return self.run(self._operations.failover_logs(vbuckets))
 
     def persisted_seqnos(self, branches: Mapping[int, int]) -> dict[int, int]:
         """Up to where each vbucket's branch is on disk everywhere; 0 where that is not known."""
-        return self._run(self._operations.persisted(branches))
+        return self.run(self._operations.persisted(branches))
 
     # ---------------------------------------------------------------------------------------------- the rest
 
     def manifest(self) -> dict[str, Any]:
         """The collections manifest."""
-        return self._run(self._operations.manifest())
+        return self.run(self._operations.manifest())
 
     def collection_names(self) -> dict[int, tuple[str, str]]:
         """Scope and collection name by collection id."""
-        return self._run(self._operations.collection_names())
+        return self.run(self._operations.collection_names())
 
     def collection_id(self, path: str) -> int:
         """The id of ``scope.collection``."""
-        return self._run(self._operations.collection_id(path))
+        return self.run(self._operations.collection_id(path))
 
     def stats(self, group: str = "") -> dict[str, dict[str, str]]:
         """A group of statistics of every node, by its address."""
-        return self._run(self._operations.stats(group))
+        return self.run(self._operations.stats(group))
 
     # ---------------------------------------------------------------------------------------------- the feed
 
@@ -160,25 +161,36 @@ class Database:
         *,
         window: int | None = None,
         name: str = "",
-        settings: FeedSettings | None = None,
+        checkpoint: CheckpointStore | None = None,
+        **read: Any,
     ) -> BlockingFeed:
-        """A feed that this thread will pump; everything from the beginning by default."""
-        from upriver.client.blocking_feed import BlockingFeed
+        """A feed that this thread will pump: what ``request`` says, or what ``ReadOptions`` say.
 
-        request = request or from_beginning(self.topology.vbuckets)
-        size = self.options.window_bytes if window is None else window
-        interval = self.options.noop_interval_s
-        opening = settings or FeedSettings(name or default_name(), buffer_bytes=size, noop_interval_s=interval)
-        feed = Feed(
-            request, self.topology, lambda: make_session(self.options, opening), opening.buffer_bytes,
-            parse=self.options.parse_map, noop_interval_s=opening.noop_interval_s, jitter=jitter,
-        )  # fmt: skip
-        return BlockingFeed(feed, self, Names.of_manifest(self.manifest()))
+        With a ``checkpoint`` store it starts at the saved position, if there is one, and ``confirm`` saves it.
+        """
+        from upriver.client.blocking_feed import BlockingFeed
+        from upriver.client.reader import Reader
+        from upriver.client.reading import ReadOptions, plan, settings_of
+
+        if checkpoint and (saved := checkpoint.load()):
+            read["start"] = saved
+        options = ReadOptions.of(**read)
+        settings = settings_of(self.options, options, name or options.name or default_name())
+        if window is not None:
+            settings = replace(settings, buffer_bytes=window)
+        request = request or self.run(plan(self._operations, options))
+        reader = Reader(self._operations, request, settings, Names.of_manifest(self.manifest()), options)
+        return BlockingFeed(reader, self, checkpoint)
 
     def change_batches(self, request: FeedRequest | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
-        """Changes as Arrow batches in the schema ``upriver.records.CHANGES``."""
+        """Changes as Arrow batches in the schema ``upriver.records.CHANGES``; options as in ``ReadOptions``."""
         with self.feed(request, **options) as feed:
             yield from feed.batches()
+
+    def changes(self, request: FeedRequest | None = None, **options: Any) -> Iterator[Change]:
+        """Changes one by one, as typed objects; options as in ``ReadOptions``."""
+        with self.feed(request, **options) as feed:
+            yield from feed.changes()
 
 
 def default_name() -> str:

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from upriver.client.names import Names
-from upriver.client.pacing import Pacing
+from upriver.client.positions import Positions
+from upriver.client.reader import MakeMaker, Reader
 from upriver.errors import ConnectFailed, UpriverError
-from upriver.model import Position
 from upriver.net.blocking import Pipe, Poller
 from upriver.net.blocking import connect as connect_socket
 from upriver.protocol.feed import Feed, FeedEvent
-from upriver.protocol.standing import Mark
 from upriver.protocol.topology import Address
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from upriver.client.arrow import BatchMaker, Made
     from upriver.client.blocking import Database
+    from upriver.client.changes import Change
+    from upriver.client.checkpoints import CheckpointStore
 
 ROUND_S = 0.05
+_log = logging.getLogger(__name__)
 
 
 class BlockingFeed:
     """Pumps a ``Feed``: connects, reads, reconnects; a context manager."""
 
-    def __init__(self, feed: Feed, database: Database, names: Names) -> None:
-        self.feed, self.names = feed, names
-        self.pacing = Pacing()
+    def __init__(self, reader: Reader, database: Database, checkpoint: CheckpointStore | None = None) -> None:
+        self.reader = reader
+        self.pacing = reader.pacing
+        self._checkpoint = checkpoint
         self._database, self._options = database, database.options
         self._poller = Poller()
         self._pipes: dict[Address, Pipe] = {}
-        self._maker: BatchMaker | None = None
-        self._mark: Mark = feed.standing.mark()
-        self._behind = False  # something came that the caller does not have yet
         self._listened_at = time.monotonic()
 
     def __enter__(self) -> BlockingFeed:
@@ -52,44 +51,60 @@ class BlockingFeed:
         self._poller.close()
 
     @property
+    def feed(self) -> Feed:
+        return self.reader.feed
+
+    @property
     def reconnects(self) -> int:
         return self.pacing.reconnects
 
-    def positions(self) -> dict[int, Position]:
-        """What may be claimed of what has been yielded so far."""
-        place = self._mark if self._behind else self.feed.standing
-        return {vb: place.position(vb) for vb in self.feed.vbuckets}
+    def positions(self) -> Positions:
+        """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""
+        return self.reader.positions()
 
-    # ---------------------------------------------------------------------------------------------- batches
+    def confirm(self) -> None:
+        """Save the position: the caller is done with everything that it has been given."""
+        if self._checkpoint:
+            self._checkpoint.save(self.positions())
 
-    def batches(self, *, rows: int = 16_384, idle_s: float | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
+    # ---------------------------------------------------------------------------------------------- items
+
+    def batches(
+        self, *, rows: int | None = None, idle_s: float | None = None, **options: Any
+    ) -> Iterator[pa.RecordBatch]:
         """Arrow batches until the feed is done, or until nothing came for ``idle_s`` seconds."""
         from upriver.client.arrow import BatchMaker
 
-        maker = BatchMaker(self.feed, self.names, rows, **options)
-        quiet_since = time.monotonic()
-        while not self.feed.done:
-            came = False
-            for event in self.events(ROUND_S):
-                came = True
-                self._behind = True
-                for made in maker.add(event):
-                    yield from self._hand_over(made)
-            for made in maker.flush():
-                yield from self._hand_over(made)
-            self._behind = False
-            if came:
-                quiet_since = time.monotonic()
-            elif idle_s is not None and time.monotonic() - quiet_since >= idle_s:
-                return
+        return self._items(BatchMaker, idle_s, rows=rows or self.reader.read.rows, **options)
 
-    def _hand_over(self, made: Made) -> Iterator[pa.RecordBatch]:
-        if made.mark:
-            self._mark = made.mark
-        if made.batch is not None:
-            yield made.batch
-        for documents in made.held:
-            self.feed.taken(documents)
+    def changes(self, *, idle_s: float | None = None) -> Iterator[Change]:
+        """Changes one by one, as typed objects."""
+        from upriver.client.changes import ObjectMaker
+
+        return self._items(ObjectMaker, idle_s)
+
+    def _items(self, make: MakeMaker, idle_s: float | None, **options: Any) -> Iterator[Any]:
+        delivery = self.reader.deliver(make, **options)
+        idle_s = self.reader.read.idle_s if idle_s is None else idle_s
+        quiet_since = time.monotonic()
+        while True:
+            while (item := delivery.next(time.monotonic())) is not None:
+                yield item
+                quiet_since = time.monotonic()
+            if self.feed.done and delivery.idle:
+                return
+            now = time.monotonic()
+            if idle_s is not None and delivery.idle and now - quiet_since >= idle_s:
+                return
+            self._round(delivery.wait_s(now))
+
+    def _round(self, wait_s: float | None) -> None:
+        """Run chores, and let the feed take what has come."""
+        now = time.monotonic()
+        if chore := self.reader.chore(now):
+            self._database.run(chore)
+        for event in self.events(ROUND_S if wait_s is None else min(ROUND_S, wait_s)):
+            self.reader.add(event, now)
 
     # ---------------------------------------------------------------------------------------------- pumping
 
@@ -102,7 +117,7 @@ class BlockingFeed:
         by_pipe = {pipe: address for address, pipe in self._pipes.items()}
         for pipe in self._poller.wait(timeout_s if self._pipes else 0):
             yield from self._read(by_pipe[pipe], pipe)
-        if not self._pipes:
+        if not self._pipes and not self.feed.done:
             time.sleep(timeout_s)
         for address in self.feed.silent(time.monotonic()):
             self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
@@ -149,22 +164,18 @@ class BlockingFeed:
             sock = connect_socket(address.host, address.port, self._options.connect_timeout_s, tls)
         except ConnectFailed as error:
             self._lost(address, error)
-            self._ask_others()
             return
         pipe = self._pipes[address] = Pipe(sock)
         self._poller.add(pipe)
         pipe.write(self.feed.connected(address, time.monotonic()).data_to_send())
 
-    def _ask_others(self) -> None:
-        """A node is gone: perhaps another one knows who owns its vbuckets now."""
-        with suppress(ConnectFailed):
-            self.feed.use(self._database.refresh())
-
     def _lost(self, address: Address, error: OSError | UpriverError) -> None:
         now = time.monotonic()
+        _log.info("lost the connection to %s: %s", address, error)
         self.pacing.failed(address, now)
         self.feed.lost(address, now)
         self._disconnect(address)
+        self.reader.want_map()
         self.pacing.forgive(address, error)
 
     def _disconnect(self, address: Address) -> None:

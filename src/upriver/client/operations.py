@@ -125,7 +125,8 @@ class Operations:
 
     def _ask(self, address: Address, message: Message, what: str = "") -> Operation[Response]:
         """The answer if it is a success; otherwise the error for its status."""
-        [response] = yield Ask(address, [message])
+        answers: list[Response] = yield Ask(address, [message])
+        response = answers[0]
         if response.status != Status.SUCCESS:
             raise self._refusal(response, address, what)
         return response

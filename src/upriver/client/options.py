@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -132,14 +133,13 @@ def srv_seeds(options: ConnectOptions) -> tuple[Address, ...]:
     if host == "localhost" or ":" in host or host.replace(".", "").isdigit():
         return options.seeds
     try:
-        import dns.exception
-        import dns.resolver
+        resolver, exception = import_module("dns.resolver"), import_module("dns.exception")
     except ImportError:
         return options.seeds
     service = "_couchbases" if options.tls else "_couchbase"
     try:
-        found = dns.resolver.resolve(f"{service}._tcp.{host}", "SRV")
-    except dns.exception.DNSException:
+        found = resolver.resolve(f"{service}._tcp.{host}", "SRV")
+    except exception.DNSException:
         return options.seeds
     return tuple(Address(str(record.target).rstrip("."), int(record.port)) for record in found) or options.seeds
 

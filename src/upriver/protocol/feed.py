@@ -104,6 +104,7 @@ class Feed:
         self._to_latest: set[int] = set()  # their end does not exist on the branch that we are on now
         self._unconfirmed = set(request.starts) if request.resumed else set()
         self._left, self._opening, self._opaque, self._ask_at = len(self._state), 0, 0, 0.0
+        self._remembered: dict[int, tuple[Position, int]] = {}
         self._emitted: list[FeedEvent] = []
         for vb, position in request.starts.items():
             self.standing.resume(vb, position, epoch=request.epochs.get(vb, 0), points=request.points.get(vb, ()))
@@ -130,18 +131,27 @@ class Feed:
         if link := self.links.get(documents.link):
             link.acknowledge(documents.rows.bytes)
 
+    def remember(self, vb: int) -> None:
+        """``refilter`` with ``again`` is to go back to here: changes that it lets pass may follow from here on."""
+        self._remembered.setdefault(vb, (self.standing.position(vb), self.standing.epoch[vb]))
+
     def refilter(self, value: bytes, again: bool = False) -> None:
-        """Use another filter from now on; ``again``: also reopen the streams that are open."""
+        """Use another filter from now on; ``again``: open the streams of the remembered vbuckets anew, from there."""
         self.filter = value
         for vb, state in self._state.items():
             if state is _State.PARKED:
                 self._wait(vb, 0.0)
-        for link in self.links.values() if again else ():
-            for vb in list(link.streams):
-                if self._state[vb] is _State.OPENING:
-                    self._opening -= 1
+        for vb in list(self._remembered) if again else ():
+            self._go_back(vb, *self._remembered.pop(vb))
+
+    def _go_back(self, vb: int, position: Position, epoch: int) -> None:
+        for link in self.links.values():
+            if vb in link.streams:
+                self._opening -= self._state[vb] is _State.OPENING
                 link.close_stream(vb)
                 self._wait(vb, 0.0)
+        if self.standing.epoch[vb] == epoch and self.standing.vbuuid[vb] == position.vbuuid:
+            self.standing.resume(vb, position, epoch=epoch, points=self.standing.points(vb))
 
     # ---------------------------------------------------------------------------------------------- for the shell
 

@@ -1,0 +1,208 @@
+"""Changes as typed objects, for callers who want one at a time; made from columns many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from upriver.client.made import Made
+from upriver.client.names import Names
+from upriver.model import Datatype
+from upriver.protocol.feed import CollectionChange, Documents, Feed, FeedEvent, RollbackEvent
+from upriver.wire.columns import Columns
+from upriver.wire.constants import Opcode
+from upriver.wire.events import CollectionBegun, CollectionEvent
+from upriver.wire.values import inflate, split_xattrs
+
+_WRAPPED = int(Datatype.SNAPPY | Datatype.XATTR)
+
+
+class Mutation(NamedTuple):
+    """A document was written. ``value`` is without xattrs and not compressed; None if values were not asked for."""
+
+    vbucket: int
+    seqno: int
+    key: bytes
+    value: bytes | None
+    cas: int
+    rev_seqno: int
+    scope: str | None
+    collection: str | None
+    collection_id: int
+    datatype: int
+    flags: int
+    expiry: int
+    vbuuid: int
+    epoch: int
+    xattrs: Mapping[str, bytes] | None = None
+
+
+class Deletion(NamedTuple):
+    """A document was removed, or (as ``expired``) its time ran out."""
+
+    vbucket: int
+    seqno: int
+    key: bytes
+    cas: int
+    rev_seqno: int
+    scope: str | None
+    collection: str | None
+    collection_id: int
+    delete_time: int
+    expired: bool
+    vbuuid: int
+    epoch: int
+    xattrs: Mapping[str, bytes] | None = None
+
+
+class Rollback(NamedTuple):
+    """Every change of this vbucket above ``to_seqno`` never happened; the new branch follows."""
+
+    vbucket: int
+    to_seqno: int
+    lost_branch: int
+    epoch: int
+
+
+class CollectionChanged(NamedTuple):
+    """A collection or scope came, changed or went; ``content`` says which, per vbucket."""
+
+    vbucket: int
+    seqno: int
+    scope: str | None
+    collection: str | None
+    content: CollectionEvent
+    vbuuid: int
+    epoch: int
+
+    @property
+    def created(self) -> bool:
+        return isinstance(self.content, CollectionBegun)
+
+
+Change = Mutation | Deletion | Rollback | CollectionChanged
+
+
+class ObjectMaker:
+    """Feed events to lists of changes, one list per run of rows."""
+
+    holds = False  # nothing waits here: every event is made at once
+
+    def __init__(
+        self, feed: Feed, names: Names, *, values: bool = True, xattrs: bool = False, system_events: bool = True
+    ) -> None:
+        self.feed, self.names = feed, names
+        self._values, self._xattrs, self._system_events = values, xattrs, system_events
+
+    def add(self, event: FeedEvent) -> Iterator[Made]:
+        if isinstance(event, Documents):
+            yield self._rows(event)
+        elif isinstance(event, RollbackEvent):
+            told = Rollback(event.vbucket, event.to_seqno, event.lost_branch, event.epoch)
+            yield Made([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
+        elif isinstance(event, CollectionChange):
+            content = event.message.content()
+            self.names.note(content)
+            told_of = CollectionChanged(
+                event.vbucket, event.message.by_seqno, *self.names.path(content), content, event.vbuuid, event.epoch
+            )
+            yield Made([told_of] if self._system_events else [], [], self.feed.standing.mark())
+
+    def flush(self) -> Iterator[Made]:
+        return iter(())
+
+    def _rows(self, event: Documents) -> Made:
+        rows = event.rows
+        changes = self._changes(rows.columns, rows.first, rows.last)
+        link = self.feed.links.get(event.link)
+        if link and link.decoder.columns is rows.columns and rows.last == rows.columns.rows:
+            link.decoder.clear()
+        places = list(
+            zip(
+                rows.columns["vbucket"][rows.first : rows.last].tolist(),
+                rows.columns["seqno"][rows.first : rows.last].tolist(),
+                strict=True,
+            )
+        )
+        if len(changes) != len(places):
+            places = [(change.vbucket, change.seqno) for change in changes]
+        return Made(changes, [event], self.feed.standing.mark(), places)
+
+    def _changes(self, columns: Columns, first: int, last: int) -> list[Any]:
+        events = columns["event"][first:last].tolist()
+        datatypes = columns["datatype"][first:last]
+        if columns.dropped or (datatypes & _WRAPPED).any() or set(events) != {Opcode.DCP_MUTATION}:
+            return self._one_by_one(columns, first, last, events)
+        c = _Lists(columns, first, last, self.names)
+        values = _cut(columns, "value", first, last) if self._values else [None] * (last - first)
+        return list(
+            map(
+                Mutation, c.vbucket, c.seqno, c.keys, values, c.cas, c.rev_seqno, c.scopes, c.collections,
+                c.collection_id, datatypes.tolist(), c.flags, c.expiry, c.vbuuid, c.epoch,
+            )
+        )  # fmt: skip
+
+    def _one_by_one(self, columns: Columns, first: int, last: int, events: list[int]) -> list[Any]:
+        c = _Lists(columns, first, last, self.names)
+        datatypes = columns["datatype"][first:last].tolist()
+        delete_times = columns["delete_time"][first:last].tolist()
+        found: list[Any] = []
+        for n, event in enumerate(events):
+            if not event:
+                continue
+            value, xattrs, datatype = self._unwrapped(columns.value(first + n), datatypes[n])
+            here = c.scopes[n], c.collections[n], c.collection_id[n]
+            branch = c.vbuuid[n], c.epoch[n], xattrs
+            if event == Opcode.DCP_MUTATION:
+                content = value if self._values else None
+                found.append(
+                    Mutation(
+                        c.vbucket[n], c.seqno[n], c.keys[n], content, c.cas[n], c.rev_seqno[n], *here, datatype,
+                        c.flags[n], c.expiry[n], *branch,
+                    )
+                )  # fmt: skip
+            else:
+                expired = event == Opcode.DCP_EXPIRATION
+                found.append(
+                    Deletion(
+                        c.vbucket[n], c.seqno[n], c.keys[n], c.cas[n], c.rev_seqno[n], *here, delete_times[n], expired,
+                        *branch,
+                    )
+                )  # fmt: skip
+        return found
+
+    def _unwrapped(self, value: bytes, datatype: int) -> tuple[bytes, Mapping[str, bytes] | None, int]:
+        if not value or not datatype & _WRAPPED:
+            return value, None, datatype
+        xattrs = None
+        if datatype & Datatype.SNAPPY:
+            value = inflate(value)
+        if datatype & Datatype.XATTR:
+            xattrs, value = split_xattrs(value)
+        return value, xattrs if self._xattrs else None, datatype & ~_WRAPPED
+
+
+class _Lists:
+    """The columns of some rows as Python lists."""
+
+    def __init__(self, columns: Columns, first: int, last: int, names: Names) -> None:
+        def listed(name: str) -> list[int]:
+            return columns[name][first:last].tolist()  # type: ignore[no-any-return]
+
+        self.vbucket, self.seqno, self.cas = listed("vbucket"), listed("seqno"), listed("cas")
+        self.rev_seqno, self.flags, self.expiry = listed("rev_seqno"), listed("flags"), listed("expiry")
+        self.collection_id, self.epoch = listed("collection_id"), listed("epoch")
+        self.vbuuid = columns["vbuuid"][first:last].view("u8").tolist()
+        self.keys = _cut(columns, "key", first, last)
+        paths = [names.collections.get(number, (None, None)) for number in self.collection_id]
+        self.scopes = [path[0] for path in paths]
+        self.collections = [path[1] for path in paths]
+
+
+def _cut(columns: Columns, name: str, first: int, last: int) -> list[bytes]:
+    at = columns.view(name + "_at")[first : last + 1]
+    base, end = int(at[0]), int(at[-1])
+    data = columns.view(name)[base:end].tobytes()
+    edges = (at - base).tolist()
+    return [data[a:b] for a, b in pairwise(edges)]

@@ -1,0 +1,134 @@
+"""Where positions are kept between two lives of a reader: a file, an SQLite database, or documents in a bucket.
+
+A store keeps one value per name. Saving replaces it in one step, so that a crash leaves the old or the new one. What
+cannot be read raises ``CorruptCheckpoint``; ``delete()`` is the way on, and means reading from the beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import tempfile
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from upriver.client.positions import Positions
+from upriver.errors import CheckpointError, CorruptCheckpoint, KeyNotFound
+
+
+class CheckpointStore(Protocol):
+    """What a feed needs of a store."""
+
+    def load(self) -> Positions | None: ...
+    def save(self, positions: Positions) -> None: ...
+    def delete(self) -> None: ...
+
+
+def parse(text: str | bytes, where: str) -> Positions:
+    """The positions in a checkpoint's JSON."""
+    try:
+        return Positions.from_json(json.loads(text))
+    except (ValueError, UnicodeDecodeError) as error:
+        what = f"{where} is not readable as a checkpoint ({error}); delete it to read everything from the beginning"
+        raise CorruptCheckpoint(what) from error
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"{where}: {error}") from error
+
+
+class FileCheckpoint:
+    """One JSON file, replaced atomically and synced to disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def load(self) -> Positions | None:
+        try:
+            return parse(self.path.read_bytes(), str(self.path))
+        except FileNotFoundError:
+            return None
+
+    def save(self, positions: Positions) -> None:
+        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name + ".")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(positions.to_json(), file, separators=(",", ":"))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise CheckpointError(f"cannot save {self.path}: {error}") from error
+
+    def delete(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class SqliteCheckpoint:
+    """A row of the table ``upriver_checkpoints``. With ``connection``, it is part of the caller's transactions:
+    commit positions together with what was made of the changes, and neither is ever ahead of the other.
+    """
+
+    def __init__(
+        self, path: str | Path = "", name: str = "default", connection: sqlite3.Connection | None = None
+    ) -> None:
+        self.name = name
+        self._path, self._connection = str(path), connection
+        self._do("CREATE TABLE IF NOT EXISTS upriver_checkpoints (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+
+    def load(self) -> Positions | None:
+        rows = self._do("SELECT value FROM upriver_checkpoints WHERE name = ?", self.name)
+        return parse(rows[0][0], f"checkpoint {self.name!r} in {self._path or 'SQLite'}") if rows else None
+
+    def save(self, positions: Positions) -> None:
+        value = json.dumps(positions.to_json(), separators=(",", ":"))
+        self._do("INSERT OR REPLACE INTO upriver_checkpoints VALUES (?, ?)", self.name, value)
+
+    def delete(self) -> None:
+        self._do("DELETE FROM upriver_checkpoints WHERE name = ?", self.name)
+
+    def _do(self, statement: str, *values: str) -> list[Any]:
+        try:
+            if self._connection is not None:
+                return self._connection.execute(statement, values).fetchall()
+            with closing(sqlite3.connect(self._path, timeout=30)) as own, own:
+                return own.execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            raise CheckpointError(f"{self._path}: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise CorruptCheckpoint(f"{self._path}: {error}; delete the file to start again") from error
+
+
+class Documents(Protocol):
+    """The part of a database that a checkpoint in documents uses: the blocking client's ``Database`` has it."""
+
+    def get(self, key: str, collection_id: int = 0) -> Any: ...
+    def set(self, key: str, value: bytes, collection_id: int = 0) -> int: ...
+    def delete(self, key: str, collection_id: int = 0) -> int: ...
+
+
+class BucketCheckpoint:
+    """A document of a bucket, which may be the one that is read: a reader sees its own checkpoints as changes then,
+    and should not save again because of them.
+    """
+
+    def __init__(self, database: Documents, name: str = "default", collection_id: int = 0) -> None:
+        self.key = f"_upriver:checkpoint:{name}"
+        self._database, self._collection_id = database, collection_id
+
+    def load(self) -> Positions | None:
+        try:
+            found = self._database.get(self.key, self._collection_id)
+        except KeyNotFound:
+            return None
+        return parse(found.value, f"document {self.key!r}")
+
+    def save(self, positions: Positions) -> None:
+        value = json.dumps(positions.to_json(), separators=(",", ":")).encode()
+        self._database.set(self.key, value, self._collection_id)
+
+    def delete(self) -> None:
+        with suppress(KeyNotFound):
+            self._database.delete(self.key, self._collection_id)

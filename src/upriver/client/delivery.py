@@ -1,0 +1,162 @@
+"""What waits between a feed and its caller: items in order, positions of what was handed over, and what is held back.
+
+Pure, like the feed: the shells put events in, take items out, and say what time it is. Bytes are acknowledged when
+the caller comes back for more; a position covers exactly what the caller has been given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from upriver.client.made import Made, Maker
+from upriver.client.positions import Standpoint
+from upriver.model import Position
+from upriver.protocol.feed import Feed, FeedEvent
+from upriver.protocol.standing import Mark
+
+LINGER_S = 0.01  # how long rows may wait for company
+
+
+class Delivery:
+    """The queue towards one caller."""
+
+    def __init__(self, feed: Feed, maker: Maker, *, linger_s: float = LINGER_S, hold_unsafe: bool = False) -> None:
+        self.feed = feed
+        self.hold_unsafe = hold_unsafe
+        self.handed_over = 0
+        self._maker, self._linger_s = maker, linger_s
+        self._ready: deque[Made] = deque()
+        self._current: Made | None = None
+        self._index = 0
+        self._mark: Mark = feed.standing.mark()
+        self._held_since: float | None = None
+        self._persisted: dict[int, int] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many bundles the caller could take."""
+        return len(self._ready)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the caller has everything."""
+        return not self._ready and not self._maker.holds and self._current is None
+
+    def add(self, event: FeedEvent, now: float) -> None:
+        """Something came from the feed."""
+        for made in self._maker.add(event):
+            self._enqueue(made)
+        if not self._maker.holds:
+            self._held_since = None
+        elif self._held_since is None:
+            self._held_since = now
+
+    def next(self, now: float, *, flush: bool = False) -> Any:
+        """The next item for the caller, or None; taking it means that the one before is done with."""
+        while True:
+            made = self._current
+            if made is not None:
+                if self._index < len(made.items):
+                    self._index += 1
+                    self.handed_over += 1
+                    return made.items[self._index - 1]
+                self._finish(made)
+            if not self._ready and (flush or self._lingered(now)):
+                self._flush()
+            if not self._ready or not self._is_safe(self._ready[0]):
+                return None
+            self._current, self._index = self._ready.popleft(), 0
+
+    def wait_s(self, now: float) -> float | None:
+        """When to call ``next`` again even if nothing comes: rows wait for company. None: no need."""
+        if self._held_since is None or self._ready:
+            return None
+        return max(0.0, self._held_since + self._linger_s - now)
+
+    def standpoints(self) -> dict[int, Standpoint]:
+        """What may be claimed of what the caller has been given, including the item that it was given last."""
+        made, standing = self._current, self.feed.standing
+        place = (standing.mark() if self.idle else self._mark) if made is None else made.mark or self._mark
+        if made is not None and made.mark and made.places and self._index < len(made.items):
+            positions = self._inside(made.mark, made.places)
+        else:
+            positions = {vb: place.position(vb) for vb in self.feed.vbuckets}
+        return {vb: Standpoint(p, self._points(vb, p), place.epoch[vb]) for vb, p in positions.items()}
+
+    def _points(self, vb: int, position: Position) -> tuple[int, ...]:
+        return tuple(point for point in self.feed.standing.points(vb) if 0 < point < position.snap_start)
+
+    def _inside(self, mark: Mark, places: list[tuple[int, int]]) -> dict[int, Position]:
+        """Between two changes of one run: rows that were not handed over yet do not count."""
+        reached = dict(places[: self._index])
+        ahead = {vb for vb, _ in places[self._index :]} - reached.keys()
+        return {
+            vb: self._mark.position(vb) if vb in ahead else mark.position(vb, reached.get(vb))
+            for vb in self.feed.vbuckets
+        }
+
+    # ---------------------------------------------------------------------------------------------- inside
+
+    def _enqueue(self, made: Made) -> None:
+        if made.rolled_back and self.hold_unsafe:
+            for waiting in self._ready:
+                _drop_void(waiting, *made.rolled_back)
+        self._ready.append(made)
+
+    def _lingered(self, now: float) -> bool:
+        return self._held_since is not None and (now - self._held_since >= self._linger_s or self.feed.done)
+
+    def _flush(self) -> None:
+        for made in self._maker.flush():
+            self._enqueue(made)
+        self._held_since = None
+
+    def _finish(self, made: Made) -> None:
+        for documents in made.held:
+            self.feed.taken(documents)
+        self._mark = made.mark or self._mark
+        self._current = None
+
+    # ---------------------------------------------------------------------------------------------- holding back
+
+    def unsafe(self) -> dict[int, int]:
+        """Branches of the vbuckets whose changes wait for being on disk everywhere."""
+        if not self.hold_unsafe:
+            return {}
+        wanted = {vb for made in self._ready for vb in _highest(made)}
+        return {vb: self.feed.standing.vbuuid[vb] for vb in wanted if self.feed.standing.vbuuid[vb]}
+
+    def note_persisted(self, seqnos: Mapping[int, int]) -> None:
+        self._persisted.update(seqnos)
+
+    def _is_safe(self, made: Made) -> bool:
+        if not self.hold_unsafe:
+            return True
+        return all(seqno <= self._persisted.get(vb, 0) for vb, seqno in _highest(made).items())
+
+
+def _highest(made: Made) -> dict[int, int]:
+    """The highest seqno of each vbucket among documents that wait."""
+    if made.places is not None:
+        return {vb: max(s for v, s in made.places if v == vb) for vb in {v for v, _ in made.places}}
+    found: dict[int, int] = {}
+    for batch in made.items if made.held else ():
+        vbuckets, seqnos = batch.column("vbucket").to_numpy(), batch.column("seqno").to_numpy()
+        for vb in set(vbuckets.tolist()):
+            found[vb] = max(found.get(vb, 0), int(seqnos[vbuckets == vb].max()))
+    return found
+
+
+def _drop_void(made: Made, vbucket: int, to_seqno: int) -> None:
+    """Changes that were never handed over and never will have happened."""
+    if made.places is not None:
+        kept = [n for n, (vb, seqno) in enumerate(made.places) if vb != vbucket or seqno <= to_seqno]
+        made.items, made.places = [made.items[n] for n in kept], [made.places[n] for n in kept]
+    elif made.held:
+        import pyarrow as pa
+
+        masks = [(b["vbucket"].to_numpy() != vbucket) | (b["seqno"].to_numpy() <= to_seqno) for b in made.items]
+        made.items = [batch.filter(pa.array(mask)) for batch, mask in zip(made.items, masks, strict=True)]
+        made.items = [batch for batch in made.items if batch.num_rows]

@@ -1,0 +1,113 @@
+"""Positions of a whole bucket as a value: comparable, JSON, and honest about snapshots.
+
+The JSON form is versioned and names the bucket, so that a checkpoint of another bucket is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from upriver.errors import CorruptCheckpoint
+from upriver.model import Position
+
+FORMAT = "upriver-positions"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Standpoint:
+    """One vbucket: the position, older seqnos at which the reader was consistent, and how many rollbacks it saw."""
+
+    position: Position = field(default_factory=Position)
+    points: tuple[int, ...] = ()
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Positions(Mapping[int, Position]):
+    """Where a reader stands in every vbucket; ``positions[vb]`` is a ``Position``."""
+
+    standpoints: Mapping[int, Standpoint] = field(default_factory=dict)
+    bucket_uuid: str = ""
+    vbuckets: int = 0
+
+    def __getitem__(self, vb: int) -> Position:
+        return self.standpoints[vb].position
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.standpoints)
+
+    def __len__(self) -> int:
+        return len(self.standpoints)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Positions):
+            return NotImplemented
+        return dict(self.items()) == dict(other.items()) and self.bucket_uuid == other.bucket_uuid
+
+    def __hash__(self) -> int:
+        return hash((self.bucket_uuid, tuple(sorted((vb, p.vbuuid, p.seqno) for vb, p in self.items()))))
+
+    def __le__(self, other: Positions) -> bool:
+        """Whether ``other`` has at least everything that this one has (which is false across a lost branch)."""
+        return all(
+            vb in other and (p.seqno == 0 or (p.vbuuid == other[vb].vbuuid and p.seqno <= other[vb].seqno))
+            for vb, p in self.items()
+        )
+
+    def merged(self, other: Positions) -> Positions:
+        """This one with the vbuckets of ``other`` in place of its own."""
+        return replace(self, standpoints={**self.standpoints, **other.standpoints})
+
+    def rolled_back(self, vbucket: int, to_seqno: int) -> Positions:
+        """After undoing what was read of a vbucket above ``to_seqno``, as ``HistoryLost`` asks for."""
+        old = self.standpoints[vbucket]
+        points = tuple(p for p in old.points if p < to_seqno)
+        branch = old.position.vbuuid if to_seqno else 0
+        back = Standpoint(Position(branch, to_seqno, to_seqno, to_seqno), points, old.epoch + 1)
+        return replace(self, standpoints={**self.standpoints, vbucket: back})
+
+    def only(self, vbuckets: set[int]) -> Positions:
+        return replace(self, standpoints={vb: s for vb, s in self.standpoints.items() if vb in vbuckets})
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain value for ``json``; u64 numbers that JavaScript could not hold are hexadecimal text."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "bucket_uuid": self.bucket_uuid,
+            "vbuckets": self.vbuckets,
+            "positions": {str(vb): _to_json(s) for vb, s in sorted(self.standpoints.items())},
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Positions:
+        """``CorruptCheckpoint`` says what is wrong with it."""
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise CorruptCheckpoint("this is not a checkpoint of upriver")
+        if value.get("version") != VERSION:
+            raise CorruptCheckpoint(f"checkpoint version {value.get('version')!r} is not known to this upriver")
+        try:
+            found = {int(vb): _from_json(entry) for vb, entry in value["positions"].items()}
+            return cls(found, str(value["bucket_uuid"]), int(value["vbuckets"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptCheckpoint(f"the checkpoint is damaged ({error}); delete it to start again") from error
+
+
+def _to_json(s: Standpoint) -> dict[str, Any]:
+    p = s.position
+    found: dict[str, Any] = {"vbuuid": f"{p.vbuuid:x}", "seqno": p.seqno}
+    if (p.snap_start, p.snap_end) != (p.seqno, p.seqno):
+        found["snapshot"] = [p.snap_start, f"{p.snap_end:x}"]
+    if s.points:
+        found["points"] = list(s.points)
+    return {**found, "epoch": s.epoch} if s.epoch else found
+
+
+def _from_json(entry: Any) -> Standpoint:
+    seqno = int(entry["seqno"])
+    start, end = entry.get("snapshot", (seqno, f"{seqno:x}"))
+    position = Position(int(entry["vbuuid"], 16), seqno, int(start), int(end, 16))
+    return Standpoint(position, tuple(int(p) for p in entry.get("points", ())), int(entry.get("epoch", 0)))

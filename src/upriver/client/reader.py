@@ -1,0 +1,150 @@
+"""A feed with everything around it that is not I/O: delivery, names, filters that follow them, what is held back.
+
+The shells pump events in, take items out, and run the ``chores``: conversations that a feed needs now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from upriver.client.delivery import Delivery
+from upriver.client.kv import make_session
+from upriver.client.made import Maker
+from upriver.client.names import Names
+from upriver.client.operations import Operation, Operations
+from upriver.client.pacing import Pacing, jitter
+from upriver.client.positions import Positions
+from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
+from upriver.errors import ConnectFailed, LocalProtocolError, UnknownCollection, UnknownScope
+from upriver.protocol.feed import CollectionChange, Feed, FeedEvent, FeedRequest, FilterGone
+from upriver.protocol.session import FeedSettings
+from upriver.wire.events import CollectionEnded
+
+POLL_PERSISTENCE_S = 0.1
+ASK_OTHERS_S = 1.0
+MakeMaker = Callable[..., Maker]
+
+
+class Reader:
+    """One feed being read."""
+
+    def __init__(
+        self, operations: Operations, request: FeedRequest, settings: FeedSettings, names: Names, read: ReadOptions
+    ) -> None:
+        self.operations, self.read, self.names = operations, read, names
+        self.pacing = Pacing()
+        options = operations.options
+        self.feed = Feed(
+            request, operations.topology, lambda: make_session(options, settings), settings.buffer_bytes,
+            parse=options.parse_map, noop_interval_s=settings.noop_interval_s, jitter=jitter,
+        )  # fmt: skip
+        self.delivery: Delivery | None = None
+        self._made_by: tuple[MakeMaker, dict[str, Any]] | None = None
+        self._filter_stale, self._filter_at, self._filter_tries = False, 0.0, 0
+        self._persistence_at = 0.0
+        self._map_wanted, self._map_at = False, 0.0
+
+    @property
+    def wait_for_disk(self) -> bool:
+        """Whether changes are held back; a bucket that has no disk has no couchapi either."""
+        capabilities = self.feed.topology.capabilities
+        return self.read.wait_for_disk and (not capabilities or "couchapi" in capabilities)
+
+    def deliver(self, make: MakeMaker, **options: Any) -> Delivery:
+        """Begin, or go on, to make items of what comes."""
+        if self.delivery and self._made_by == (make, options):
+            return self.delivery
+        if self.delivery and not self.delivery.idle:
+            raise LocalProtocolError("changes wait to be taken in another form; a feed gives batches or objects")
+        self._made_by = make, options
+        maker = make(self.feed, self.names, values=self.read.content is Content.VALUES, xattrs=self.read.xattrs,
+                     system_events=self.read.system_events, **options)  # fmt: skip
+        self.delivery = Delivery(self.feed, maker, linger_s=self.read.linger_s, hold_unsafe=self.wait_for_disk)
+        return self.delivery
+
+    def add(self, event: FeedEvent, now: float) -> None:
+        """Something came from the feed."""
+        if isinstance(event, FilterGone):
+            self._filter_stale = True
+        elif isinstance(event, CollectionChange) and self.read.collections:
+            self._watch_drop(event)
+        if self.delivery:
+            self.delivery.add(event, now)
+
+    def _watch_drop(self, event: CollectionChange) -> None:
+        """One of several collections is gone: when its name comes back, what it holds then must not be missed."""
+        content = event.message.content()
+        if isinstance(content, CollectionEnded) and self.names.path(content) in self.read.paths:
+            self.feed.remember(event.vbucket)
+            self._filter_stale = True
+
+    def positions(self) -> Positions:
+        """What may be claimed of what the caller has been given."""
+        topology = self.feed.topology
+        if self.delivery is None:
+            place = Delivery(self.feed, _Nothing())
+        else:
+            place = self.delivery
+        return Positions(place.standpoints(), topology.bucket_uuid, topology.vbuckets)
+
+    # ---------------------------------------------------------------------------------------------- chores
+
+    def want_map(self) -> None:
+        """A node cannot be reached: perhaps another one knows who owns its vbuckets now."""
+        self._map_wanted = True
+
+    def chore(self, now: float) -> Operation[None] | None:
+        """A conversation that should take place now, if any."""
+        if self._map_wanted and now >= self._map_at:
+            self._map_wanted, self._map_at = False, now + ASK_OTHERS_S
+            return self._refresh_map()
+        if self._filter_stale and now >= self._filter_at:
+            self._filter_tries += 1
+            self._filter_at = now + min(5.0, 0.1 * 2 ** min(self._filter_tries, 6))
+            return self._look_names_up()
+        if self.delivery and now >= self._persistence_at and (unsafe := self.delivery.unsafe()):
+            self._persistence_at = now + POLL_PERSISTENCE_S
+            return self._observe(unsafe)
+        return None
+
+    def _refresh_map(self) -> Operation[None]:
+        try:
+            self.feed.use((yield from self.operations.bootstrap()))
+        except ConnectFailed:
+            self._map_wanted = True
+
+    def _look_names_up(self) -> Operation[None]:
+        try:
+            if self.read.scope:
+                value, complete = (yield from filter_value(self.operations, self.read)), True
+            else:
+                found = yield from collection_ids(self.operations, self.read, missing_ok=True)
+                if not found:
+                    return
+                value, complete = filter_of(found.values()), found.keys() == self.read.paths
+        except (UnknownCollection, UnknownScope, ConnectFailed):
+            return
+        if complete:
+            self._filter_stale, self._filter_tries = False, 0
+        self.feed.refilter(value, again=complete)
+
+    def _observe(self, branches: dict[int, int]) -> Operation[None]:
+        try:
+            persisted = yield from self.operations.persisted(branches)
+        except ConnectFailed:
+            return
+        if self.delivery:
+            self.delivery.note_persisted(persisted)
+
+
+class _Nothing:
+    """A maker for feeds whose events are taken as they are."""
+
+    holds = False
+
+    def add(self, event: FeedEvent) -> Any:
+        return iter(())
+
+    def flush(self) -> Any:
+        return iter(())

@@ -1,0 +1,199 @@
+"""What to read of a bucket, as one frozen dataclass, and how that becomes stream requests.
+
+Names of collections are looked up when reading begins, and again when they are gone, so that a collection which is
+dropped and created anew is followed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from upriver.client.operations import Operation, Operations
+from upriver.client.options import ConnectOptions
+from upriver.client.positions import Positions, Standpoint
+from upriver.errors import ConfigError, ForeignCheckpoint, UnknownCollection, UnknownScope
+from upriver.model import Position
+from upriver.protocol.feed import FeedRequest, OnRollback
+from upriver.protocol.session import FeedSettings
+from upriver.wire.constants import OpenFlag, StreamFlag
+
+BEGINNING, NOW, FOREVER = "beginning", "now", "forever"
+
+
+class Content(Enum):
+    """How much of each document comes."""
+
+    VALUES = "values"
+    KEYS = "keys"  # key and metadata, no value
+    METADATA = "metadata"  # the same, but the datatype is that of the value that was left out
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read, from where to where, and what a rollback means."""
+
+    start: str | Mapping[int, Position] = BEGINNING  # "beginning", "now", or positions
+    end: str | Mapping[int, int] | Positions = FOREVER  # "forever", "now", or seqnos or positions by vbucket
+    vbuckets: Iterable[int] | None = None  # all
+    scope: str = ""
+    collections: tuple[str, ...] = ()  # "scope.collection"
+    content: Content = Content.VALUES
+    xattrs: bool = False
+    expiry_events: bool = True  # an expired document is an event of its own, not a deletion
+    compressed: bool = False  # ask for compressed values on the wire; callers get them inflated
+    system_events: bool = True
+    history: bool = False  # every version of documents in collections that keep history
+    out_of_order: bool = False  # let a first load of a collection come in any order, which is quicker
+    ignore_purged_tombstones: bool = False
+    on_rollback: OnRollback = OnRollback.EMIT
+    wait_for_disk: bool = False  # hold changes back until they are on the disks of the active and all replicas
+    rows: int = 16_384  # of an Arrow batch, at most
+    linger_s: float = 0.01  # how long rows wait for more before a batch is made of them
+    idle_s: float | None = None  # stop when nothing came for so long
+    name: str = ""
+
+    @classmethod
+    def of(cls, **given: Any) -> ReadOptions:
+        """From keyword arguments; texts are taken for enums and single collections."""
+        unknown = sorted(set(given) - {f.name for f in fields(cls)})
+        if unknown:
+            raise ConfigError(f"unknown option {unknown[0]!r}; valid are {', '.join(f.name for f in fields(cls))}")
+        for name, kind in (("content", Content), ("on_rollback", OnRollback)):
+            if isinstance(given.get(name), str):
+                given[name] = _enum(name, kind, given[name])
+        if isinstance(given.get("collections"), str):
+            given["collections"] = (given["collections"],)
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        if self.scope and self.collections:
+            raise ConfigError("read one scope, or some collections, not both")
+        if isinstance(self.start, str) and self.start not in (BEGINNING, NOW):
+            raise ConfigError(f"start: {self.start!r} is neither 'beginning', 'now' nor positions")
+        if isinstance(self.end, str) and self.end not in (FOREVER, NOW):
+            raise ConfigError(f"end: {self.end!r} is neither 'forever', 'now' nor positions")
+
+    @property
+    def filtered(self) -> bool:
+        return bool(self.scope or self.collections)
+
+    @property
+    def paths(self) -> set[tuple[str, str]]:
+        """The collections that are read by name."""
+        return {(path.rpartition(".")[0] or "_default", path.rpartition(".")[2]) for path in self.collections}
+
+
+def _enum(name: str, kind: type[Enum], value: str) -> Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(str(k.value) for k in kind)}") from None
+
+
+def settings_of(options: ConnectOptions, read: ReadOptions, name: str) -> FeedSettings:
+    """How the connections of a feed are opened."""
+    flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
+    if read.content is Content.KEYS:
+        flags |= OpenFlag.NO_VALUE
+    elif read.content is Content.METADATA:
+        flags |= OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
+    if read.xattrs:
+        flags |= OpenFlag.INCLUDE_XATTRS
+    controls = [("send_stream_end_on_client_close_stream", "true", False)]
+    if read.expiry_events:
+        controls.append(("enable_expiry_opcode", "true", False))
+    if read.out_of_order:
+        controls.append(("enable_out_of_order_snapshots", "true_with_seqno_advanced", False))
+    if read.history:
+        controls += [("change_streams", "true", True), ("flatbuffers_system_events", "true", False)]
+    return FeedSettings(
+        name, flags, options.window_bytes, options.noop_interval_s, read.compressed, tuple(controls)
+    )
+
+
+def plan(operations: Operations, read: ReadOptions) -> Operation[FeedRequest]:
+    """The stream requests for what is to be read."""
+    total = operations.topology.vbuckets
+    wanted = range(total) if read.vbuckets is None else list(read.vbuckets)
+    if any(not 0 <= vb < total for vb in wanted):
+        raise ConfigError(f"vbuckets: this bucket has 0 to {total - 1}")
+    starts = yield from _starts(operations, read, wanted)
+    ends: Mapping[int, int] = {}
+    if read.end == NOW:
+        ends = yield from operations.high_seqnos()
+    elif not isinstance(read.end, str):
+        ends = {vb: p.seqno if isinstance(p, Position) else int(p) for vb, p in read.end.items()}
+    flags = StreamFlag.ACTIVE_VB_ONLY
+    if read.ignore_purged_tombstones:
+        flags |= StreamFlag.IGNORE_PURGED_TOMBSTONES
+    value = yield from filter_value(operations, read)
+    return FeedRequest(
+        starts={vb: s.position for vb, s in starts.items()},
+        ends={vb: ends.get(vb, 0) for vb in starts} if read.end != FOREVER else {},
+        epochs={vb: s.epoch for vb, s in starts.items() if s.epoch},
+        points={vb: s.points for vb, s in starts.items() if s.points},
+        flags=flags, value=value, on_rollback=read.on_rollback, follow=read.filtered,
+        resumed=isinstance(read.start, Positions),
+    )  # fmt: skip
+
+
+def _starts(operations: Operations, read: ReadOptions, wanted: Iterable[int]) -> Operation[dict[int, Standpoint]]:
+    if read.start == BEGINNING:
+        return {vb: Standpoint() for vb in wanted}
+    if read.start == NOW:
+        seqnos = yield from operations.high_seqnos()
+        logs = yield from operations.failover_logs(wanted)
+        here = {vb: seqnos.get(vb, 0) for vb in logs}
+        return {vb: Standpoint(Position(logs[vb].uuid, s, s, s) if s else Position()) for vb, s in here.items()}
+    if isinstance(read.start, Positions):
+        check_belongs(read.start, operations)
+        return {vb: read.start.standpoints.get(vb, Standpoint()) for vb in wanted}
+    assert not isinstance(read.start, str)
+    return {vb: Standpoint(read.start.get(vb, Position())) for vb in wanted}
+
+
+def check_belongs(positions: Positions, operations: Operations) -> None:
+    """``ForeignCheckpoint`` if positions are of another bucket, or of one with other vbuckets."""
+    topology = operations.topology
+    if positions.vbuckets and positions.vbuckets != topology.vbuckets:
+        raise ForeignCheckpoint(
+            f"the checkpoint is of a bucket with {positions.vbuckets} vbuckets, this one has {topology.vbuckets}; "
+            "use another checkpoint name, or delete it to start again"
+        )
+    if positions.bucket_uuid and topology.bucket_uuid and positions.bucket_uuid != topology.bucket_uuid:
+        raise ForeignCheckpoint(
+            f"the checkpoint is of bucket {positions.bucket_uuid}, this one is {topology.bucket_uuid}: it was "
+            "deleted and created again, or it is another cluster; use another checkpoint name, or delete it"
+        )
+
+
+def filter_value(operations: Operations, read: ReadOptions) -> Operation[bytes]:
+    """The JSON of a stream request, with names looked up now; ``UnknownCollection`` if one does not exist."""
+    if not read.scope:
+        return filter_of((yield from collection_ids(operations, read)).values())
+    number = yield from operations.scope_id(read.scope)
+    return json.dumps({"scope": f"{number:x}"}).encode()
+
+
+def collection_ids(
+    operations: Operations, read: ReadOptions, missing_ok: bool = False
+) -> Operation[dict[tuple[str, str], int]]:
+    """The ids of the collections that are read by name."""
+    found = {}
+    for scope, name in sorted(read.paths):
+        try:
+            found[scope, name] = yield from operations.collection_id(f"{scope}.{name}")
+        except (UnknownCollection, UnknownScope):
+            if not missing_ok:
+                raise
+    return found
+
+
+def filter_of(ids: Iterable[int]) -> bytes:
+    """The JSON of a stream request for these collections; nothing for none."""
+    listed = [f"{number:x}" for number in sorted(ids)]
+    return json.dumps({"collections": listed}).encode() if listed else b""

@@ -17,7 +17,7 @@ from upriver.store import runs
 from upriver.store.core import Core
 from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Octets, Words, erase_range
 from upriver.store.flusher import BlockWriter, meta_key, write_table
-from upriver.store.scan import dead_seqnos
+from upriver.store.scan import dead_in, dead_seqnos
 from upriver.wire.packed import HEADER_SIZE
 
 KEEP_SHARE = 0.75  # a block with at least this much left of it stays as it is
@@ -63,18 +63,26 @@ class Compaction:
             self._block(transaction, key, np.frombuffer(transaction.get(key, db=disk.log), np.uint8).copy())
         self._writer.finish(transaction, vbucket.id)
         removed = _joined(self._purged + self._dropped)
-        if removed.size:
-            self._write_dead(transaction, np.setdiff1d(self._dead, removed))
+        self._write_dead(transaction, removed)
         write_table(transaction, disk, vbucket, vbucket.overlay, removed)
         self._settle(removed)
         transaction.put(meta_key(vbucket.id), orjson.dumps(vbucket.describe()), db=disk.meta)
 
-    def _write_dead(self, transaction: Any, left: Words) -> None:
-        """What is dead and still there, in one piece: the records that said so may be gone now."""
+    def _write_dead(self, transaction: Any, removed: Words) -> None:
+        """Keep what is dead and still there dead, though the records that said so may be gone.
+
+        It goes where no rollback can take it away: at the rollback floor, which is the end if anything was removed.
+        """
         vbucket, disk = self._vbucket, self._vbucket.shared.disk
-        erase_range(transaction, disk.dead, vbucket.id, 0)
-        if left.size:
-            transaction.put(BLOCK_KEY.pack(vbucket.id, vbucket.high_seqno), left.tobytes(), db=disk.dead)
+        floor = vbucket.high_seqno if removed.size else vbucket.rollback_floor
+        if removed.size:
+            erase_range(transaction, disk.dead, vbucket.id, 0)
+        said = dead_in(transaction, vbucket, 0, vbucket.high_seqno)
+        unsaid = np.setdiff1d(self._dead, np.concatenate([removed, said]))
+        if unsaid.size:
+            key = BLOCK_KEY.pack(vbucket.id, floor)
+            there = bytes(transaction.get(key, b"", db=disk.dead))
+            transaction.put(key, there + unsaid.tobytes(), db=disk.dead)
 
     def _block(self, transaction: Any, key: bytes, data: Octets) -> None:
         vbucket, disk = self._vbucket, self._vbucket.shared.disk

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from upriver.store import runs
@@ -56,17 +58,21 @@ class DiskScan:
 
 def dead_seqnos(vbucket: Core, after: int, upto: int) -> Words:
     """Seqnos above ``after`` that a record at or below ``upto`` has replaced, sorted."""
-    disk = vbucket.shared.disk
+    with vbucket.shared.disk.read() as transaction:
+        return dead_in(transaction, vbucket, after, upto)
+
+
+def dead_in(transaction: Any, vbucket: Core, after: int, upto: int) -> Words:
+    """``dead_seqnos`` as a transaction sees them."""
     found: list[Words] = []
-    with disk.read() as transaction:
-        cursor = transaction.cursor(db=disk.dead)
-        more = cursor.set_range(BLOCK_KEY.pack(vbucket.id, after + 1))
-        while more:
-            owner, last = BLOCK_KEY.unpack(cursor.key())
-            if owner != vbucket.id or last > upto:
-                break
-            words = np.frombuffer(cursor.value(), np.uint8).copy().view(np.uint64)
-            found.append(words[words > np.uint64(after)])
-            more = cursor.next()
+    cursor = transaction.cursor(db=vbucket.shared.disk.dead)
+    more = cursor.set_range(BLOCK_KEY.pack(vbucket.id, after + 1))
+    while more:
+        owner, last = BLOCK_KEY.unpack(cursor.key())
+        if owner != vbucket.id or last > upto:
+            break
+        words = np.frombuffer(cursor.value(), np.uint8).copy().view(np.uint64)
+        found.append(words[words > np.uint64(after)])
+        more = cursor.next()
     dead: Words = np.sort(np.concatenate(found)) if found else NO_WORDS.copy()
     return dead

@@ -167,7 +167,7 @@ def test_a_wire_batch_does_not_care_what_was_in_the_memory_before() -> None:
         decoder.columns.view("key_at")[1:] = decoder.columns.view("value_at")[1:] = -noise
         list(decoder.feed(dcp.Mutation(1, 1, key=b"k", value=b"v").encode()))
         assert wire_batch(decoder.take())["value"].to_pylist() == [b"v"]
-    full = BulkDecoder(shape=Shape(rows=1, key_bytes=9, value_bytes=9))
+    full = BulkDecoder(shape=Shape(rows=1, key_bytes=300, value_bytes=9))
     list(full.feed(dcp.Mutation(1, 1, key=b"k", value=b"v").encode()))
     assert wire_batch(full.take())["key"].to_pylist() == [b"k"]
 

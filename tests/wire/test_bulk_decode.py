@@ -162,7 +162,7 @@ def test_memory_is_reused_when_its_last_view_is_gone() -> None:
 
 
 def test_a_full_set_must_be_taken_before_going_on() -> None:
-    decoder = BulkDecoder(shape=Shape(rows=2, key_bytes=100, value_bytes=100))
+    decoder = BulkDecoder(shape=Shape(rows=2, key_bytes=300, value_bytes=100))
     parts = decoder.feed(b"".join(mutation(n) for n in (1, 2, 3)))
     assert next(parts).full
     with pytest.raises(LocalProtocolError, match="take"):
@@ -170,14 +170,20 @@ def test_a_full_set_must_be_taken_before_going_on() -> None:
 
 
 def test_a_document_larger_than_the_columns_still_arrives() -> None:
-    decoder = BulkDecoder(shape=Shape(rows=4, key_bytes=100, value_bytes=100), receive_bytes=100)
+    decoder = BulkDecoder(shape=Shape(rows=4, key_bytes=300, value_bytes=100), receive_bytes=100)
     big = bytes(range(256)) * 4096
-    for data in (mutation(1, big), mutation(2, b"small")):
-        [part] = decoder.feed(data)
-        assert part.columns.value(0) == data[-len(part.columns.value(0)) :]
-        decoder.clear()
-    room = decoder.buffer()
-    assert len(room) > 0
+    for value in (big, b"small", big, b""):
+        for data in (mutation(1, value), mutation(1, value)[:50], mutation(1, value)[50:]):
+            found = [part.columns.value(0) for part in decoder.feed(data)]
+            assert found == ([value] if len(data) != 50 else [])
+            decoder.clear()
+    assert len(decoder.buffer()) == 100  # what grew for one document does not stay
+
+
+@pytest.mark.parametrize("shape", [Shape(0), Shape(key_bytes=10), Shape(value_bytes=0), Shape(value_bytes=2**31)])
+def test_columns_that_cannot_work_are_refused(shape: Shape) -> None:
+    with pytest.raises(ValueError, match="offsets"):
+        BulkDecoder(shape=shape)
 
 
 def test_a_frame_over_the_limit_is_refused_by_its_header_alone() -> None:

@@ -202,7 +202,9 @@ def pack_columns(columns: Columns, rows: npt.NDArray[np.int64] | None = None) ->
     memory = np.empty(_packed_bound(columns, rows) + SLACK, np.uint8)
     starts = np.empty(len(rows), np.int64)
     state = np.zeros(6, np.int64)
-    bulk_frames.pack_columns(rows, address_of(memory), len(memory) - SLACK, columns.address, starts, state)
+    bulk_frames.pack_columns(
+        address_of(rows), len(rows), address_of(memory), len(memory) - SLACK, columns.address, address_of(starts), state
+    )
     return PackedRun(memory.data[: int(state[1])], starts)
 
 

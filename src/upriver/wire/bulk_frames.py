@@ -12,6 +12,10 @@ from numba import njit, types
 from upriver.wire import kernels as k
 from upriver.wire import packed
 from upriver.wire.intrinsics import (
+    get8,
+    get16,
+    get32,
+    get64,
     load8,
     load_le16,
     load_le32,
@@ -23,9 +27,10 @@ from upriver.wire.intrinsics import (
     store_le16,
     store_le32,
     store_le64,
+    word,
 )  # fmt: skip
 
-# What a stream asked for, as bits of ``k.word(plan, BITS)``.
+# What a stream asked for, as bits of ``word(plan, BITS)``.
 COLLECTIONS, DELETE_TIMES, EXPIRY_OPCODE, UPR, NO_VALUE, KEEP_DATATYPE, SKIP_DELETES, FILTER, HIFI_MFU = (
     1 << n for n in range(9)
 )
@@ -113,22 +118,22 @@ def is_in(sorted_ids, count, wanted):
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
-        if k.word(sorted_ids, middle) < wanted:
+        if word(sorted_ids, middle) < wanted:
             low = middle + 1
         else:
             high = middle
-    return low < count and k.word(sorted_ids, low) == wanted
+    return low < count and word(sorted_ids, low) == wanted
 
 
 @njit(**k.INLINE)
 def is_wanted(kind, collection, plan):
     """Whether a stream with these options sees documents of this kind and collection."""
-    bits = k.word(plan, BITS)
+    bits = word(plan, BITS)
     if kind and bits & SKIP_DELETES:
         return False
     if not bits & COLLECTIONS:
         return collection == 0
-    return not bits & FILTER or is_in(k.word(plan, FILTER_IDS), k.word(plan, FILTER_COUNT), collection)
+    return not bits & FILTER or is_in(word(plan, FILTER_IDS), word(plan, FILTER_COUNT), collection)
 
 
 @njit(**k.INLINE)
@@ -145,11 +150,11 @@ def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
     """One packed record as a frame."""
     klen = load_le16(r + _AT_KEY_LEN) - strip
     extras = put_head(
-        o, op, klen, extlen, datatype, k.word(plan, P_VBUCKET), vlen, k.word(plan, P_OPAQUE),
-        load_le64(r + _AT_CAS), k.word(plan, P_SID),
+        o, op, klen, extlen, datatype, word(plan, P_VBUCKET), vlen, word(plan, P_OPAQUE),
+        load_le64(r + _AT_CAS), word(plan, P_SID),
     )  # fmt: skip
     nru = load8(r + _AT_EXTRA)
-    if nru > 3 and not k.word(plan, BITS) & HIFI_MFU:
+    if nru > 3 and not word(plan, BITS) & HIFI_MFU:
         nru = 3
     key = put_extras(
         extras, op, extlen, load_le64(r + _AT_SEQNO), load_le64(r + _AT_REV),
@@ -160,32 +165,32 @@ def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
     k.copy_over(key + klen, source + klen, vlen, safe)
 
 
-@njit(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY), **k.OPTIONS)
+@k.kernel(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY))
 def encode_packed(base, size, out, room, plan, state):
     """Records from ``base + state[OFFSET]`` on, as frames at ``out + state[WRITTEN]``, within ``room`` bytes."""
-    bits, safe = k.word(plan, BITS), base + size
+    bits, safe = word(plan, BITS), base + size
     at, written, records, reason = state[OFFSET], state[WRITTEN], 0, END
     strip = 0 if bits & COLLECTIONS else 1
-    framing = 3 if k.word(plan, P_SID) else 0
-    budget = k.word(plan, BUDGET)
+    framing = 3 if word(plan, P_SID) else 0
+    budget = word(plan, BUDGET)
     while at < size:
         r = base + at
         if not is_whole(r, size - at):
             reason = CORRUPT
             break
         seqno, kind = load_le64(r + _AT_SEQNO), load8(r + _AT_KIND)
-        if seqno > k.word(plan, UPTO):
+        if seqno > word(plan, UPTO):
             reason = PAST
             break
         step = load_le32(r + _AT_SIZE)
-        if kind < _SUPERSEDED and seqno > k.word(plan, AFTER):
+        if kind < _SUPERSEDED and seqno > word(plan, AFTER):
             datatype = load8(r + _AT_DATATYPE)
             if kind > _LAST_DOCUMENT_KIND:
                 reason = SPECIAL
                 break
             if is_wanted(kind, load_le32(r + _AT_COLLECTION), plan):
                 klen, vlen = load_le16(r + _AT_KEY_LEN), load_le32(r + _AT_VALUE_LEN)
-                if datatype & k.word(plan, STOP_DATATYPES) or klen <= strip or (framing and klen - strip > 255):
+                if datatype & word(plan, STOP_DATATYPES) or klen <= strip or (framing and klen - strip > 255):
                     reason = SPECIAL
                     break
                 if bits & NO_VALUE:
@@ -228,58 +233,58 @@ def prefix_length(collection):
     return n
 
 
-@njit(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY), **k.OPTIONS)
+@k.kernel(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY))
 def encode_columns(first, last, out, room, plan, table, state):
     """Rows ``first`` to ``last`` as frames; vbucket, opaque and stream-id are the rows' own."""
-    bits = k.word(plan, BITS)
+    bits = word(plan, BITS)
     written, row, reason = state[WRITTEN], first, END
     while row < last:
-        op = k.get8(table, k.EVENT, row)
+        op = get8(table, k.EVENT, row)
         if op == _EXPIRATION and not bits & EXPIRY_OPCODE:
             op = _DELETION
         extlen = extras_size(op, bits)
-        key, value = k.get32(table, k.KEY_AT, row), k.get32(table, k.VALUE_AT, row)
-        klen, vlen = k.get32(table, k.KEY_AT, row + 1) - key, k.get32(table, k.VALUE_AT, row + 1) - value
-        datatype = k.get8(table, k.DATATYPE, row)
+        key, value = get32(table, k.KEY_AT, row), get32(table, k.VALUE_AT, row)
+        klen, vlen = get32(table, k.KEY_AT, row + 1) - key, get32(table, k.VALUE_AT, row + 1) - value
+        datatype = get8(table, k.DATATYPE, row)
         if bits & NO_VALUE:
             vlen = 0
             datatype = datatype if bits & KEEP_DATATYPE else 0
-        collection = k.get32(table, k.COLLECTION, row)
+        collection = get32(table, k.COLLECTION, row)
         prefix = prefix_length(collection) if bits & COLLECTIONS else 0
-        sid = k.get16(table, k.STREAM_ID, row)
+        sid = get16(table, k.STREAM_ID, row)
         frame = _HEADER + (3 if sid else 0) + extlen + prefix + klen + vlen
         if written + frame > room:
             reason = FULL
             break
-        time = k.get32(table, k.EXPIRY if op == _MUTATION else k.DELETE_TIME, row)
+        time = get32(table, k.EXPIRY if op == _MUTATION else k.DELETE_TIME, row)
         o = put_head(
-            out + written, op, prefix + klen, extlen, datatype, k.get16(table, k.VBUCKET, row), vlen,
-            k.get32(table, k.OPAQUE, row), k.get64(table, k.CAS, row), sid,
+            out + written, op, prefix + klen, extlen, datatype, get16(table, k.VBUCKET, row), vlen,
+            get32(table, k.OPAQUE, row), get64(table, k.CAS, row), sid,
         )  # fmt: skip
         o = put_extras(
-            o, op, extlen, k.get64(table, k.SEQNO, row), k.get64(table, k.REV, row),
-            k.get32(table, k.FLAGS, row), time, k.get32(table, k.LOCK_TIME, row),
-            k.get8(table, k.NRU, row),
+            o, op, extlen, get64(table, k.SEQNO, row), get64(table, k.REV, row),
+            get32(table, k.FLAGS, row), time, get32(table, k.LOCK_TIME, row),
+            get8(table, k.NRU, row),
         )  # fmt: skip
         if prefix:
             o += put_prefix(o, collection)
-        k.copy_over(o, k.word(table, k.KEY) + key, klen, k.word(table, k.KEY_SAFE))
-        k.copy_over(o + klen, k.word(table, k.VALUE) + value, vlen, k.word(table, k.VALUE_SAFE))
+        k.copy_over(o, word(table, k.KEY) + key, klen, word(table, k.KEY_SAFE))
+        k.copy_over(o + klen, word(table, k.VALUE) + value, vlen, word(table, k.VALUE_SAFE))
         written += frame
         row += 1
     state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = row, written, row - first, reason
 
 
-@njit(types.void(k.ARRAY, k.I64, k.I64, k.I64, k.ARRAY, k.ARRAY), **k.OPTIONS)
-def pack_columns(rows, out, room, table, starts, state):
+@k.kernel(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY))
+def pack_columns(rows, count, out, room, table, starts, state):
     """The rows named in ``rows`` as packed records from ``out + state[WRITTEN]``; ``starts`` gets their offsets."""
     written, n, reason = state[WRITTEN], 0, END
-    while n < rows.size:
-        row = rows[n]
-        kind = k.get8(table, k.EVENT, row) - _MUTATION
-        key, value = k.get32(table, k.KEY_AT, row), k.get32(table, k.VALUE_AT, row)
-        klen, vlen = k.get32(table, k.KEY_AT, row + 1) - key, k.get32(table, k.VALUE_AT, row + 1) - value
-        collection = k.get32(table, k.COLLECTION, row)
+    while n < count:
+        row = word(rows, n)
+        kind = get8(table, k.EVENT, row) - _MUTATION
+        key, value = get32(table, k.KEY_AT, row), get32(table, k.VALUE_AT, row)
+        klen, vlen = get32(table, k.KEY_AT, row + 1) - key, get32(table, k.VALUE_AT, row + 1) - value
+        collection = get32(table, k.COLLECTION, row)
         prefix = prefix_length(collection)
         size = _RECORD + prefix + klen + vlen
         if written + size > room:
@@ -288,21 +293,21 @@ def pack_columns(rows, out, room, table, starts, state):
         r = out + written
         store_le32(r + _AT_SIZE, size)
         store8(r + _AT_KIND, kind)
-        store8(r + _AT_DATATYPE, k.get8(table, k.DATATYPE, row))
+        store8(r + _AT_DATATYPE, get8(table, k.DATATYPE, row))
         store_le16(r + _AT_KEY_LEN, prefix + klen)
-        store_le64(r + _AT_SEQNO, k.get64(table, k.SEQNO, row))
-        store_le64(r + _AT_REV, k.get64(table, k.REV, row))
-        store_le64(r + _AT_CAS, k.get64(table, k.CAS, row))
-        store_le32(r + _AT_FLAGS, k.get32(table, k.FLAGS, row))
-        store_le32(r + _AT_TIME, k.get32(table, k.DELETE_TIME if kind else k.EXPIRY, row))
+        store_le64(r + _AT_SEQNO, get64(table, k.SEQNO, row))
+        store_le64(r + _AT_REV, get64(table, k.REV, row))
+        store_le64(r + _AT_CAS, get64(table, k.CAS, row))
+        store_le32(r + _AT_FLAGS, get32(table, k.FLAGS, row))
+        store_le32(r + _AT_TIME, get32(table, k.DELETE_TIME if kind else k.EXPIRY, row))
         store_le64(r + _AT_PREV, 0)
         store_le32(r + _AT_VALUE_LEN, vlen)
         store_le32(r + _AT_COLLECTION, collection)
-        store_le64(r + _AT_EXTRA, k.get8(table, k.NRU, row))
+        store_le64(r + _AT_EXTRA, get8(table, k.NRU, row))
         put_prefix(r + _RECORD, collection)
-        k.copy_over(r + _RECORD + prefix, k.word(table, k.KEY) + key, klen, k.word(table, k.KEY_SAFE))
-        k.copy_over(r + _RECORD + prefix + klen, k.word(table, k.VALUE) + value, vlen, k.word(table, k.VALUE_SAFE))
-        starts[n] = written
+        k.copy_over(r + _RECORD + prefix, word(table, k.KEY) + key, klen, word(table, k.KEY_SAFE))
+        k.copy_over(r + _RECORD + prefix + klen, word(table, k.VALUE) + value, vlen, word(table, k.VALUE_SAFE))
+        store_le64(starts + 8 * n, written)
         written += size
         n += 1
     state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = n, written, n, reason

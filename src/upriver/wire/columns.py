@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from upriver.model import Datatype
 from upriver.wire.constants import Dialect
 from upriver.wire.dcp import DELETION_DATATYPES
 from upriver.wire.framing import HEADER_SIZE, MAX_FRAME, frame_size
+from upriver.wire.keys import MAX_WIRE_KEY
 from upriver.wire.message import ANY_DATATYPE, DEFAULT_CONTEXT, Context
 
 Array = npt.NDArray[Any]
@@ -101,6 +102,8 @@ class Columns:
     """
 
     def __init__(self, shape: Shape = DEFAULT_SHAPE, pool: deque[Array] | None = None) -> None:
+        if shape.rows < 1 or shape.key_bytes < MAX_WIRE_KEY or not 0 < shape.value_bytes < 2**31 - SLACK:
+            raise ValueError(f"{shape}: at least one row and one key, and values that 32-bit offsets reach")
         self.shape = shape
         self.rows = 0
         self.dropped = 0  # of those, how many have event 0 and do not count
@@ -171,7 +174,7 @@ def _kernel() -> Any:
     return decode
 
 
-@cache
+@lru_cache(256)
 def _rules(context: Context, limit: int, shape: Shape) -> tuple[Array, int]:
     """What the kernel must know of a connection (the numbers of ``kernels.COLLECTIONS`` and so on), and its address."""
     checked = int(Datatype.SNAPPY | Datatype.XATTR) if context.check_values else 0  # the object reader inflates
@@ -228,10 +231,16 @@ class BulkDecoder:
         self._pool: deque[Array] = deque(maxlen=4)
         self._state = np.zeros(8, np.int64)  # where the kernel stands, see ``kernels.AT``
         self._controls = np.empty((1024, 3), np.int64)
-        self._buffer = np.empty(receive_bytes + SLACK, np.uint8)
-        self._begin = self._end = 0
+        self._controls_address = address_of(self._controls)
+        self._receive_bytes = receive_bytes
         self._error: FramingError | None = None
+        self._allocate(receive_bytes)
+        self._begin = self._end = 0
         self._use(Columns(shape, self._pool))
+
+    def _allocate(self, size: int) -> None:
+        self._buffer = np.empty(size + SLACK, np.uint8)
+        self._address = address_of(self._buffer)
 
     def _use(self, columns: Columns) -> None:
         self.columns = columns
@@ -250,6 +259,9 @@ class BulkDecoder:
 
     def clear(self) -> None:
         """Forget the rows so far; their memory is written over by what comes next."""
+        if self.columns.shape != self.shape:  # made for one large document
+            self._use(Columns(self.shape, self._pool))
+            return
         if self._state[4]:
             self.columns.zero(self.columns.rows)
         self.columns.rows = self.columns.dropped = 0
@@ -291,22 +303,22 @@ class BulkDecoder:
         return max(1, frame_size(self._buffer.data, self._begin, MAX_FRAME) - self.pending)
 
     def _reserve(self, size: int) -> None:
-        """Room for ``size`` bytes behind the pending ones, which move to the front."""
-        if self._begin:
-            pending = self._buffer[self._begin : self._end].copy()
-            self._begin, self._end = 0, len(pending)
-            self._buffer[: self._end] = pending
-        if self._end + size > len(self._buffer) - SLACK:
-            larger = np.empty(max(self._end + size, 2 * len(self._buffer)) + SLACK, np.uint8)
-            larger[: self._end] = self._buffer[: self._end]
-            self._buffer = larger
+        """Room for ``size`` bytes behind the pending ones, which move to the front. What grew shrinks again."""
+        room, pending = len(self._buffer) - SLACK, self.pending
+        wanted = max(self._receive_bytes, pending + size)
+        if not self._begin and wanted == room:
+            return
+        kept = self._buffer[self._begin : self._end].copy()
+        if wanted > room or wanted == self._receive_bytes < room:
+            self._allocate(wanted)
+        self._buffer[:pending] = kept
+        self._begin, self._end = 0, pending
 
     def _drain(self) -> Iterator[Decoded]:
         """Decode what lies in our own buffer."""
         view = self._buffer.data
-        address = address_of(self._buffer)
         self._state[0] = self._begin
-        for part in self._parts(view, address, self._end, address + len(view)):
+        for part in self._parts(view, self._address, self._end, self._address + len(view)):
             self._begin = int(self._state[0])
             yield part
         self._begin = int(self._state[0])
@@ -339,7 +351,7 @@ class BulkDecoder:
         columns, state = self.columns, self._state
         first = columns.rows
         _, rules = _rules(self.context, self.limit, columns.shape)
-        _kernel()(address, end, safe, rules, columns.address, address_of(self._controls), state)
+        _kernel()(address, end, safe, rules, columns.address, self._controls_address, state)
         _, columns.rows, _, _, _, count, charged, reason = state.tolist()
         found = self._controls[:count].tolist() if count else ()
         controls = [Control(row, source[at : at + size]) for row, at, size in found]

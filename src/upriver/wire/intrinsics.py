@@ -60,6 +60,59 @@ store_be16, store_be32, store_be64 = _store(16, True), _store(32, True), _store(
 store_le16, store_le32, store_le64 = _store(16, False), _store(32, False), _store(64, False)
 
 
+def _element(builder: Any, args: Any, bits: int) -> Any:
+    """The address of element ``args[2]`` of column ``args[1]`` of the address table at ``args[0]``."""
+    slot = builder.add(args[0], builder.mul(args[1], _I64(8)))
+    column = builder.load(_pointer(builder, slot, _I64), align=8)
+    return _pointer(builder, builder.add(column, builder.mul(args[2], _I64(bits // 8))), ir.IntType(bits))
+
+
+def _get(bits: int) -> Any:
+    """A function ``(table, column, row) -> value``."""
+
+    def typed(typingctx, table, column, row):
+        def generate(context, builder, signature, args):
+            number = builder.load(_element(builder, args, bits), align=1)
+            return number if bits == 64 else builder.zext(number, _I64)
+
+        return types.int64(types.int64, types.int64, types.int64), generate
+
+    return intrinsic(typed)
+
+
+def _put(bits: int) -> Any:
+    """A function ``(table, column, row, value)``."""
+
+    def typed(typingctx, table, column, row, value):
+        def generate(context, builder, signature, args):
+            number = args[3] if bits == 64 else builder.trunc(args[3], ir.IntType(bits))
+            builder.store(number, _element(builder, args, bits), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+    return intrinsic(typed)
+
+
+# Tables and columns are passed as addresses: numba counts references to arrays at every call, which doubles the time
+# of a row. That these are intrinsics and not functions saves seconds of compiling, one specialisation per constant.
+get8, get16, get32, get64 = _get(8), _get(16), _get(32), _get(64)
+put8, put16, put32, put64 = _put(8), _put(16), _put(32), _put(64)
+
+
+def _word(typingctx, table, n):
+    """Number ``n`` of the table of 64-bit numbers at an address."""
+
+    def generate(context, builder, signature, args):
+        slot = builder.add(args[0], builder.mul(args[1], _I64(8)))
+        return builder.load(_pointer(builder, slot, _I64), align=8)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+word: Any = intrinsic(_word)
+
+
 def _copy(typingctx, target, source, size):
     """``memcpy``: exactly ``size`` bytes."""
 

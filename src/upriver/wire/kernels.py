@@ -7,6 +7,8 @@ which knows every rule and its error. So the two readers cannot disagree about w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from numba import njit, types
@@ -15,23 +17,46 @@ from upriver.wire.intrinsics import (
     copy,
     copy32,
     copy128,
+    get16,
+    get32,
+    get64,
     load8,
     load_be16,
     load_be32,
     load_be64,
-    load_le16,
-    load_le32,
-    load_le64,
-    store8,
-    store_le16,
-    store_le32,
+    put8,
+    put16,
+    put32,
+    put64,
     store_le64,
-)  # fmt: skip
+    word,
+)
 
 I64 = types.int64
 ARRAY = types.Array(types.int64, 1, "C")
 OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 INLINE: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
+
+class Kernel:
+    """A function with one signature, compiled or loaded from the cache when it is first called.
+
+    Compiling at import would make every user wait for kernels that others need.
+    """
+
+    def __init__(self, signature: Any, function: Callable[..., Any]) -> None:
+        self._signature = signature
+        self._function = function
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._compiled is None:
+            self._compiled = njit(self._signature, **OPTIONS)(self._function)
+        return self._compiled(*args)
+
+
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
+    return partial(Kernel, signature)
+
 
 # Where each column's address stands in the address table of a ``Columns``; the order is that of its ``LAYOUT``.
 EVENT, VBUCKET, COLLECTION, DATATYPE, SEQNO, REV, CAS, FLAGS, EXPIRY = range(9)
@@ -67,55 +92,6 @@ _USUAL_MASK = 0xFFFF_0000_FFF8_0000 - 2**64
 _USUAL = 0x8057_0000_1F00_0000 - 2**64
 _USUAL_EXTRAS = 31
 _USUAL_KEY = HEADER + _USUAL_EXTRAS
-
-
-@njit(**INLINE)
-def word(base, n):
-    """Number ``n`` of the table at address ``base``.
-
-    Tables are passed as addresses: numba counts references to arrays at every call, which doubles the time of a row.
-    """
-    return load_le64(base + 8 * n)
-
-
-@njit(**INLINE)
-def get8(table, column, row):
-    return load8(word(table, column) + row)
-
-
-@njit(**INLINE)
-def get16(table, column, row):
-    return load_le16(word(table, column) + 2 * row)
-
-
-@njit(**INLINE)
-def get32(table, column, row):
-    return load_le32(word(table, column) + 4 * row)
-
-
-@njit(**INLINE)
-def get64(table, column, row):
-    return load_le64(word(table, column) + 8 * row)
-
-
-@njit(**INLINE)
-def put8(table, column, row, number):
-    store8(word(table, column) + row, number)
-
-
-@njit(**INLINE)
-def put16(table, column, row, number):
-    store_le16(word(table, column) + 2 * row, number)
-
-
-@njit(**INLINE)
-def put32(table, column, row, number):
-    store_le32(word(table, column) + 4 * row, number)
-
-
-@njit(**INLINE)
-def put64(table, column, row, number):
-    store_le64(word(table, column) + 8 * row, number)
 
 
 @njit(**INLINE)
@@ -321,7 +297,7 @@ def note_control(controls, noted, row, at, size):
     store_le64(slot + 16, size)
 
 
-@njit(types.void(I64, I64, I64, I64, I64, I64, ARRAY), **OPTIONS)
+@kernel(types.void(I64, I64, I64, I64, I64, I64, ARRAY))
 def decode(base, end, safe, rules, table, controls, state):
     """Decode from ``base + state[AT]`` to ``base + end``, until the input ends or something is full.
 
@@ -392,7 +368,7 @@ def breaks_order(seqno, streams, s):
     return seqno <= word(streams, s + S_LAST) or seqno < word(streams, s + S_START) or seqno > word(streams, s + S_END)
 
 
-@njit(I64(I64, I64, I64, I64, I64, I64, ARRAY), **OPTIONS)
+@kernel(I64(I64, I64, I64, I64, I64, I64, ARRAY))
 def advance(first, last, by_opaque, table, streams, slots, dropped):
     """Check rows against their streams and stamp them with what the stream knows.
 

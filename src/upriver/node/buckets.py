@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import ConfigError, KeyExists, KeyNotFound, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log
+from upriver.protocol.consumer_streams import Registry
 from upriver.store import Bucket, StoreOptions
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class NodeBucket:
         self.store = store
         self.name: str = store.name
         self.dcp_connections: dict[str, Connection] = {}  # by connection name: producers and consumers share names
+        self.passive_streams = Registry()  # what this node consumes, over all connections
         self.waits = waits
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno

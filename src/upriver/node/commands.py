@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from upriver.node import (
     auth,
     collection_commands,
+    consumer_role,
     dcp_commands,
     dispatch,
     error_map,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _MODULES = (
     session_commands, kv_commands, meta_commands, observe_commands, vbucket_commands, collection_commands,
-    dcp_commands, auth, error_map, subdoc, stats,
+    dcp_commands, consumer_role, auth, error_map, subdoc, stats,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from upriver.errors import FramingError, InvalidMessage, NoBucket, Status, StatusError
@@ -24,6 +24,7 @@ from upriver.wire.values import inflate, split_xattrs
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
+    from upriver.node.consumer_role import ConsumerRole
     from upriver.node.producer import Producer
     from upriver.node.server import Node
     from upriver.store import Stored, VBucket
@@ -58,7 +59,8 @@ class Connection(asyncio.Protocol):
         self.features: frozenset[int] = frozenset()
         self.context = Context(datatypes=0, check_values=True)
         self.bucket: NodeBucket | None = None
-        self.dcp: Producer | None = None
+        self.dcp: Producer | ConsumerRole | None = None
+        self.receive_raw: Callable[[bytes | memoryview], None] | None = None  # a consumer takes its bytes in bulk
         self.map_revision_sent = (0, 0)  # of the cluster map that the last NOT_MY_VBUCKET carried
         self.created = self.last_received = self.last_progress = time.monotonic()
         self.closed = False
@@ -84,6 +86,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_received = time.monotonic()
+        if self.receive_raw is not None and not self._taking:
+            self.receive_raw(data)
+            return
         if self._input:
             if isinstance(self._input, bytes):
                 self._input = bytearray(self._input)
@@ -145,8 +150,11 @@ class Connection(asyncio.Protocol):
                 break
             handler = fast.get(data[at + 1]) if data[at] == _REQUEST else None
             if handler is None or not handler(self, data, at, size):
-                self._handle(cut_frame(data, at))
+                self.handle(cut_frame(data, at))
             at += size
+            if self.receive_raw is not None:
+                self.receive_raw(bytes(memoryview(data)[at:]))
+                return end
             if self._output_bytes > self.node.options.limits.output_bytes:
                 self.flush()
         return at
@@ -172,7 +180,7 @@ class Connection(asyncio.Protocol):
         if not self.closed and not self._held:
             self._take_frames()
 
-    def _handle(self, frame: Frame) -> None:
+    def handle(self, frame: Frame) -> None:
         try:
             pending = dispatch.dispatch(self, frame)
         except (StatusError, InvalidMessage) as error:

@@ -1,0 +1,266 @@
+"""The management port: what clients ask for, buckets and collections, limits, log-in, and the commands on top."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from front_node import UPRIVER, Served, serve
+from raw import ALL, Raw, ready
+
+from upriver.errors import Status
+from upriver.wire import kv
+from upriver.wire.cluster import GetClusterConfig, GetCollectionId, GetCollectionIdResponse
+from upriver.wire.session import SelectBucket
+
+BUCKETS = "/pools/default/buckets"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serve(tmp_path_factory.mktemp("http") / "data") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serve(tmp_path_factory.mktemp("guarded") / "data", username="ann", password="secret") as served:
+        yield served
+
+
+def get(node: Served, path: str) -> Any:
+    status, content = node.http(path)
+    assert status == 200, content
+    return content
+
+
+# ---------------------------------------------------------------------------------------------- bootstrap
+
+
+def test_clients_find_their_way_from_pools_to_the_bucket(node: Served) -> None:
+    assert get(node, "/pools")["implementationVersion"][0].isdigit()
+    pool = get(node, get(node, "/pools")["pools"][0]["uri"])
+    assert pool["nodes"][0]["ports"]["direct"] == node.kv_port
+    [bucket] = get(node, pool["buckets"]["uri"])
+    assert bucket["name"] == "default"
+    assert bucket["numVBuckets"] == 64
+    assert get(node, "/whoami")["domain"] == "local"
+    assert "implementationVersion" in get(node, "/versions")
+
+
+def test_the_terse_config_is_the_one_that_the_kv_port_gives(node: Served) -> None:
+    config = get(node, "/pools/default/b/default")
+    with ready(node.kv_port) as raw:
+        assert json.loads(raw.ask(GetClusterConfig()).value) == config
+    services = config["nodesExt"][0]["services"]
+    assert services["kv"] == node.kv_port
+    assert services["mgmt"] == node.http_port
+    assert len(config["vBucketServerMap"]["vBucketMap"]) == 64
+    assert get(node, "/pools/default/nodeServices")["nodesExt"][0]["services"] == services
+
+
+def test_the_streaming_config_comes_at_once_and_ends_with_its_bucket(node: Served) -> None:
+    assert node.http(BUCKETS, "POST", {"name": "short-lived", "numVBuckets": 4})[0] == 202
+    connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+    connection.request("GET", "/pools/default/bs/short-lived")
+    response = connection.getresponse()
+    assert response.headers["Transfer-Encoding"] == "chunked"
+    first = b""
+    while not first.endswith(b"\n\n\n\n"):
+        first += response.read1()
+    assert json.loads(first)["name"] == "short-lived"
+    assert node.http(f"{BUCKETS}/short-lived", "DELETE")[0] == 200
+    assert response.read() == b""
+    connection.close()
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("GET", "/nothing", 404), ("GET", "/pools/default/b/nothing", 404), ("GET", "/pools/default/bs/nothing", 404),
+    ("GET", f"{BUCKETS}/nothing", 404), ("GET", f"{BUCKETS}/nothing/scopes", 404), ("PUT", "/pools", 405),
+    ("DELETE", f"{BUCKETS}/nothing", 404), ("POST", "/upriver/faults/crash", 404),
+])  # fmt: skip
+def test_what_is_not_there_is_said_in_json(node: Served, method: str, path: str, status: int) -> None:
+    found, content = node.http(path, method)
+    assert found == status
+    assert content["errors"]
+
+
+def test_head_has_no_body(node: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+    for _ in range(2):  # also: one connection serves several requests
+        connection.request("HEAD", "/pools")
+        response = connection.getresponse()
+        assert response.status == 200
+        assert response.read() == b""
+    connection.close()
+
+
+# ---------------------------------------------------------------------------------------------- buckets
+
+
+def test_a_bucket_is_created_used_and_dropped(node: Served) -> None:
+    assert node.http(BUCKETS, "POST", {"name": "extra", "numVBuckets": "16", "ramQuotaMB": "100"})[0] == 202
+    assert get(node, f"{BUCKETS}/extra")["numVBuckets"] == 16
+    status, content = node.http(BUCKETS, "POST", {"name": "extra"})
+    assert status == 400
+    assert "already exists" in content["errors"]["name"]
+    with Raw(node.kv_port) as raw:
+        raw.hello(*ALL)
+        raw.bucket(b"extra")
+        assert raw.ask(kv.Set(0, 0, b"\0k", b"1")).specific == Status.SUCCESS
+        assert get(node, f"{BUCKETS}/extra")["basicStats"]["itemCount"] == 1
+        assert node.http(f"{BUCKETS}/extra", "DELETE")[0] == 200
+        assert raw.is_closed()
+    with Raw(node.kv_port) as raw:
+        raw.hello(*ALL)
+        assert raw.ask(SelectBucket(b"extra")).specific == Status.KEY_ENOENT
+
+
+@pytest.mark.parametrize("form", [
+    {}, {"name": ""}, {"name": "../up"}, {"name": "a/b"}, {"name": "x" * 101}, {"name": "n", "numVBuckets": "0"},
+    {"name": "n", "numVBuckets": "many"}, {"name": "n", "numVBuckets": "70000"},
+])  # fmt: skip
+def test_a_bucket_that_cannot_be_is_refused(node: Served, form: dict[str, str]) -> None:
+    status, content = node.http(BUCKETS, "POST", form)
+    assert status == 400
+    assert content["errors"]
+    assert [bucket["name"] for bucket in get(node, BUCKETS)] == ["default"]
+
+
+# ---------------------------------------------------------------------------------------------- collections
+
+
+def collection_id(node: Served, path: bytes) -> int | Status:
+    with ready(node.kv_port, *ALL) as raw:
+        answer = raw.ask(GetCollectionId(b"", path))
+        if answer.specific:
+            return Status(answer.specific)
+        return GetCollectionIdResponse.from_frame(answer).id
+
+
+def test_scopes_and_collections_come_and_go_with_new_ids(node: Served) -> None:
+    scopes = f"{BUCKETS}/default/scopes"
+    assert node.http(scopes, "POST", {"name": "shop"})[0] == 200
+    status, content = node.http(f"{scopes}/shop/collections", "POST", {"name": "orders", "maxTTL": "60"})
+    assert status == 200
+    assert node.http(f"{scopes}/@ensureManifest/{content['uid']}", "POST", {})[0] == 200
+    assert node.http(f"{scopes}/@ensureManifest/ffff", "POST", {})[0] == 504
+    first = collection_id(node, b"shop.orders")
+    manifest = get(node, scopes)
+    assert manifest["uid"] == content["uid"]
+    assert manifest["scopes"][1]["collections"][0]["maxTTL"] == 60
+    assert node.http(f"{scopes}/shop/collections/orders", "PATCH", {"maxTTL": "90"})[0] == 200
+    assert get(node, scopes)["scopes"][1]["collections"][0]["maxTTL"] == 90
+    assert node.http(f"{scopes}/shop/collections/orders", "DELETE")[0] == 200
+    assert collection_id(node, b"shop.orders") == Status.UNKNOWN_COLLECTION
+    assert node.http(f"{scopes}/shop/collections", "POST", {"name": "orders"})[0] == 200
+    assert collection_id(node, b"shop.orders") != first
+    assert node.http(f"{scopes}/shop", "DELETE")[0] == 200
+    assert collection_id(node, b"shop.orders") == Status.UNKNOWN_SCOPE
+
+
+@pytest.mark.parametrize(("method", "path", "form", "status", "text"), [
+    ("POST", "", {"name": "_default"}, 400, "already exists"),
+    ("POST", "", {"name": "bad name"}, 400, "name"),
+    ("POST", "", {}, 400, "name"),
+    ("DELETE", "/nothing", None, 404, "is not found"),
+    ("POST", "/nothing/collections", {"name": "x"}, 404, "is not found"),
+    ("POST", "/_default/collections", {"name": "_default"}, 400, "already exists"),
+    ("POST", "/_default/collections", {"name": "x", "maxTTL": "-5"}, 400, "maxTTL"),
+    ("DELETE", "/_default/collections/nothing", None, 404, "is not found"),
+    ("DELETE", "/_default", None, 400, "default"),
+])  # fmt: skip
+def test_a_refused_change_says_why_and_changes_nothing(
+    node: Served, method: str, path: str, form: dict[str, str] | None, status: int, text: str
+) -> None:
+    before = get(node, f"{BUCKETS}/default/scopes")
+    found, content = node.http(f"{BUCKETS}/default/scopes{path}", method, form)
+    assert found == status, content
+    assert text in json.dumps(content)
+    assert get(node, f"{BUCKETS}/default/scopes") == before
+
+
+# ---------------------------------------------------------------------------------------------- who, and how much
+
+
+def test_with_users_only_they_may_ask(guarded: Served) -> None:
+    assert guarded.http(BUCKETS)[0] == 200
+    assert get(guarded, "/whoami")["id"] == "ann"
+    for auth in (("ann", "wrong"), ("nobody", "secret"), ("", "x")):
+        status, content = Served(guarded.kv_port, guarded.http_port, guarded.data).http(BUCKETS, auth=auth)
+        assert status == 401
+        assert content["errors"]
+    assert guarded.http("/pools", auth=("", "x"))[0] == 200
+
+
+def test_a_web_page_of_another_site_cannot_use_the_port(node: Served) -> None:
+    foreign = {"Origin": "https://evil.example"}
+    assert node.http(f"{BUCKETS}/default", "DELETE", headers=foreign)[0] == 403
+    own = {"Origin": f"http://127.0.0.1:{node.http_port}"}
+    assert node.http(BUCKETS, headers=own)[0] == 200
+
+
+@pytest.mark.parametrize(("sent", "status"), [
+    (b"GARBAGE\r\n\r\n", b"400"),
+    (b"GET pools HTTP/1.1\r\n\r\n", b"400"),
+    (b"GET /pools HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
+    (b"POST /pools/default/buckets HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
+    (b"POST /pools/default/buckets HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", b"413"),
+    (b"POST /pools/default/buckets HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
+    (b"GET /pools HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", b"431"),
+    (b"GET /pools HTTP/1.1\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", b"431"),
+    (b"POST /pools/default/buckets HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n?", b"400"),
+])  # fmt: skip
+def test_a_request_that_breaks_the_rules_is_refused(node: Served, sent: bytes, status: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", node.http_port), timeout=10) as connection:
+        connection.sendall(sent)
+        assert connection.recv(4096).split(b" ")[1] == status
+    assert get(node, "/pools")
+
+
+# ---------------------------------------------------------------------------------------------- commands
+
+
+def upriver(node: Served, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*UPRIVER, *arguments, "--url", node.url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_commands_manage_buckets_and_collections(node: Served) -> None:
+    assert upriver(node, "buckets", "create", "cli", "--vbuckets", "4").returncode == 0
+    listed = json.loads(upriver(node, "buckets", "list", "--json").stdout)
+    assert {each["name"]: each["vbuckets"] for each in listed} == {"default": 64, "cli": 4}
+    assert "cli" in upriver(node, "buckets", "list").stdout
+    created = upriver(node, "collections", "create", "farm.cows", "--bucket", "cli", "--max-ttl", "30")
+    assert created.returncode == 0, created.stderr
+    assert "farm.cows" in upriver(node, "collections", "list", "--bucket", "cli").stdout
+    assert "max TTL 30 s" in upriver(node, "collections", "list", "--bucket", "cli").stdout
+    assert upriver(node, "collections", "drop", "farm.cows", "--bucket", "cli", "--yes").returncode == 0
+    assert upriver(node, "collections", "drop", "farm", "--bucket", "cli", "--yes").returncode == 0
+    assert upriver(node, "buckets", "drop", "cli", "--yes").returncode == 0
+    assert [each["name"] for each in get(node, BUCKETS)] == ["default"]
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    (("buckets", "drop", "nothing", "--yes"), "not found"),
+    (("collections", "create", "a.b.c"), "SCOPE.COLLECTION"),
+    (("collections", "list", "--bucket", "nothing"), "not found"),
+])  # fmt: skip
+def test_a_command_that_fails_says_why_in_one_line(node: Served, arguments: tuple[str, ...], text: str) -> None:
+    failed = upriver(node, *arguments)
+    assert failed.returncode == 1
+    assert text in failed.stderr
+    assert failed.stderr.count("\n") == 1
+
+
+def test_a_command_without_a_node_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*UPRIVER, "buckets", "list", "--url", f"http://127.0.0.1:{port}"]
+    failed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "does not answer" in failed.stderr

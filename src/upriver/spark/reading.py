@@ -7,34 +7,28 @@ vbucket to the next plan (``planning``, 1). A task of a batch query has no next 
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from upriver.client.arrow import BatchMaker, Made
 from upriver.client.blocking import Database, default_name
-from upriver.client.blocking_feed import BlockingFeed
 from upriver.client.kv import make_session
 from upriver.client.names import Names
 from upriver.client.pacing import jitter
-from upriver.errors import ConnectFailed, HistoryLost
-from upriver.protocol.feed import Documents, Feed, FeedRequest, OnRollback
-from upriver.protocol.feed_link import LinkEvent, Opened, RolledBack
+from upriver.protocol.feed import Feed, FeedRequest, OnRollback
 from upriver.protocol.session import FeedSettings
-from upriver.protocol.topology import Address
 from upriver.records.batches import row_batch
 from upriver.records.schema import Event
 from upriver.spark.options import OnRollback as WhatOnRollback
 from upriver.spark.options import ReadOptions
 from upriver.spark.planning import Range
 from upriver.spark.pool import POOL
+from upriver.spark.pump import PlannedFeed, Pump
 from upriver.spark.reports import Channel, Reporter, Summary
 from upriver.wire.constants import OpenFlag, StreamFlag
 
-ROUND_S = 0.02
 _frozen = False
 
 
@@ -46,89 +40,6 @@ class Task:
     filter: bytes = b""
     channel: Channel | None = None
     follow: bool = False  # a batch query: go on with whatever branch there is
-
-
-class PlannedFeed(Feed):
-    """A feed that leaves a vbucket alone when its history is not the one that was planned on."""
-
-    def __init__(self, branches: Mapping[int, int], *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._branches = branches
-        self.left: set[int] = set()  # another branch is on top
-        self.refused: set[int] = set()  # told to roll back, for whatever reason
-
-    def _opened_as_planned(self, address: Address, event: Opened, now: float) -> None:
-        if event.log.uuid == self._branches[event.vbucket]:
-            self._opened(address, event, now)
-            return
-        self._opening -= 1
-        self.links[address].close_stream(event.vbucket)
-        self.left.add(event.vbucket)
-        self._finish(event.vbucket)
-
-    def _not_as_planned(self, address: Address, event: RolledBack, now: float) -> None:
-        self._opening -= 1
-        self.refused.add(event.vbucket)
-        self._finish(event.vbucket)
-
-    _HANDLERS: dict[type[LinkEvent], Callable[[Any, Address, Any, float], None]] = {
-        **Feed._HANDLERS, Opened: _opened_as_planned, RolledBack: _not_as_planned,
-    }  # fmt: skip
-
-
-class PooledFeed(BlockingFeed):
-    """Pumps a feed over connections of the pool, and gives back those that are still good."""
-
-    def __init__(self, feed: Feed, database: Database, names: Names, kind: object) -> None:
-        super().__init__(feed, database, names)
-        self._kind = (database.options, kind)
-        feed._opaque = POOL.opaques()
-
-    def __enter__(self) -> PooledFeed:
-        return self
-
-    def _connect(self, address: Address) -> None:
-        kept = POOL.take(self._kind, address)
-        if kept is None:
-            super()._connect(address)
-            return
-        pipe, link = kept
-        link.standing, link.heard_at = self.feed.standing, time.monotonic()
-        self.feed.links[address], self._pipes[address] = link, pipe
-        self._poller.add(pipe)
-
-    def close(self) -> None:
-        for address, pipe in list(self._pipes.items()):
-            link = self.feed.links.get(address)
-            if self.feed.done and link is not None and link.ready and not link.streams and not link.decoder.pending:
-                link.flush_acknowledgements()
-                pipe.write(link.data_to_send())
-                self._poller.remove(pipe)
-                del self._pipes[address]
-                POOL.give(self._kind, address, pipe, link)
-        super().close()
-
-    def full_batches(self, rows: int, hold_bytes: int, patience_s: float, **options: Any) -> Iterator[Made]:
-        """Batches of ``rows`` where the network allows it; handed over early only when nothing more comes."""
-        maker = BatchMaker(self.feed, self.names, rows, **options)
-        quiet_since, held = time.monotonic(), 0
-        while not self.feed.done:
-            came = False
-            for event in self.events(ROUND_S):
-                came = True
-                if isinstance(event, Documents):
-                    held += event.rows.bytes
-                for made in maker.add(event):
-                    yield made
-                    held = 0
-            if held >= hold_bytes or (held and not came):
-                yield from maker.flush()
-                held = 0
-            if came:
-                quiet_since = time.monotonic()
-            elif time.monotonic() - quiet_since > patience_s:
-                raise ConnectFailed(f"no data for {patience_s:.0f} s (timeoutSeconds); last: {self.pacing.last_error}")
-        yield from maker.flush()
 
 
 @dataclass(slots=True)
@@ -179,13 +90,14 @@ class Reader:
                 if standing.epoch[one.vbucket] != one.epoch:
                     self.summary.epochs.append((one.vbucket, standing.epoch[one.vbucket]))
 
-    def _pump(self, feed: PooledFeed) -> Iterator[pa.RecordBatch]:
+    def _pump(self, feed: Pump) -> Iterator[pa.RecordBatch]:
         options, window = self.options, self.options.flow_control_buffer
         wanted = {"xattrs": options.xattrs, "values": options.values_wanted}
-        for made in feed.full_batches(options.batch_rows, window // 3, options.timeout_seconds, **wanted):
-            if made.batch is not None:
-                self.summary.rows += made.batch.num_rows
-                yield made.batch
+        names = Names.of_manifest(self._database().manifest())
+        for made in feed.batches(names, options.batch_rows, window // 3, options.timeout_seconds, **wanted):
+            for batch in made.items:
+                self.summary.rows += batch.num_rows
+                yield batch
             for documents in made.held:
                 self.summary.size_bytes += documents.rows.bytes
                 feed.feed.taken(documents)
@@ -199,7 +111,7 @@ class Reader:
     def _database(self) -> Database:
         return POOL.database(self.options.connect_options())
 
-    def _feed(self, todo: list[Range], *, planned: bool) -> PooledFeed:
+    def _feed(self, todo: list[Range], *, planned: bool) -> Pump:
         database, options = self._database(), self.options
         flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
         if options.xattrs:
@@ -216,7 +128,7 @@ class Reader:
         )  # fmt: skip
         branches = {one.vbucket: one.vbuuid for one in todo}
         feed = PlannedFeed(branches, *basics, **arguments) if planned else Feed(*basics, **arguments)
-        return PooledFeed(feed, database, Names.of_manifest(database.manifest()), (flags, settings.buffer_bytes))
+        return Pump(feed, database, (flags, settings.buffer_bytes))
 
     def _request(self, todo: list[Range]) -> FeedRequest:
         flags = StreamFlag.ACTIVE_VB_ONLY
@@ -247,6 +159,3 @@ def freeze_once() -> None:
         gc.collect()
         gc.freeze()
         _frozen = True
-
-
-__all__ = ["HistoryLost", "Reader", "Task", "freeze_once"]

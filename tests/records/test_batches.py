@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from upriver.errors import InvalidMessage
 from upriver.model import SEQNO_MAX, Datatype
-from upriver.records.batches import ChangeOptions, change_batch, row_batch, wire_batch
+from upriver.records.batches import ChangeOptions, change_batch, columns_of, row_batch, wire_batch
 from upriver.records.schema import CHANGES, WIRE, Event, signed, unsigned
 from upriver.wire import Context, Message, dcp
+from upriver.wire.bulk_encode import FrameOptions, SendBuffer, encode_columns
 from upriver.wire.bulk_streams import StreamTable
 from upriver.wire.columns import BulkDecoder, Columns, Shape
 from upriver.wire.values import deflate, join_xattrs
@@ -25,7 +26,7 @@ XATTRS = join_xattrs({"_sync": b'{"rev":1}', "user": b"2"}, b'{"a":1}')
 FORBIDDEN = (pa.types.is_large_binary, pa.types.is_large_string, pa.types.is_unsigned_integer, pa.types.is_dictionary)
 
 
-def columns_of(*messages: Message, upto: int = SEQNO_MAX) -> Columns:
+def decoded(*messages: Message, upto: int = SEQNO_MAX) -> Columns:
     decoder, streams = BulkDecoder(Context(collections=True)), StreamTable()
     streams.open(5, opaque=0, vbuuid=77, epoch=1, upto=upto)
     streams.snapshot(5, 0, 1000)
@@ -40,7 +41,7 @@ def mutation(seqno: int, value: bytes = b"value", key: bytes = b"\0key", **heade
 
 
 def changes(*messages: Message, upto: int = SEQNO_MAX, **how: Any) -> list[dict[str, Any]]:
-    batch = change_batch(columns_of(*messages, upto=upto), ChangeOptions(**how))
+    batch = change_batch(decoded(*messages, upto=upto), ChangeOptions(**how))
     batch.validate(full=True)
     assert batch.schema.equals(CHANGES)
     return batch.to_pylist()
@@ -126,7 +127,7 @@ def test_a_stream_without_values_has_nulls() -> None:
 
 
 def test_a_part_of_the_rows_is_a_batch_too() -> None:
-    columns = columns_of(*(mutation(n, b"v%d" % n) for n in range(1, 6)))
+    columns = decoded(*(mutation(n, b"v%d" % n) for n in range(1, 6)))
     batch = change_batch(columns, ChangeOptions(), 1, 3)
     batch.validate(full=True)
     assert batch["value"].to_pylist() == [b"v2", b"v3"]
@@ -150,7 +151,7 @@ def test_a_batch_outlives_the_decoder_and_everything_after_it() -> None:
 
 
 def test_a_wire_batch_has_every_field_of_the_frame() -> None:
-    columns = columns_of(mutation(7, datatype=1), dcp.DeletionV2(8, 1, 99, key=b"\x08k", vbucket=5))
+    columns = decoded(mutation(7, datatype=1), dcp.DeletionV2(8, 1, 99, key=b"\x08k", vbucket=5))
     batch = wire_batch(columns)
     batch.validate(full=True)
     assert batch.schema.equals(WIRE)
@@ -170,6 +171,22 @@ def test_a_wire_batch_does_not_care_what_was_in_the_memory_before() -> None:
     full = BulkDecoder(shape=Shape(rows=1, key_bytes=300, value_bytes=9))
     list(full.feed(dcp.Mutation(1, 1, key=b"k", value=b"v").encode()))
     assert wire_batch(full.take())["key"].to_pylist() == [b"k"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=300)), max_size=8), st.integers(0, 4))
+def test_a_wire_batch_can_be_sent_again(documents: list[tuple[int, bytes]], skip: int) -> None:
+    messages = [mutation(seqno, value, opaque=0, cas=cas) for seqno, (cas, value) in enumerate(documents, 1)]
+    batch = wire_batch(decoded(*messages)).slice(min(skip, len(messages)))
+    out = SendBuffer()
+    encode_columns(columns_of(batch), out, FrameOptions())
+    assert bytes(out.view()) == b"".join(message.encode() for message in messages[skip:])
+
+
+def test_a_mixture_of_collections_gets_its_names() -> None:
+    names = {8: ("s", "a"), 9: ("s", "b")}
+    rows = changes(*(mutation(n, key=bytes((8 + n % 3,)) + b"k") for n in range(1, 7)), names=names)
+    assert [(row["scope"], row["collection"]) for row in rows] == [("s", "b"), (None, None), ("s", "a")] * 2
 
 
 def test_rows_made_by_hand_fit_the_same_schema() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,8 @@ import pyarrow.compute as pc
 
 from upriver.model import Datatype
 from upriver.records.schema import CHANGES, WIRE, XATTRS, Event, signed
-from upriver.wire.columns import Columns
+from upriver.wire.columns import Columns, Shape
+from upriver.wire.keys import MAX_WIRE_KEY
 from upriver.wire.values import inflate, split_xattrs
 
 _MUTATION = 0x57
@@ -67,6 +69,39 @@ def _whole_batch(columns: Columns) -> pa.RecordBatch:
     return batch
 
 
+def columns_of(batch: pa.RecordBatch) -> Columns:
+    """A copy of a batch in the schema ``WIRE`` as columns, to encode it."""
+    sizes = [_data_size(batch.column(name)) for name in ("key", "value")]
+    columns = Columns(Shape(max(1, batch.num_rows), max(MAX_WIRE_KEY, sizes[0]), max(1, sizes[1])))
+    for name in WIRE.names:
+        array = batch.column(name)
+        if name in ("key", "value"):
+            _put_binary(columns, name, array)
+        else:
+            columns.view(name)[: len(array)] = array.to_numpy(zero_copy_only=False)
+    columns.view("nru")[:] = 0
+    columns.rows = batch.num_rows
+    return columns
+
+
+def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
+
+
+def _data_size(array: pa.Array) -> int:
+    at = _offsets(array) if len(array) else (0,)
+    return int(at[-1] - at[0])
+
+
+def _put_binary(columns: Columns, name: str, array: pa.Array) -> None:
+    if not len(array):
+        return
+    at = _offsets(array)
+    columns.view(name + "_at")[: len(at)] = at - at[0]
+    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    columns.view(name)[: at[-1] - at[0]] = data[at[0] : at[-1]]
+
+
 def change_batch(columns: Columns, options: ChangeOptions, first: int = 0, last: int | None = None) -> pa.RecordBatch:
     """Rows of the change feed, in the schema ``CHANGES``; rows with event 0 are left out.
 
@@ -79,7 +114,7 @@ def change_batch(columns: Columns, options: ChangeOptions, first: int = 0, last:
     cas = columns["cas"][first:last]
     wide = {name: columns[name][first:last].astype(np.int64) for name in ("flags", "expiry", "delete_time")}
     made = {
-        "event": _DOCUMENT_EVENTS.take(pa.array(np.where(events, events - np.uint8(_MUTATION), 0))),
+        "event": _event_names(events),
         "vbucket": columns["vbucket"][first:last].astype(np.int32),
         "seqno": signed(columns["seqno"][first:last]),
         "rev_seqno": signed(columns["rev_seqno"][first:last]),
@@ -119,8 +154,36 @@ def _binary(columns: Columns, name: str, first: int, last: int, validity: pa.Buf
     )
 
 
+_LONGEST_CONSTANT = 1 << 16
+
+
+@lru_cache(256)
+def _repeated(text: str | None) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), _LONGEST_CONSTANT)
+
+
+def _constant(text: str | None, count: int) -> pa.Array:
+    """The same text in every row: the usual case, and twenty times cheaper than looking each one up."""
+    if count > _LONGEST_CONSTANT:
+        return pa.repeat(pa.scalar(text, pa.string()), count)
+    return _repeated(text).slice(0, count)
+
+
+def _is_constant(numbers: npt.NDArray[Any]) -> bool:
+    return len(numbers) > 0 and bool((numbers == numbers[0]).all())
+
+
+def _event_names(events: npt.NDArray[np.uint8]) -> pa.Array:
+    if _is_constant(events) and events[0]:
+        return _constant(_DOCUMENT_EVENTS[int(events[0]) - _MUTATION].as_py(), len(events))
+    return _DOCUMENT_EVENTS.take(pa.array(np.where(events, events - np.uint8(_MUTATION), 0)))
+
+
 def _names(ids: npt.NDArray[np.uint32], names: Mapping[int, tuple[str, str]]) -> tuple[pa.Array, pa.Array]:
     """Scope and collection by id; an id without a name gives nulls."""
+    if _is_constant(ids):
+        scope, collection = names.get(int(ids[0]), (None, None))
+        return _constant(scope, len(ids)), _constant(collection, len(ids))
     encoded = pa.array(ids).dictionary_encode()
     known = [names.get(number, (None, None)) for number in encoded.dictionary.to_pylist()]
     scopes, collections = (pa.array([pair[n] for pair in known], pa.string()) for n in (0, 1))
@@ -129,10 +192,10 @@ def _names(ids: npt.NDArray[np.uint32], names: Mapping[int, tuple[str, str]]) ->
 
 def _timestamps(cas: npt.NDArray[np.uint64]) -> pa.Array:
     """The clock in a CAS: nanoseconds, whose low 16 bits are a counter (10.5); no time for a CAS that is none."""
-    microseconds = (cas & np.uint64(0xFFFF_FFFF_FFFF_0000)) // np.uint64(1000)
+    microseconds = signed(cas & np.uint64(0xFFFF_FFFF_FFFF_0000)) // 1000
     missing = (cas == 0) | (cas > np.uint64(2**63))
     mask = missing if missing.any() else None
-    return pa.array(microseconds.view(np.int64), CHANGES.field("timestamp").type, mask=mask)
+    return pa.array(microseconds, CHANGES.field("timestamp").type, mask=mask)
 
 
 def _values(

@@ -7,6 +7,7 @@ purpose and runs in a thread, so that somebody who guesses passwords does not sl
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,23 @@ def load(options: NodeOptions) -> Users:
 def user_of_certificate(users: Users, certificate: Mapping[str, Any] | None) -> str | None:
     """The user whom a verified client certificate names, if there is such a user."""
     return next((name for name in certificate_users(certificate) if name in users), None)
+
+
+def is_open(conn: Connection) -> bool:
+    """May this client do without logging in? Only while there is no user at all, and only on this machine."""
+    host = str((conn.transport.get_extra_info("peername") or ("",))[0]).partition("%")[0]
+    return bool(host) and conn.node.users.empty and ipaddress.ip_address(host).is_loopback
+
+
+def welcome(conn: Connection) -> None:
+    """Log in a new connection that needs no password: where access is open, or by its certificate."""
+    if is_open(conn):
+        conn.authenticate("")
+    elif conn.tls:
+        tls = conn.transport.get_extra_info("ssl_object")
+        user = user_of_certificate(conn.node.users, tls.getpeercert() if tls else None)
+        if user is not None:
+            conn.authenticate(user)
 
 
 def mechanisms(conn: Connection) -> list[Mechanism]:
@@ -82,7 +100,7 @@ def _mechanism(conn: Connection, request: SaslAuth) -> Mechanism:
 
 async def _check_plain(conn: Connection, request: SaslAuth) -> None:
     name, password = decode_plain(request.value)
-    if not conn.node.open_access:
+    if not is_open(conn):
         loop = asyncio.get_running_loop()
         if not await loop.run_in_executor(None, conn.node.users.password_is, name, password):
             raise AuthenticationFailed

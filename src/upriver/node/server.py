@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 from upriver.errors import UpriverError
-from upriver.node import commands, log, warmup
+from upriver.node import auth, commands, log, warmup
 from upriver.node.buckets import Buckets, NodeBucket
 from upriver.node.cluster_map import ClusterMap, NodeAddress
 from upriver.node.connection import Connection
@@ -102,8 +102,7 @@ class Node:
             self.refused_connections += 1
             conn.abort("too many connections")
             return
-        if self.open_access:
-            conn.authenticate("")
+        auth.welcome(conn)
         if self.options.default_bucket:
             conn.bucket = self.buckets.find(self.options.default_bucket)
         log.info("connection_open", connection=conn.id, peer=conn.peer)
@@ -111,11 +110,6 @@ class Node:
     def disconnected(self, conn: Connection, reason: str) -> None:
         self.connections.discard(conn)
         log.info("connection_closed", connection=conn.id, peer=conn.peer, reason=reason)
-
-    @property
-    def open_access(self) -> bool:
-        """Nobody configured a user: every connection may do everything."""
-        return self.users is None or bool(self.users.empty)
 
     # ------------------------------------------------------------------------------------------ cluster map
 

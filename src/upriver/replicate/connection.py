@@ -1,0 +1,163 @@
+"""A replication connection: two sockets, both authenticated and opened under one name, and a relay between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from upriver.client.kv import make_session
+from upriver.client.options import ConnectOptions
+from upriver.errors import RemoteProtocolError, Status, StatusError
+from upriver.net.blocking import ConnectFailed
+from upriver.protocol.topology import Address
+from upriver.replicate.relay import Answered, Relay, RelayEvent, Side
+from upriver.wire import FrameSplitter
+from upriver.wire.cluster import GetVbucket, GetVbucketResponse, SetVbucket
+from upriver.wire.constants import OpenFlag, StreamFlag
+from upriver.wire.dcp import AddStream, CloseStream, Open
+from upriver.wire.message import Message, Response, decode
+
+READ_SIZE = 1 << 18
+_COMMON = OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES | OpenFlag.INCLUDE_DELETED_USER_XATTRS
+
+
+class Endpoint:
+    """One end: a socket after its handshake."""
+
+    def __init__(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.address, self.reader, self.writer = address, reader, writer
+
+    @classmethod
+    async def connect(cls, address: Address, options: ConnectOptions) -> Endpoint:
+        try:
+            async with asyncio.timeout(options.connect_timeout_s):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, ssl=options.ssl_context(), limit=4 << 20
+                )
+        except (OSError, TimeoutError) as error:
+            raise ConnectFailed(f"cannot connect to {address}: {error or 'timed out'}") from error
+        end = cls(address, reader, writer)
+        await end._handshake(options)
+        return end
+
+    async def _handshake(self, options: ConnectOptions) -> None:
+        session = make_session(options)
+        splitter = FrameSplitter()
+        messages = session.start()
+        while messages:
+            self.writer.write(b"".join(message.encode() for message in messages))
+            messages = session.receive(await self._response(splitter))
+
+    async def _response(self, splitter: FrameSplitter) -> Response:
+        while True:
+            for frame in splitter.receive(await self.read()):
+                message = decode(frame)
+                if isinstance(message, Response):
+                    return message
+
+    async def read(self) -> bytes:
+        data = await self.reader.read(READ_SIZE)
+        if not data:
+            raise RemoteProtocolError(f"{self.address} closed the connection")
+        return data
+
+    async def close(self) -> None:
+        self.writer.close()
+
+
+class ReplicationConnection:
+    """Opens both ends and forwards until told to stop. ``on_event`` hears what the relay sees."""
+
+    def __init__(self, producer: Endpoint, consumer: Endpoint, name: str) -> None:
+        self.ends = {Side.PRODUCER: producer, Side.CONSUMER: consumer}
+        self.name = name
+        self.relay = Relay()
+        self.on_event: Callable[[RelayEvent], None] | None = None
+        self._answers: dict[int, asyncio.Future[Response]] = {}
+        self._pumps: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def open(
+        cls, producer: Address, consumer: Address, options: ConnectOptions, name: str, *, consumer_name: str = ""
+    ) -> ReplicationConnection:
+        """Both ends connected, authenticated and opened as DCP connections called ``name``."""
+        source, target = await Endpoint.connect(producer, options), await Endpoint.connect(consumer, options)
+        connection = cls(source, target, name)
+        connection._pumps = [asyncio.create_task(connection._pump(side)) for side in Side]
+        await connection.ask(Side.PRODUCER, Open(0, _COMMON | OpenFlag.PRODUCER, name.encode()))
+        value = b'{"consumer_name":"%s"}' % consumer_name.encode() if consumer_name else b""
+        opening = Open(0, _COMMON, name.encode(), value, datatype=1 if value else 0)
+        await connection.ask(Side.CONSUMER, opening)
+        return connection
+
+    async def ask(self, side: Side, message: Message, timeout_s: float = 60.0) -> Response:
+        """A request of our own; the error of a refusal is raised."""
+        response = await self.request(side, message, timeout_s)
+        if response.status != Status.SUCCESS:
+            raise StatusError.of(response.status, f"{type(message).__name__} at {self.ends[side].address}")
+        return response
+
+    async def request(self, side: Side, message: Message, timeout_s: float = 60.0) -> Response:
+        self.relay.request(side, message)
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._answers[message.opaque] = answer
+        await self._send(side)
+        waits: set[asyncio.Future[Any]] = {answer, *self._pumps}
+        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if answer in done:
+            return answer.result()
+        for pump in done:
+            pump.result()  # raises why the connection is gone
+        raise ConnectFailed(f"{self.ends[side].address} did not answer {type(message).__name__} in {timeout_s:g} s")
+
+    async def add_stream(self, vbucket: int, *, takeover: bool = False) -> Response:
+        """Tell the consumer to stream a vbucket; returns when the handshake has ended."""
+        flags = StreamFlag.TAKEOVER if takeover else StreamFlag(0)
+        return await self.ask(Side.CONSUMER, AddStream(flags, vbucket=vbucket))
+
+    async def close_stream(self, vbucket: int) -> None:
+        await self.request(Side.CONSUMER, CloseStream(vbucket=vbucket))
+        await self.request(Side.PRODUCER, CloseStream(vbucket=vbucket))
+
+    async def vbucket_state(self, side: Side, vbucket: int) -> int:
+        response = await self.ask(side, GetVbucket(vbucket=vbucket))
+        assert isinstance(response, GetVbucketResponse)
+        return response.state
+
+    async def set_vbucket(self, side: Side, vbucket: int, state: int) -> None:
+        await self.ask(side, SetVbucket(state, vbucket=vbucket))
+
+    async def _pump(self, side: Side) -> None:
+        """Forward one direction; the next read waits until the other side has taken this one."""
+        while True:
+            data = await self.ends[side].read()
+            for event in self.relay.receive(side, data):
+                self._happened(event)
+            await self._send(side.other)
+
+    async def _send(self, side: Side) -> None:
+        writer = self.ends[side].writer
+        spans = self.relay.take(side)
+        if spans:
+            writer.writelines(spans)
+            await writer.drain()
+
+    def _happened(self, event: RelayEvent) -> None:
+        if isinstance(event, Answered):
+            answer = self._answers.pop(event.request.opaque, None)
+            if answer is not None and not answer.done():
+                answer.set_result(event.response)
+        elif self.on_event is not None:
+            self.on_event(event)
+
+    async def wait_closed(self) -> None:
+        """Until a side goes away; raises what happened."""
+        await asyncio.gather(*self._pumps)
+
+    async def close(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for end in self.ends.values():
+            await end.close()

@@ -26,6 +26,7 @@ class Delivery:
         self.feed = feed
         self.hold_unsafe = hold_unsafe
         self.handed_over = 0
+        self.taken = 0  # bundles
         self._maker, self._linger_s = maker, linger_s
         self._ready: deque[Made] = deque()
         self._current: Made | None = None
@@ -118,6 +119,7 @@ class Delivery:
             self.feed.taken(documents)
         self._mark = made.mark or self._mark
         self._current = None
+        self.taken += 1
 
     # ---------------------------------------------------------------------------------------------- holding back
 

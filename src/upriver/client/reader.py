@@ -82,10 +82,7 @@ class Reader:
     def positions(self) -> Positions:
         """What may be claimed of what the caller has been given."""
         topology = self.feed.topology
-        if self.delivery is None:
-            place = Delivery(self.feed, _Nothing())
-        else:
-            place = self.delivery
+        place = Delivery(self.feed, _Nothing()) if self.delivery is None else self.delivery
         return Positions(place.standpoints(), topology.bucket_uuid, topology.vbuckets)
 
     # ---------------------------------------------------------------------------------------------- chores

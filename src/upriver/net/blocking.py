@@ -10,8 +10,6 @@ from upriver.errors import ConnectFailed
 
 __all__ = ["ConnectFailed", "Pipe", "Poller", "connect"]
 
-RECEIVE_BUFFER = 4 << 20
-
 
 class Pipe:
     """One connected socket that never blocks; bytes that cannot leave yet wait in ``pending``."""
@@ -59,7 +57,6 @@ def connect(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None =
     try:
         sock = socket.create_connection((host, port), timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         return tls.wrap_socket(sock, server_hostname=host) if tls else sock
     except (OSError, ssl.SSLError) as error:
         if sock is not None:

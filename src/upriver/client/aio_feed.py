@@ -1,0 +1,233 @@
+"""A feed on asyncio: connections write into the decoder's buffer, the caller takes items out with ``async for``.
+
+While the caller is busy the connections go on until the flow-control window is used up, or too much waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from upriver.client.blocking import default_name
+from upriver.client.delivery import Delivery
+from upriver.client.names import Names
+from upriver.client.positions import Positions
+from upriver.client.reader import MakeMaker, Reader
+from upriver.client.reading import ReadOptions, plan, settings_of
+from upriver.errors import ConnectFailed, LocalProtocolError, UpriverError
+from upriver.net.aio import Connection, connect
+from upriver.protocol.topology import Address
+
+if TYPE_CHECKING:
+    from upriver.client.aio import AsyncDatabase
+
+T = TypeVar("T")
+MAINTAIN_S = 0.05
+MOST_WAITING, FEW_WAITING = 8, 4  # bundles; between them reading stops and goes on
+_log = logging.getLogger(__name__)
+
+
+class _Link:
+    """What one connection does when bytes come, or the connection goes."""
+
+    def __init__(self, feed: AsyncFeed[Any], address: Address) -> None:
+        self.feed, self.address = feed, address
+
+    def buffer(self) -> memoryview:
+        return self.feed.reader.feed.links[self.address].buffer()
+
+    def received(self, size: int) -> None:
+        self.feed._received(self.address, size)
+
+    def lost(self, error: Exception | None) -> None:
+        why = error if isinstance(error, OSError) else ConnectFailed(f"{self.address} closed the connection")
+        self.feed._lost(self.address, why)
+
+
+class AsyncFeed(Generic[T]):
+    """An async iterable of items, which also knows its position. Opened by the first iteration, or ``async with``."""
+
+    def __init__(self, database: AsyncDatabase, make: MakeMaker, read: dict[str, Any]) -> None:
+        self._database, self._make, self._read = database, make, dict(read)
+        self._checkpoint = self._read.pop("checkpoint", None)
+        self._request = self._read.pop("request", None)
+        self._reader: Reader | None = None
+        self._delivery: Delivery | None = None
+        self._connections: dict[Address, Connection] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._maintenance: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def reader(self) -> Reader:
+        if self._reader is None:
+            raise LocalProtocolError("the feed is not open yet")
+        return self._reader
+
+    async def __aenter__(self) -> AsyncFeed[T]:
+        if self._reader is None:
+            await self._open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _open(self) -> None:
+        database = self._database
+        if self._checkpoint and (saved := await asyncio.to_thread(self._checkpoint.load)):
+            self._read["start"] = saved
+        read = ReadOptions.of(**self._read)
+        settings = settings_of(database.options, read, read.name or default_name())
+        request = self._request or await database.run(plan(database._operations, read))
+        names = Names.of_manifest(await database.manifest())
+        self._reader = Reader(database._operations, request, settings, names, read)
+        options = {"rows": read.rows} if "Batch" in getattr(self._make, "__name__", "") else {}
+        self._delivery = self._reader.deliver(self._make, **options)
+        database._feeds.add(self)
+        self._maintenance = asyncio.create_task(self._maintain())
+
+    async def close(self) -> None:
+        """Close the connections; positions stay readable."""
+        self._database._feeds.discard(self)
+        tasks = [task for task in (self._maintenance, *self._connecting) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def positions(self) -> Positions:
+        """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""
+        return self.reader.positions()
+
+    async def confirm(self) -> None:
+        """Save the position: the caller is done with everything that it has been given."""
+        if self._checkpoint:
+            await asyncio.to_thread(self._checkpoint.save, self.positions())
+
+    # ---------------------------------------------------------------------------------------------- items
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        async with self:
+            assert self._delivery is not None
+            loop, delivery, idle_s = asyncio.get_running_loop(), self._delivery, self.reader.read.idle_s
+            quiet_since = loop.time()
+            while True:
+                taken = delivery.taken
+                while (item := delivery.next(loop.time())) is not None:
+                    if delivery.taken != taken:
+                        taken = delivery.taken
+                        self._caught_up()
+                    yield item
+                    quiet_since = 0.0
+                self._caught_up()
+                if self._failure:
+                    raise self._failure
+                if self.reader.feed.done and delivery.idle:
+                    return
+                quiet_since = quiet_since or loop.time()
+                if idle_s is not None and delivery.idle and loop.time() - quiet_since >= idle_s:
+                    return
+                await self._wait(delivery.wait_s(loop.time()))
+
+    async def _wait(self, wait_s: float | None) -> None:
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(MAINTAIN_S if wait_s is None else min(wait_s, MAINTAIN_S)):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _caught_up(self) -> None:
+        """The caller has taken something: acknowledge it, and read on."""
+        feed, delivery = self.reader.feed, self._delivery
+        for address, connection in self._connections.items():
+            if link := feed.links.get(address):
+                connection.write(link.data_to_send())
+                if connection.paused and delivery and delivery.waiting < FEW_WAITING:
+                    link.heard_at = asyncio.get_running_loop().time()
+                    connection.resume()
+
+    # ---------------------------------------------------------------------------------------------- pumping
+
+    def _received(self, address: Address, size: int) -> None:
+        now = asyncio.get_running_loop().time()
+        reader = self.reader
+        link = reader.feed.links[address]
+        try:
+            for event in reader.feed.received(address, size, now):
+                reader.add(event, now)
+        except UpriverError as error:
+            self._lost(address, error)
+            return
+        connection = self._connections[address]
+        connection.write(link.data_to_send())
+        if link.ready:
+            reader.pacing.worked(address)
+        if self._delivery and self._delivery.waiting >= MOST_WAITING:
+            connection.pause()
+        self._wake.set()
+
+    def _lost(self, address: Address, error: OSError | UpriverError) -> None:
+        now = asyncio.get_running_loop().time()
+        _log.info("lost the connection to %s: %s", address, error)
+        self.reader.pacing.failed(address, now)
+        self.reader.feed.lost(address, now)
+        if connection := self._connections.pop(address, None):
+            connection.close()
+        self.reader.want_map()
+        try:
+            self.reader.pacing.forgive(address, error)
+        except UpriverError as final:
+            self._failure = final
+        self._wake.set()
+
+    async def _maintain(self) -> None:
+        """Connect what is missing, let time pass for the feed, and run its chores."""
+        loop, reader = asyncio.get_running_loop(), self.reader
+        try:
+            while not self._failure:
+                now = loop.time()
+                self._start_connecting(now)
+                for event in reader.feed.tick(now):
+                    reader.add(event, now)
+                self._drop_silent(now)
+                self._caught_up()
+                if chore := reader.chore(now):
+                    await self._database.run(chore)
+                await asyncio.sleep(MAINTAIN_S)
+        except UpriverError as error:
+            self._failure = error
+        finally:
+            self._wake.set()
+
+    def _drop_silent(self, now: float) -> None:
+        for address, connection in list(self._connections.items()):
+            if connection.paused and (link := self.reader.feed.links.get(address)):
+                link.heard_at = now  # nobody listens: that silence is not the peer's
+        for address in self.reader.feed.silent(now):
+            self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
+
+    def _start_connecting(self, now: float) -> None:
+        busy = {task.get_name() for task in self._connecting}
+        for address in self.reader.feed.wanted() - self._connections.keys():
+            if str(address) not in busy and self.reader.pacing.may_try(address, now):
+                task = asyncio.create_task(self._connect(address), name=str(address))
+                self._connecting.add(task)
+                task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, address: Address) -> None:
+        options = self._database.options
+        connection = Connection(_Link(self, address))
+        link = self.reader.feed.connected(address, asyncio.get_running_loop().time())
+        self._connections[address] = connection
+        try:
+            await connect(connection, address.host, address.port, options.connect_timeout_s, options.ssl_context())
+        except UpriverError as error:
+            self._lost(address, error)
+            return
+        connection.write(link.data_to_send())

@@ -1,0 +1,105 @@
+"""Key-value requests over one asyncio connection: any number of tasks may ask at once; answers come in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from upriver.client.kv import make_session
+from upriver.client.operations import ends_list
+from upriver.client.options import ConnectOptions
+from upriver.errors import ConnectFailed, UpriverError
+from upriver.net.aio import connect
+from upriver.protocol.topology import Address
+from upriver.wire import FrameSplitter
+from upriver.wire.message import Message, Response, decode
+
+
+@dataclass(slots=True)
+class _Question:
+    """Answers that somebody waits for: ``count`` of them, or (0) a list up to its end."""
+
+    count: int
+    done: asyncio.Future[list[Response]]
+    answers: list[Response] = field(default_factory=list)
+
+    def take(self, response: Response) -> bool:
+        self.answers.append(response)
+        return len(self.answers) == self.count if self.count else ends_list(response)
+
+
+class AsyncKvConnection(asyncio.Protocol):
+    """A connection after its handshake, with a bucket selected. Trouble with it is a ``ConnectFailed``."""
+
+    def __init__(self, address: Address, options: ConnectOptions) -> None:
+        self.address = address
+        self.session = make_session(options)
+        self.broken: UpriverError | None = None
+        self._options = options
+        self._splitter = FrameSplitter()
+        self._questions: deque[_Question] = deque()
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def config(self) -> bytes:
+        return self.session.config or b""
+
+    async def open(self) -> None:
+        options, address = self._options, self.address
+        await connect(self, address.host, address.port, options.connect_timeout_s, options.ssl_context())
+        try:
+            messages = self.session.start()
+            while messages:
+                [answer] = await self.ask(messages)
+                messages = self.session.receive(answer)
+        except BaseException:
+            self.close()
+            raise
+
+    async def ask(self, messages: Sequence[Message], *, many: bool = False) -> list[Response]:
+        """One response for each request, in order; ``many``: all responses to the only request."""
+        if self.broken or self._transport is None:
+            raise self.broken or ConnectFailed(f"{self.address} is not connected")
+        if not messages:
+            return []
+        question = _Question(0 if many else len(messages), asyncio.get_running_loop().create_future())
+        self._questions.append(question)
+        self._transport.write(b"".join(message.encode() for message in messages))
+        try:
+            async with asyncio.timeout(self._options.request_timeout_s):
+                return await question.done
+        except TimeoutError as error:
+            self.close()
+            raise ConnectFailed(f"{self.address} did not answer in time") from error
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._splitter.receive(data):
+                message = decode(frame)
+                if isinstance(message, Response) and self._questions and self._questions[0].take(message):
+                    question = self._questions.popleft()
+                    if not question.done.done():
+                        question.done.set_result(question.answers)
+        except UpriverError as error:
+            self._break(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._break(ConnectFailed(f"{self.address} closed the connection{': ' + str(exc) if exc else ''}"))
+
+    def _break(self, error: UpriverError) -> None:
+        self.broken = self.broken or error
+        while self._questions:
+            question = self._questions.popleft()
+            if not question.done.done():
+                question.done.set_exception(error)
+        if self._transport:
+            self._transport.abort()
+
+    def close(self) -> None:
+        self._break(ConnectFailed(f"the connection to {self.address} was closed"))

@@ -1,0 +1,82 @@
+"""Asyncio connections that read straight into a machine's own buffer; they know nothing about DCP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Protocol
+
+from upriver.errors import ConnectFailed
+
+
+class Machine(Protocol):
+    """What a connection needs of the machine behind it; ``lost`` comes once, at the end."""
+
+    def buffer(self) -> memoryview: ...
+    def received(self, size: int) -> None: ...
+    def lost(self, error: Exception | None) -> None: ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connected socket. Reading can be paused, which slows the peer down."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._transport: asyncio.Transport | None = None
+        self._closed = False
+        self.paused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._machine.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._closed:
+            self._machine.received(nbytes)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed:
+            self._closed = True
+            self._machine.lost(exc)
+
+    def write(self, data: bytes) -> None:
+        if data and self._transport and not self._closed:
+            self._transport.write(data)
+
+    def pause(self) -> None:
+        if self._transport and not self.paused and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self.paused = True
+
+    def resume(self) -> None:
+        if self._transport and self.paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self.paused = False
+
+    def close(self) -> None:
+        """Close without telling the machine."""
+        self._closed = True
+        if self._transport:
+            self._transport.abort()
+
+
+async def connect(
+    protocol: asyncio.BaseProtocol, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None
+) -> None:
+    """Connect ``protocol``, with TCP_NODELAY; ``ConnectFailed`` says why not."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            made = loop.create_connection(lambda: protocol, host, port, ssl=tls, server_hostname=host if tls else None)
+            transport, _ = await made
+    except TimeoutError as error:
+        raise ConnectFailed(f"cannot connect to {host}:{port}: no answer within {timeout_s:g} s") from error
+    except OSError as error:  # ssl.SSLError is one
+        raise ConnectFailed(f"cannot connect to {host}:{port}: {error}") from error
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

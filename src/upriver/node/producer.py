@@ -58,8 +58,9 @@ class Producer:
         self.total_bytes_sent = 0
         self.items_sent = 0
         self.noops_sent = 0
-        self.stalled_until = 0.0  # a fault: nothing is sent before then
+        self.stalled_until = 0.0  # a fault: nothing is sent before then, no noop either
         self.slow_bytes_per_s = 0  # a fault: no faster than this
+        self._resume_at = 0.0
         self._ready: deque[ProducerStream] = deque()
         self._woken: deque[ProducerStream] = deque()  # also appended to by the flusher thread
         self._backfills: set[ProducerStream] = set()
@@ -161,12 +162,14 @@ class Producer:
             buffer = self.conn.node.send_buffers.take()
             self._fill(buffer)
             self._send(buffer)
-            if not self._ready or self._lent is not None or not self.options.window.is_open:
+            if not self._ready or not self.options.window.is_open or not self.conn.can_write or self._resume_at:
                 break
 
     def _send(self, buffer: SendBuffer) -> None:
         if buffer.used:
             self.total_bytes_sent += buffer.used
+            if self.slow_bytes_per_s:
+                self._resume_at = time.monotonic() + buffer.used / self.slow_bytes_per_s
             self.conn.transport.write(buffer.view())
         if self.conn.can_write:
             self.conn.node.send_buffers.give_back(buffer)
@@ -179,13 +182,14 @@ class Producer:
             self._lent = None
 
     def _fill(self, buffer: SendBuffer) -> None:
-        while self._ready and buffer.used < SEND_BYTES:
+        most = min(SEND_BYTES, self.slow_bytes_per_s // 10 or SEND_BYTES)
+        while self._ready and buffer.used < most:
             stream = self._ready.popleft()
             stream.queued = False
             if self._must_queue_for_backfill(stream):
                 continue
             before = stream.items_sent
-            outcome = stream.fill(buffer, SEND_BYTES)
+            outcome = stream.fill(buffer, most)
             self.items_sent += stream.items_sent - before
             self._place(stream, outcome)
             if outcome in (Outcome.FULL, Outcome.WINDOW):
@@ -227,11 +231,12 @@ class Producer:
 
     def _must_wait(self) -> bool:
         """Faults: a stalled connection sends nothing, a slow one only so much."""
-        if self.stalled_until <= 0:
+        until = max(self.stalled_until, self._resume_at)
+        if not until:
             return False
-        left = self.stalled_until - time.monotonic()
+        left = until - time.monotonic()
         if left <= 0:
-            self.stalled_until = 0.0
+            self.stalled_until = self._resume_at = 0.0
             return False
         self.conn.node.loop.call_later(min(left, 1.0), self.schedule)
         return True

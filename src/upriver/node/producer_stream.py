@@ -17,6 +17,7 @@ from upriver.protocol.producer_frames import MarkerFacts, StreamFrames
 from upriver.protocol.stream_filter import StreamFilter
 from upriver.protocol.stream_request import Attempt
 from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire import Opcode
 from upriver.wire.bulk_encode import Encoded, FrameOptions, PackedEncoder, SendBuffer, Stop
 from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, UprStreamEndStatus
 from upriver.wire.packed import SUPERSEDED, Kind, Packed, unpack
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 RUN_BYTES = 64 * 1024  # of one vbucket, before another gets its turn
 _ANTI_LAG = 10_000  # seqnos that a filter hides before the client is told how far the stream is (6.6)
+# As plain numbers: an IntFlag takes longer to compare than the whole marker to build.
+_MEMORY, _DISK, _ACK = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.ACK)
+_PREPARE_OPCODE = int(Opcode.DCP_PREPARE)
 _NO_VALUE = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
 
 
@@ -160,7 +164,7 @@ class ProducerStream:
                 return False
             frame = self._frames.popleft()
             out.append(frame)
-            surcharge = PREPARE_SURCHARGE if frame[1] == 0x60 else 0
+            surcharge = PREPARE_SURCHARGE if frame[1] == _PREPARE_OPCODE else 0
             window.charge(len(frame) + surcharge)
         return True
 
@@ -186,7 +190,7 @@ class ProducerStream:
     def _begin_snapshot(self, event: SnapshotStart) -> None:
         self._snapshot = event
         self._invisible = 0
-        if self._initial and event.flags & MarkerFlag.MEMORY:
+        if self._initial and event.flags & _MEMORY:
             self._initial = False
             self._encoder = self._make_encoder()
         # A client that cannot be told SEQNO_ADVANCED must get an end that a document reaches.
@@ -195,8 +199,8 @@ class ProducerStream:
             self._marker = None
             return
         flags = event.flags
-        if self.takeover is not None and flags & MarkerFlag.MEMORY and not self.frames.upr:
-            flags |= MarkerFlag.ACK
+        if self.takeover is not None and flags & _MEMORY and not self.frames.upr:
+            flags |= _ACK
         self._marker = self.frames.marker(
             MarkerFacts(
                 min(event.start, self._marker_end), self._marker_end, flags, event.max_visible, event.high_completed,
@@ -339,7 +343,7 @@ class ProducerStream:
 
     def _commit(self, head: Packed, key: bytes, value: bytes) -> bytes:
         """To a replica a commit; to everyone else, and from disk, the document it made."""
-        from_disk = self._snapshot is not None and self._snapshot.flags & MarkerFlag.DISK
+        from_disk = self._snapshot is not None and self._snapshot.flags & _DISK
         if self.options.sync_writes and not from_disk:
             return self.frames.commit(head, key)
         return self.frames.document(head, key, value, deleted=self.frames.commit_deletes(head))
@@ -380,7 +384,7 @@ class ProducerStream:
         marker, self._marker = self._marker, None
         if not self.can_advance or marker is None:
             return
-        if self._partial or snapshot.flags & MarkerFlag.DISK or self._follows_all:
+        if self._partial or snapshot.flags & _DISK or self._follows_all:
             self.push(marker)
             self._marker_sent()
             self._advance(snapshot.end)

@@ -6,9 +6,8 @@ precedes every live batch, has its own struct; everything else goes through the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from upriver.model import Datatype
 from upriver.protocol.controls import ProducerOptions
@@ -24,13 +23,13 @@ from upriver.wire.values import deflate, inflate, join_xattrs, split_xattrs
 _MARKER_V1 = Struct(">BBHBBHIIQQQI")
 _ADVANCED = Struct(">BBHBBHIIQQ")
 _REQUEST = 0x80
+_MARKER = int(Opcode.DCP_SNAPSHOT_MARKER)
 _COMMIT_DELETES = 1 << 63
 _VALUE_BITS = Datatype.SNAPPY | Datatype.XATTR
 _LEAST_WORTH_COMPRESSING = 32
 
 
-@dataclass(frozen=True, slots=True)
-class MarkerFacts:
+class MarkerFacts(NamedTuple):
     """What the store knows of a snapshot."""
 
     start: int
@@ -49,6 +48,7 @@ class StreamFrames:
         self._options = options
         self.upr = dialect is Dialect.UPR
         self._vbucket, self._opaque, self._stream_id = vbucket, opaque, stream_id
+        self._plain_markers = not (self.upr or options.sync_writes or options.marker_v22 or stream_id)
         infos = (FrameInfo(RequestFrameId.STREAM_ID, stream_id.to_bytes(2, "big")),) if stream_id else ()
         self._header: dict[str, Any] = {"vbucket": vbucket, "opaque": opaque, "frame_infos": infos}
         self.stop_datatypes = _stop_datatypes(options)
@@ -57,6 +57,8 @@ class StreamFrames:
 
     def marker(self, facts: MarkerFacts) -> bytes:
         """A snapshot marker in the version that applies to this very snapshot (2.7)."""
+        if self._plain_markers:
+            return _MARKER_V1.pack(_REQUEST, _MARKER, 0, 20, 0, self._vbucket, 20, self._opaque, 0, *facts[:3])
         if self.upr:
             return upr.UprSnapshotMarker(**self._header).encode()
         options, on_disk = self._options, bool(facts.flags & MarkerFlag.DISK)
@@ -71,11 +73,7 @@ class StreamFrames:
             ).encode()
         if replication:
             return dcp.SnapshotMarkerV20(0, *span, visible, completed, **self._header).encode()
-        if self._stream_id:
-            return dcp.SnapshotMarker(*span, **self._header).encode()
-        return _MARKER_V1.pack(
-            _REQUEST, Opcode.DCP_SNAPSHOT_MARKER, 0, 20, 0, self._vbucket, 20, self._opaque, 0, *span
-        )
+        return dcp.SnapshotMarker(*span, **self._header).encode()
 
     def seqno_advanced(self, seqno: int) -> bytes:
         if self._stream_id:

@@ -187,17 +187,17 @@ def _filter(attempt: Attempt) -> None:
             raise UnknownCollection("the default collection was dropped")
         return
     attempt.value = StreamValue.parse(attempt.raw_value)
-    attempt.scope_id, wanted = attempt.value.scope, attempt.value.collections
+    attempt.scope_id, listed = attempt.value.scope, attempt.value.collections
     if attempt.scope_id is not None:
         if attempt.scope_id not in attempt.manifest.scopes:
             raise UnknownScope(f"no scope {attempt.scope_id:x}")
         entries = attempt.manifest.collections.items()
-        wanted = frozenset(each for each, entry in entries if entry.scope_id == attempt.scope_id)
-    elif wanted is not None:
-        for each in wanted:
+        attempt.collection_ids = frozenset(each for each, entry in entries if entry.scope_id == attempt.scope_id)
+    elif listed is not None:
+        for each in listed:
             if each not in attempt.manifest.collections:
                 raise UnknownCollection(f"no collection {each:x}")
-    attempt.collection_ids = None if wanted is None else frozenset(wanted)
+        attempt.collection_ids = frozenset(listed)
 
 
 def _stream_id(attempt: Attempt) -> None:

@@ -1,0 +1,44 @@
+"""A node inside the test process, on its own event loop in its own thread, reached over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from upriver.node.options import NodeOptions
+from upriver.node.server import Node, serve
+from upriver.store import Durability, StoreOptions
+
+T = TypeVar("T")
+FAST_STORE = StoreOptions(durability=Durability.LAZY, flush_delay_s=0.01)
+
+
+class NodeThread:
+    """A running node; ``call`` runs a function on its loop."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.node: Node = asyncio.run_coroutine_threadsafe(serve(options), self._loop).result(120)
+
+    @property
+    def port(self) -> int:
+        return self.node.kv_port
+
+    def call(self, function: Callable[[], T]) -> T:
+        async def run() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
+
+    def vbucket(self, number: int) -> Any:
+        return self.node.buckets.get("default").store.vbucket(number)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.node.stop(), self._loop).result(60)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()

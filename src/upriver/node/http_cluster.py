@@ -75,8 +75,7 @@ def pool(node: Node, request: Request) -> Result:
 
 @route("GET", "/pools/default/nodeServices")
 def node_services(node: Node, request: Request) -> Result:
-    entry = {"hostname": node.options.host, "services": node.address.services(), "thisNode": True}
-    return Answer({"rev": 1, "revEpoch": 1, "nodesExt": [entry]})
+    return Answer(node.nodes_json())
 
 
 @route("GET", "/pools/default/b/*")

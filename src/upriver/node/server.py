@@ -135,6 +135,11 @@ class Node:
             found = self._map_json[bucket.name] = self.cluster_map(bucket).to_json(bucket.name, bucket.uuid, this_node)
         return found
 
+    def nodes_json(self) -> bytes:
+        """The nodes without any bucket; a client with TLS learns its port from it before it selects one."""
+        known = next(iter(self._maps.values()), None) or ClusterMap.alone(self.address, 0)
+        return known.to_json_without_bucket(self._index_in(known))
+
     def _index_in(self, cluster_map: ClusterMap) -> int:
         mine = (self.options.host, self.kv_port)
         return next((n for n, each in enumerate(cluster_map.nodes) if (each.host, each.kv) == mine), 0)

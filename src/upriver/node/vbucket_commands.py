@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from upriver.errors import InvalidArguments, KeyNotFound
+from upriver.errors import InvalidArguments
 from upriver.model import Datatype, VbucketState
 from upriver.node import log
 from upriver.node.dispatch import Handler
@@ -89,15 +89,16 @@ async def _compact(conn: Connection, request: cluster.CompactDb) -> None:
 
 
 def cluster_config(conn: Connection, request: cluster.GetClusterConfig) -> None:
+    datatype = Datatype.JSON & conn.context.datatypes
     if conn.bucket is None:
-        raise KeyNotFound("no bucket is selected")
+        conn.reply(request, value=conn.node.nodes_json(), datatype=datatype)
+        return
     current = conn.node.cluster_map(conn.bucket)
     known = request.revision is not None and request.epoch is not None
     if known and not current.is_newer_than(request.epoch or 0, request.revision or 0):
         conn.reply(request)
         return
     conn.map_revision_sent = (current.epoch, current.revision)
-    datatype = Datatype.JSON & conn.context.datatypes
     conn.reply(request, value=conn.node.cluster_json(conn.bucket), datatype=datatype)
 
 
@@ -108,4 +109,4 @@ HANDLERS: dict[type[Message], Handler] = {
     cluster.CompactDb: compact,
     cluster.GetClusterConfig: cluster_config,
 }
-BUCKETLESS: frozenset[type[Message]] = frozenset()
+BUCKETLESS: frozenset[type[Message]] = frozenset({cluster.GetClusterConfig})

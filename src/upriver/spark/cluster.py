@@ -6,6 +6,7 @@ Spark does not retry a reader that raises, so network errors, restarts and failo
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -17,8 +18,8 @@ from upriver.errors import (
     ConnectFailed,
     NotMyVbucket,
     RemoteProtocolError,
+    StatusError,
     TemporaryFailure,
-    UpriverError,
 )
 from upriver.model import FailoverLog
 from upriver.protocol.topology import Topology
@@ -80,11 +81,18 @@ class Cluster:
         """Scope and collection by collection id."""
         return self.ask(lambda db: db.collection_names(), "read the collections")
 
+    def purges(self) -> dict[int, int]:
+        """Up to where tombstones were purged, by vbucket; empty where the nodes do not say."""
+        try:
+            found = self.ask(lambda db: db.stats("vbucket-seqno"), "read the purge seqnos")
+        except StatusError:
+            return {}
+        texts = {name: text for of_node in found.values() for name, text in of_node.items()}
+        return {int(name[3:].split(":")[0]): int(text) for name, text in texts.items() if name.endswith(":purge_seqno")}
+
 
 def stream_filter(options: ReadOptions, names: dict[int, tuple[str, str]]) -> bytes:
     """The value of a stream request that lets only the wanted collections through; empty for all."""
-    import json
-
     if not options.collections and not options.scope:
         return b""
     scope = options.scope or "_default"
@@ -104,6 +112,3 @@ def stream_filter(options: ReadOptions, names: dict[int, tuple[str, str]]) -> by
 def _qualified(name: str, scope: str) -> tuple[str, str]:
     first, dot, second = name.partition(".")
     return (first, second) if dot else (scope, first)
-
-
-__all__ = ["TRANSIENT", "Cluster", "UpriverError", "stream_filter"]

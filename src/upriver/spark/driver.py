@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from upriver.errors import ConfigError
@@ -32,6 +33,7 @@ class Driver:
         self._view: View | None = None  # since the last batch was planned
         self._viewed_at = 0.0
         self._all_logs_at = 0.0
+        self._looked = False
         self._end: Offset | None = None
         self._filter: bytes | None = None
         self._desk: ReportDesk | None = None
@@ -107,8 +109,11 @@ class Driver:
             self._all_logs_at = now
         if self._view is None and self._desk:
             self._desk.learn(self.known)
-        self._view = look(at, self.cluster.highs, self.cluster.logs, everything=everything)
-        self._viewed_at = now
+        view = look(at, self.cluster.highs, self.cluster.logs, everything=everything)
+        if not self._looked:
+            # Only a reader that was away for days can have been passed by a purge; while it runs, executors notice.
+            self._looked, view = True, replace(view, purges=self.cluster.purges())
+        self._view, self._viewed_at = view, now
         self.known.observe(at, self._view)
         return self._view
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from upriver.spark.driver import Driver
-    from upriver.spark.options import ReadOptions
+    from upriver.spark.options import ReadOptions, WriteOptions
     from upriver.spark.reading import Task
+    from upriver.spark.sink import DcpBatchWriter, DcpStreamWriter
 
 
 class DcpSource(DataSource):
@@ -50,6 +51,24 @@ class DcpSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DcpStreamReader:  # noqa: N802 - Spark's names
         return DcpStreamReader(self._read_options(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DcpBatchWriter:
+        from upriver.spark.sink import DcpBatchWriter
+
+        return DcpBatchWriter(self._write_options(overwrite), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DcpStreamWriter:  # noqa: N802
+        from upriver.spark.sink import DcpStreamWriter
+
+        return DcpStreamWriter(self._write_options(overwrite), schema)
+
+    def _write_options(self, overwrite: bool) -> WriteOptions:
+        from upriver.errors import ConfigError
+        from upriver.spark.options import WriteOptions
+
+        if overwrite:
+            raise ConfigError('format dcp does not empty a bucket: write with .mode("append") or outputMode("append")')
+        return WriteOptions.parse(dict(self.options))
 
     def _read_options(self) -> ReadOptions:
         from upriver.spark.options import ReadOptions

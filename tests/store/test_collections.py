@@ -176,7 +176,8 @@ def test_a_dropped_collection_is_gone_at_once_and_erased_later(bucket, vb):
 def test_a_flushed_collection_begins_anew_with_the_same_id(bucket, vb):
     bucket.apply_manifest(manifest("5", SHOP))
     vb.set(b"k", b"1", 9)
-    bucket.apply_manifest(manifest("6", ("shop", "8", {"name": "orders", "uid": "9", "flush_uid": "6"}, ("items", "a"))))
+    flushed = {"name": "orders", "uid": "9", "flush_uid": "6"}
+    bucket.apply_manifest(manifest("6", ("shop", "8", flushed, ("items", "a"))))
     with pytest.raises(KeyNotFound):
         vb.get(b"k", 9)
     assert vb.collection_item_count(9) == 0

@@ -137,9 +137,13 @@ def test_a_map_that_is_full_is_a_full_disk(tmp_path):
 def test_writes_are_held_back_when_the_disk_cannot_follow(tmp_path):
     with open_bucket(tmp_path, replace(SMALL, quota_bytes=8 << 20)) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        with pytest.raises(TemporaryFailure):
+
+        def write_on():
             for i in range(100):
                 vb.set_many([b"%d-%d" % (i, j) for j in range(100)], [bytes(1000)] * 100)
+
+        with pytest.raises(TemporaryFailure):
+            write_on()
         assert bucket.dirty_bytes < 4 << 20
         room = []
         bucket.on_room = lambda: room.append(1)

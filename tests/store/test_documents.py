@@ -347,3 +347,19 @@ def test_many_at_once_are_as_one_by_one(tmp_path_factory, writes):
             assert (left.value, left.rev_seqno, left.seqno, left.datatype) == (
                 right.value, right.rev_seqno, right.seqno, right.datatype,
             )  # fmt: skip
+
+
+def test_a_random_key_is_a_live_one(bucket, vb):
+    with pytest.raises(KeyNotFound):
+        vb.get_random_key()
+    vb.set_many([b"%d" % i for i in range(50)], [b"x"] * 50)
+    bucket.flush()
+    vb.delete_many([b"%d" % i for i in range(49)])
+    assert vb.get_random_key().key == b"49"
+
+
+def test_all_vbuckets_are_made_at_once(bucket):
+    bucket.create_all()
+    assert [vb.id for vb in bucket.existing()] == [0, 1, 2, 3]
+    assert len({vb.uuid for vb in bucket.existing()}) == 4
+    assert bucket.stats()["items"] == 0

@@ -182,6 +182,20 @@ class Bucket:
         To active by an administrator begins a new branch (5.7.2), by a takeover it does not. Streams end, unless
         ``silent`` (a producer's own step from active to dead, 7.1).
         """
+        vbucket = self._change_state(vbucket_id, state, takeover, silent, topology)
+        self._flusher.flush()
+        return vbucket
+
+    def create_all(self, state: VbucketState = VbucketState.ACTIVE) -> None:
+        """Make every vbucket that is missing, in one go."""
+        for vbucket_id in range(self.vbuckets):
+            if vbucket_id not in self._vbuckets:
+                self._change_state(vbucket_id, state, takeover=False, silent=False, topology=None)
+        self._flusher.flush()
+
+    def _change_state(
+        self, vbucket_id: int, state: VbucketState, takeover: bool, silent: bool, topology: Any
+    ) -> VBucket:
         if not 0 <= vbucket_id < self.vbuckets:
             raise OutOfRange(f"vbucket {vbucket_id} of {self.vbuckets}")
         with self._shared.lock:
@@ -195,8 +209,7 @@ class Bucket:
             if topology is not None or state is not VbucketState.ACTIVE:
                 vbucket.topology = topology
             self._shared.note_dirty(vbucket, 0)
-        self._flusher.flush()
-        return vbucket
+            return vbucket
 
     def delete_vbucket(self, vbucket_id: int) -> None:
         """Erase it; its streams end."""
@@ -278,6 +291,24 @@ class Bucket:
     def memory_bytes(self) -> int:
         """Memory log and key tables."""
         return self._shared.log_gauge.bytes + self._shared.index_gauge.bytes
+
+    def stats(self) -> dict[str, int]:
+        """Numbers for people and for STAT."""
+        vbuckets = list(self._vbuckets.values())
+        return {
+            "items": sum(vb.item_count for vb in vbuckets),
+            "tombstones": sum(vb.tombstone_count for vb in vbuckets),
+            "streams": sum(len(vb.sources) for vb in vbuckets),
+            "memory_bytes": self.memory_bytes,
+            "log_bytes": self._shared.log_gauge.bytes,
+            "index_bytes": self._shared.index_gauge.bytes,
+            "dirty_bytes": self.dirty_bytes,
+            "quota_bytes": self.options.quota_bytes,
+            "disk_bytes": self.disk_bytes,
+            "commits": self._flusher.commits,
+            "disk_full": int(self._shared.disk_full),
+            "manifest_uid": self._shared.manifest.uid,
+        }
 
     @property
     def disk_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from upriver.store.values import is_json
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY
 from upriver.wire.packed import HEADER_SIZE, Kind
 
-Offsets = npt.NDArray[np.int64]
+Sizes = npt.NDArray[np.int64]
 
 
 class Bulk(Documents):
@@ -46,14 +45,14 @@ class Bulk(Documents):
     ) -> int:  # fmt: skip
         if len(keys) != len(values):
             raise InvalidArguments(f"{len(keys)} keys but {len(values)} values")
-        key_ends = np.fromiter(accumulate(map(len, keys)), np.int64, len(keys))
-        value_ends = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
-        self._check_lengths(key_ends, value_ends, collection_id)
+        key_sizes = np.fromiter(map(len, keys), np.int64, len(keys))
+        value_sizes = np.fromiter(map(len, values), np.int64, len(values))
+        self._check_sizes(key_sizes, value_sizes, collection_id)
         with self.shared.lock:
             self._require_active()
             self.shared.check_room()
             self.collection_row(collection_id)
-            run = _lay_out(kind, keys, key_ends, values, value_ends, datatypes, collection_id, flags, time)
+            run = _lay_out(kind, keys, key_sizes, values, value_sizes, datatypes, collection_id, flags, time)
             self._refuse_held(keys, collection_id)
             self.registers[k.CAS] = self._next_cas()
             self._append(run, assign=True)
@@ -69,27 +68,25 @@ class Bulk(Documents):
                 if prefix + key in self.pending:
                     raise SyncWriteInProgress
 
-    def _check_lengths(self, key_ends: Offsets, value_ends: Offsets, collection_id: int) -> None:
-        if not len(key_ends):
+    def _check_sizes(self, key_sizes: Sizes, value_sizes: Sizes, collection_id: int) -> None:
+        if not len(key_sizes):
             return
-        lengths = np.diff(key_ends, prepend=0)
-        if lengths.min() < 1 or lengths.max() > (MAX_COLLECTION_KEY if collection_id else MAX_KEY):
-            raise InvalidArguments(f"a key of {lengths.min()} or {lengths.max()} bytes is not allowed")
-        if np.diff(value_ends, prepend=0).max() > self.shared.options.max_value_bytes:
+        if key_sizes.min() < 1 or key_sizes.max() > (MAX_COLLECTION_KEY if collection_id else MAX_KEY):
+            raise InvalidArguments(f"a key of {key_sizes.min()} or {key_sizes.max()} bytes is not allowed")
+        if value_sizes.max() > self.shared.options.max_value_bytes:
             raise TooBig("a value is larger than the bucket allows")
 
 
 def _lay_out(
-    kind: Kind, keys: Sequence[bytes], key_ends: Offsets, values: Sequence[bytes], value_ends: Offsets,
+    kind: Kind, keys: Sequence[bytes], key_sizes: Sizes, values: Sequence[bytes], value_sizes: Sizes,
     datatypes: Octets, collection_id: int, flags: int, time: int,
 ) -> Octets:  # fmt: skip
     """The documents as packed records that still lack a seqno."""
     prefix = np.frombuffer(prefix_of(collection_id), np.uint8)
-    total = (HEADER_SIZE + prefix.size) * len(keys)
-    total += int(key_ends[-1]) + int(value_ends[-1]) if len(keys) else 0
+    total = (HEADER_SIZE + prefix.size) * len(keys) + int(key_sizes.sum()) + int(value_sizes.sum())
     run = np.empty(total, np.uint8)
     runs.build(
-        np.frombuffer(b"".join(keys), np.uint8), key_ends, np.frombuffer(b"".join(values), np.uint8), value_ends,
+        np.frombuffer(b"".join(keys), np.uint8), key_sizes, np.frombuffer(b"".join(values), np.uint8), value_sizes,
         datatypes, prefix, int(kind), collection_id, flags, time, run,
     )  # fmt: skip
     run.flags.writeable = False  # one kind of array, one compiled kernel

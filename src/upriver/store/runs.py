@@ -46,14 +46,14 @@ _KIND_MASK = 0x7F
 
 
 @njit(cache=True, nogil=True)
-def build(keys, key_ends, values, value_ends, datatypes, prefix, kind, collection, flags, time, target):
+def build(keys, key_sizes, values, value_sizes, datatypes, prefix, kind, collection, flags, time, target):
     """Lay many documents side by side as packed records without seqno; returns the bytes used."""
     at = 0
     key_at = 0
     value_at = 0
-    for index in range(key_ends.size):
-        key_len = key_ends[index] - key_at
-        value_len = value_ends[index] - value_at
+    for index in range(key_sizes.size):
+        key_len = key_sizes[index]
+        value_len = value_sizes[index]
         wire_len = prefix.size + key_len
         for byte in range(HEADER_SIZE):
             target[at + byte] = 0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 
-from upriver.errors import InvalidArguments
-from upriver.model import SEQNO_MAX, VbucketState
+from upriver.errors import InvalidArguments, KeyNotFound
+from upriver.model import SEQNO_MAX, Document, VbucketState
 from upriver.store import kernels as k
 from upriver.store.bulk import Bulk
+from upriver.store.documents import prefix_of
 from upriver.store.durable import DurableWrites
 from upriver.store.rollback import roll_back
-from upriver.store.stream import EndReason, StreamSource
+from upriver.store.stream import EndReason, Run, StreamSource
 from upriver.store.withmeta import WithMetaWrites
+from upriver.wire.packed import unpack
 
 
 class VBucket(Bulk, WithMetaWrites, DurableWrites):
@@ -37,6 +40,35 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
             )  # fmt: skip
             self.sources.add(source)
             return source
+
+    def get_random_key(self, collection_id: int = 0) -> Document:
+        """Some live document of the collection."""
+        with self.shared.lock:
+            self._require_active()
+            row = self.collection_row(collection_id)
+            if not row[k.C_ITEMS]:
+                raise KeyNotFound
+            begin = random.randrange(int(row[k.C_START]), int(row[k.C_HIGH]) + 1)
+            for start in (begin, int(row[k.C_START])):
+                for document in self._documents_after(start, collection_id):
+                    return document
+        raise KeyNotFound
+
+    def _documents_after(self, start: int, collection_id: int) -> Iterator[Document]:
+        source = self.stream(start, self.high_seqno)
+        while (event := source.poll()) is not None:
+            if not isinstance(event, Run):
+                continue
+            at = 0
+            while at < len(event.data):
+                head, wire_key, _ = unpack(event.data, at)
+                at += head.size
+                key = wire_key[len(prefix_of(collection_id)) :]
+                if head.collection_id == collection_id and self._lookup(wire_key).seqno == head.seqno:
+                    document = self._version(wire_key, key, collection_id)
+                    if document is not None and not document.deleted and not self._is_expired(document):
+                        source.close()
+                        yield document
 
     def end_streams(self, reason: EndReason) -> None:
         for source in list(self.sources):

@@ -1,0 +1,198 @@
+"""The ``store`` table: what one bucket of 1024 vbuckets takes, keeps and hands out.
+
+Writes are counted until everything is durable; in brackets the CPU of one in microseconds. The backfill runs through
+the bulk encoder into DCP frames, on one core.
+``python bench/store.py --documents 10000,100000,1000000`` (10000000 on request: it needs some 15 GB of disk).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from upriver.errors import TemporaryFailure
+from upriver.model import VbucketState, vbucket_of
+from upriver.store import Bucket, Run, StoreOptions, VBucket
+from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer, Stop
+
+VBUCKETS = 1024
+CHUNK = 200_000  # documents that a loader has in hand at a time
+MOST_CHANGED = 1_000_000  # overwrites and deletes are measured on at most this many
+MIB = 1 << 20
+Batches = list[tuple[int, list[bytes]]]
+
+
+class Rate(NamedTuple):
+    """Documents a second by the clock, and microseconds of CPU for each: the second does not mind neighbours."""
+
+    per_second: float
+    cpu_us: float
+
+    def __str__(self) -> str:
+        return f"{self.per_second:,.0f} ({self.cpu_us:.2f})"
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    documents: int
+    size: int
+    new: Rate
+    overwrite: Rate
+    delete: Rate
+    scanned: float
+    scanned_mb: float
+    open_s: float
+    bytes_each: float
+
+
+def by_vbucket(numbers: list[int]) -> Batches:
+    """Keys of these document numbers, grouped as a loader that knows the cluster map would."""
+    groups: dict[int, list[bytes]] = {}
+    for number in numbers:
+        key = b"document:%012d" % number
+        groups.setdefault(vbucket_of(key, VBUCKETS), []).append(key)
+    return list(groups.items())
+
+
+def chunks(numbers: range | list[int]) -> Iterator[Batches]:
+    for at in range(0, len(numbers), CHUNK):
+        yield by_vbucket(list(numbers[at : at + CHUNK]))
+
+
+def patiently(bucket: Bucket, vb: VBucket, keys: list[bytes], value: bytes | None) -> None:
+    while True:
+        try:
+            if value is None:
+                vb.delete_many(keys)
+            else:
+                vb.set_many(keys, [value] * len(keys), datatype=0)
+        except TemporaryFailure:
+            bucket.wait_for_room()
+        else:
+            return
+
+
+def write(bucket: Bucket, numbers: range | list[int], value: bytes | None) -> Rate:
+    """Until all are durable; making the keys does not count."""
+    spent = cpu = 0.0
+    for batches in chunks(numbers):
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        for vbucket, keys in batches:
+            patiently(bucket, bucket.vbucket(vbucket), keys, value)
+        bucket.flush()
+        spent += time.perf_counter() - begin
+        cpu += time.process_time() - cpu_begin
+    return Rate(len(numbers) / spent, cpu / len(numbers) * 1e6)
+
+
+def scan(bucket: Bucket) -> tuple[int, int, float]:
+    """Stream every vbucket from disk into frames: (records, bytes of frames, seconds)."""
+    records = size = 0
+    out = SendBuffer(MIB)
+    begin = time.perf_counter()
+    for vb in bucket.existing():
+        encoder = PackedEncoder(FrameOptions(opaque=1, vbucket=vb.id))
+        source = vb.stream(0, vb.high_seqno)
+        while (event := source.poll()) is not None:
+            if isinstance(event, Run):
+                sent, written = encode(encoder, event, out)
+                records += sent
+                size += written
+    return records, size, time.perf_counter() - begin
+
+
+def encode(encoder: PackedEncoder, run: Run, out: SendBuffer) -> tuple[int, int]:
+    records = size = at = 0
+    while True:
+        done = encoder.encode(run.data, out, offset=at, after=run.after, upto=run.upto)
+        records += done.records_sent
+        size += done.bytes_written
+        at = done.next_offset
+        out.clear()
+        if done.stop is not Stop.FULL:
+            return records, size
+
+
+def measure(folder: Path, documents: int, size: int, options: StoreOptions) -> Row:
+    value = random.Random(size).randbytes(size)
+    with Bucket.open(folder, name="bench", vbuckets=VBUCKETS, options=options) as bucket:
+        bucket.create_all()
+        new = write(bucket, range(documents), value)
+        bytes_each = bucket.disk_bytes / documents
+    begin = time.perf_counter()
+    bucket = Bucket.open(folder, name="bench", vbuckets=VBUCKETS, options=options)
+    open_s = time.perf_counter() - begin
+    with bucket:
+        scan(bucket)  # the file comes into the page cache, the kernels into memory
+        records, frames, seconds = scan(bucket)
+        some = random.Random(1).sample(range(documents), min(documents, MOST_CHANGED))
+        overwrite = write(bucket, some, value[::-1])
+        delete = write(bucket, some, None)
+    return Row(
+        documents, size, new, overwrite, delete, records / seconds, frames / seconds / 1e6, open_s, bytes_each
+    )
+
+
+def one_by_one(folder: Path, options: StoreOptions, documents: int = 50_000) -> tuple[float, float]:
+    """(set, get) calls a second, one document each, as the node's front end makes them."""
+    keys = [b"document:%012d" % number for number in range(documents)]
+    value = bytes(256)
+    with Bucket.open(folder, name="bench", vbuckets=VBUCKETS, options=options) as bucket:
+        vbuckets = [bucket.set_state(number, VbucketState.ACTIVE) for number in range(64)]
+        begin = time.perf_counter()
+        for index, key in enumerate(keys):
+            vbuckets[index & 63].set(key, value)
+        writing = time.perf_counter() - begin
+        bucket.flush()
+        begin = time.perf_counter()
+        for index, key in enumerate(keys):
+            vbuckets[index & 63].get(key)
+        return documents / writing, documents / (time.perf_counter() - begin)
+
+
+def show(rows: list[Row], singles: tuple[float, float]) -> None:
+    table = Table(title="store", caption=f"one by one at 256 B: {singles[0]:,.0f} sets/s, {singles[1]:,.0f} gets/s")
+    heads = "documents|value|new/s (us)|overwrites/s (us)|deletes/s (us)|backfill/s|MB/s|open s|disk B/doc"
+    for head in heads.split("|"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            f"{row.documents:,}", f"{row.size}", str(row.new), str(row.overwrite), str(row.delete),
+            f"{row.scanned:,.0f}", f"{row.scanned_mb:,.0f}", f"{row.open_s:.3f}", f"{row.bytes_each:,.0f}",
+        )  # fmt: skip
+    Console(width=140).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", default="10000,100000,1000000")
+    parser.add_argument("--sizes", default="64,256,1024")
+    parser.add_argument("--quota-mb", type=int, default=1024)
+    parser.add_argument("--folder", type=Path, default=None, help="where the files go (a temporary directory)")
+    chosen = parser.parse_args()
+    options = StoreOptions(quota_bytes=chosen.quota_mb * MIB)
+    rows = []
+    top = Path(tempfile.mkdtemp(dir=chosen.folder))
+    try:
+        singles = one_by_one(top / "single", options)
+        for documents in map(int, chosen.documents.split(",")):
+            for size in map(int, chosen.sizes.split(",")):
+                rows.append(measure(top / "bucket", documents, size, options))
+                shutil.rmtree(top / "bucket")
+    finally:
+        shutil.rmtree(top)
+    show(rows, singles)
+
+
+if __name__ == "__main__":
+    main()

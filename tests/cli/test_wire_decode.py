@@ -182,6 +182,15 @@ def test_split_reordered_and_repeated_segments_are_put_in_order(tmp_path, writer
     assert {each["connection"] for each in found} == {"10.0.0.2:11210 > 10.0.0.1:40000"}
 
 
+def test_a_segment_that_repeats_the_end_of_another_adds_only_what_is_new(tmp_path):
+    cuts = [(0, 50), (10, 70), (60, 61), (30, 200), (190, len(STREAM))]
+    packets = [packet(SERVER, CLIENT, 1 + first, STREAM[first:last]) for first, last in cuts]
+
+    found = decoded(capture(tmp_path, [syn(SERVER, CLIENT, 1, answer=True), *packets]))
+
+    assert seqnos(found) == list(range(1, 9))
+
+
 def test_both_directions_are_one_conversation(tmp_path):
     hello = session.HelloResponse((Feature.COLLECTIONS,)).encode()
     asked = upr.UprStreamRequest(opaque=9).encode()

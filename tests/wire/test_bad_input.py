@@ -141,6 +141,7 @@ def test_a_snappy_block_that_is_damaged(block):
     ("blob", "reason"),
     [
         pytest.param("000000ff" + "00000005" + "5f61003100", "only 9 bytes follow", id="total too large"),
+        pytest.param("0000000a" + "00000005" + "5f61003100", "only 9 bytes follow", id="total too large by one"),
         pytest.param("00000003" + "00000005" + "5f61003100", "cut short", id="total too small"),
         pytest.param("0000", "cut short", id="no total"),
         pytest.param("00000009" + "000000ff" + "5f61003100", "overruns", id="pair too long"),
@@ -183,6 +184,7 @@ def framed(framing: str, opcode: int = Opcode.DCP_MUTATION) -> bytes:
     ("framing", "reason", "status"),
     [
         pytest.param("2300", "overruns", Status.EINVAL, id="overruns the section"),
+        pytest.param("2200", "overruns", Status.EINVAL, id="overruns the section by one byte"),
         pytest.param("f2", "escape", Status.EINVAL, id="ends before the id's escape"),
         pytest.param("2f", "escape", Status.EINVAL, id="ends before the length's escape"),
         pytest.param("30", "unknown", Status.UNKNOWN_FRAME_INFO, id="id 3 was retired"),

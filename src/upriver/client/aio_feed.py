@@ -117,12 +117,10 @@ class AsyncFeed(Generic[T]):
             loop, delivery, idle_s = asyncio.get_running_loop(), self._delivery, self.reader.read.idle_s
             quiet_since = loop.time()
             while True:
-                taken = delivery.taken
-                while (item := delivery.next(loop.time())) is not None:
-                    if delivery.taken != taken:
-                        taken = delivery.taken
-                        self._caught_up()
-                    yield item
+                while (items := delivery.take(loop.time())) is not None:
+                    self._caught_up()
+                    for delivery.given, item in enumerate(items, 1):
+                        yield item
                     quiet_since = 0.0
                 self._caught_up()
                 if self._failure:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from upriver.client.kv import make_session
 from upriver.client.operations import ends_list
@@ -75,8 +76,7 @@ class AsyncKvConnection(asyncio.Protocol):
             raise ConnectFailed(f"{self.address} did not answer in time") from error
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
 
     def data_received(self, data: bytes) -> None:
         try:

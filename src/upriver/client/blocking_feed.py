@@ -88,8 +88,9 @@ class BlockingFeed:
         idle_s = self.reader.read.idle_s if idle_s is None else idle_s
         quiet_since = time.monotonic()
         while True:
-            while (item := delivery.next(time.monotonic())) is not None:
-                yield item
+            while (items := delivery.take(time.monotonic())) is not None:
+                for delivery.given, item in enumerate(items, 1):
+                    yield item
                 quiet_since = time.monotonic()
             if self.feed.done and delivery.idle:
                 return

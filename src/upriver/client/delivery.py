@@ -25,12 +25,10 @@ class Delivery:
     def __init__(self, feed: Feed, maker: Maker, *, linger_s: float = LINGER_S, hold_unsafe: bool = False) -> None:
         self.feed = feed
         self.hold_unsafe = hold_unsafe
-        self.handed_over = 0
-        self.taken = 0  # bundles
+        self.given = 0
         self._maker, self._linger_s = maker, linger_s
         self._ready: deque[Made] = deque()
         self._current: Made | None = None
-        self._index = 0
         self._mark: Mark = feed.standing.mark()
         self._held_since: float | None = None
         self._persisted: dict[int, int] = {}
@@ -54,21 +52,21 @@ class Delivery:
         elif self._held_since is None:
             self._held_since = now
 
-    def next(self, now: float, *, flush: bool = False) -> Any:
-        """The next item for the caller, or None; taking it means that the one before is done with."""
+    def take(self, now: float) -> list[Any] | None:
+        """Items for the caller, or None; taking them means that those before are done with.
+
+        While the caller gets them one by one, ``given`` must say how many it has: it is part of the position.
+        """
         while True:
-            made = self._current
-            if made is not None:
-                if self._index < len(made.items):
-                    self._index += 1
-                    self.handed_over += 1
-                    return made.items[self._index - 1]
-                self._finish(made)
-            if not self._ready and (flush or self._lingered(now)):
+            if self._current is not None:
+                self._finish(self._current)
+            if not self._ready and self._lingered(now):
                 self._flush()
             if not self._ready or not self._is_safe(self._ready[0]):
                 return None
-            self._current, self._index = self._ready.popleft(), 0
+            self._current, self.given = self._ready.popleft(), 0
+            if self._current.items:
+                return self._current.items
 
     def wait_s(self, now: float) -> float | None:
         """When to call ``next`` again even if nothing comes: rows wait for company. None: no need."""
@@ -80,8 +78,8 @@ class Delivery:
         """What may be claimed of what the caller has been given, including the item that it was given last."""
         made, standing = self._current, self.feed.standing
         place = (standing.mark() if self.idle else self._mark) if made is None else made.mark or self._mark
-        if made is not None and made.mark and made.places and self._index < len(made.items):
-            positions = self._inside(made.mark, made.places)
+        if made is not None and made.mark and made.single and self.given < len(made.items):
+            positions = self._inside(made.mark, [(change.vbucket, change.seqno) for change in made.items])
         else:
             positions = {vb: place.position(vb) for vb in self.feed.vbuckets}
         return {vb: Standpoint(p, self._points(vb, p), place.epoch[vb]) for vb, p in positions.items()}
@@ -91,8 +89,8 @@ class Delivery:
 
     def _inside(self, mark: Mark, places: list[tuple[int, int]]) -> dict[int, Position]:
         """Between two changes of one run: rows that were not handed over yet do not count."""
-        reached = dict(places[: self._index])
-        ahead = {vb for vb, _ in places[self._index :]} - reached.keys()
+        reached = dict(places[: self.given])
+        ahead = {vb for vb, _ in places[self.given :]} - reached.keys()
         return {
             vb: self._mark.position(vb) if vb in ahead else mark.position(vb, reached.get(vb))
             for vb in self.feed.vbuckets
@@ -119,7 +117,6 @@ class Delivery:
             self.feed.taken(documents)
         self._mark = made.mark or self._mark
         self._current = None
-        self.taken += 1
 
     # ---------------------------------------------------------------------------------------------- holding back
 
@@ -141,9 +138,11 @@ class Delivery:
 
 def _highest(made: Made) -> dict[int, int]:
     """The highest seqno of each vbucket among documents that wait."""
-    if made.places is not None:
-        return {vb: max(s for v, s in made.places if v == vb) for vb in {v for v, _ in made.places}}
     found: dict[int, int] = {}
+    if made.single:
+        for change in made.items:
+            found[change.vbucket] = max(change.seqno, found.get(change.vbucket, 0))
+        return found
     for batch in made.items if made.held else ():
         vbuckets, seqnos = batch.column("vbucket").to_numpy(), batch.column("seqno").to_numpy()
         for vb in set(vbuckets.tolist()):
@@ -153,9 +152,8 @@ def _highest(made: Made) -> dict[int, int]:
 
 def _drop_void(made: Made, vbucket: int, to_seqno: int) -> None:
     """Changes that were never handed over and never will have happened."""
-    if made.places is not None:
-        kept = [n for n, (vb, seqno) in enumerate(made.places) if vb != vbucket or seqno <= to_seqno]
-        made.items, made.places = [made.items[n] for n in kept], [made.places[n] for n in kept]
+    if made.single:
+        made.items = [change for change in made.items if change.vbucket != vbucket or change.seqno <= to_seqno]
     elif made.held:
         import pyarrow as pa
 

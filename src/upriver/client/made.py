@@ -17,7 +17,7 @@ class Made:
     items: list[Any]
     held: list[Documents] = field(default_factory=list)
     mark: Mark | None = None  # the place in the feed once all is taken; None: others of the same flush follow
-    places: list[tuple[int, int]] | None = None  # vbucket and seqno of each item, where items are single changes
+    single: bool = False  # items are single documents, with a vbucket and a seqno each
     rolled_back: tuple[int, int] | None = None  # vbucket, to_seqno: what waits of it beyond that is void
 
 

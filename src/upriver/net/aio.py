@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import Protocol
+from typing import Protocol, cast
 
 from upriver.errors import ConnectFailed
 
@@ -28,8 +28,7 @@ class Connection(asyncio.BufferedProtocol):
         self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._machine.buffer()

@@ -29,6 +29,7 @@ from upriver.errors import ConfigError
 @click.option("--password", default="", envvar="UPRIVER_PASSWORD")
 @click.option("--no-plain", is_flag=True, help="Refuse passwords in clear text without TLS.")
 @click.option("--default-bucket", default="", help="Bucket of clients that never select one.")
+@click.option("--member", is_flag=True, help="Of a cluster: wait for the map that its manager pushes.")
 @click.option("--enable-faults", is_flag=True, help="Allow `upriver fault`, for testing consumers.")
 @click.option("--enable-flush", is_flag=True, help="Allow clients to empty a bucket.")
 @click.option("--quota-mib", default=256, show_default=True, help="Memory for each bucket.")

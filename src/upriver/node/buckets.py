@@ -18,6 +18,7 @@ from upriver.store import Bucket, StoreOptions
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
     from upriver.node.persistence import PersistenceWaits
+    from upriver.node.replicator import Replicator
     from upriver.store import VBucket
 
 _NAME = re.compile(r"[A-Za-z0-9._%-]{1,100}\Z")
@@ -33,6 +34,8 @@ class NodeBucket:
         self.dcp_connections: dict[str, Connection] = {}  # by connection name: producers and consumers share names
         self.passive_streams = Registry()  # what this node consumes, over all connections
         self.waits = waits
+        self.member = False  # of a cluster: a manager's map rules
+        self.replicator: Replicator | None = None
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
         self._state_changes: dict[int, asyncio.Future[None]] = {}
@@ -66,6 +69,8 @@ class NodeBucket:
         self.store.apply_manifest(manifest)
 
     def close(self) -> None:
+        if self.replicator is not None:
+            self.replicator.stop()
         self.waits.cancel()
         self.store.close()
 
@@ -74,8 +79,15 @@ class Buckets:
     """All buckets by name. ``broken`` says why one could not be opened."""
 
     def __init__(
-        self, root: Path, vbuckets: int, options: StoreOptions, make_waits: Callable[[Bucket], PersistenceWaits]
+        self,
+        root: Path,
+        vbuckets: int,
+        options: StoreOptions,
+        make_waits: Callable[[Bucket], PersistenceWaits],
+        *,
+        member: bool = False,
     ) -> None:
+        self._member = member
         self._root = root
         self._vbuckets = vbuckets
         self._options = options
@@ -98,8 +110,13 @@ class Buckets:
             self.broken[path.name] = str(error) or type(error).__name__
             log.warning("bucket_broken", bucket=path.name, reason=self.broken[path.name])
             return
-        self._open[path.name] = NodeBucket(store, self._make_waits(store))
+        self._open[path.name] = self._node_bucket(store)
         log.info("bucket_open", bucket=path.name, vbuckets=vbuckets)
+
+    def _node_bucket(self, store: Bucket) -> NodeBucket:
+        bucket = NodeBucket(store, self._make_waits(store))
+        bucket.traffic = not self._member  # a member waits for its map
+        return bucket
 
     def create(self, name: str, vbuckets: int | None = None) -> NodeBucket:
         """A new bucket whose vbuckets are all active here."""
@@ -111,11 +128,11 @@ class Buckets:
         path.mkdir(parents=True, exist_ok=True)
         count = vbuckets or self._vbuckets
         store = Bucket.open(path, name=name, vbuckets=count, options=self._options)
-        for vbucket in range(count):
+        for vbucket in () if self._member else range(count):
             store.set_state(vbucket, VbucketState.ACTIVE)
         store.flush()
         (path / _MARK).write_text(str(count))
-        self._open[name] = NodeBucket(store, self._make_waits(store))
+        self._open[name] = self._node_bucket(store)
         log.info("bucket_created", bucket=name, vbuckets=count)
         return self._open[name]
 

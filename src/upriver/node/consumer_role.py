@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError
@@ -14,6 +16,7 @@ from upriver.model import VbucketState
 from upriver.node import dcp_commands, log
 from upriver.protocol.consumer import Consumer, ConsumerOptions, Foreign, StateSet, StreamClosed
 from upriver.wire import Message, dcp, upr
+from upriver.wire.constants import DurabilityLevel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from upriver.node.dispatch import Handler
 
 
-class _BucketStore:
+class BucketStore:
     """The bucket as a consumer sees it: state changes also wake the operations that wait for them (7.4)."""
 
     def __init__(self, bucket: NodeBucket) -> None:
@@ -47,7 +50,7 @@ class ConsumerRole:
         options = ConsumerOptions(
             consumer_name=consumer_name, collections=conn.context.collections, datatypes=conn.context.datatypes
         )
-        self.machine = Consumer(_BucketStore(bucket), bucket.passive_streams, options)
+        self.machine = Consumer(BucketStore(bucket), bucket.passive_streams, options)
 
     def receive(self, data: bytes | memoryview) -> None:
         """Every byte of the connection goes through the machine; commands that are not DCP's go back to dispatch."""
@@ -58,6 +61,7 @@ class ConsumerRole:
             self.flush()
             self.conn.close(f"consumer: {error}")
             return
+        acknowledge_prepares(self.machine, self.bucket, self.flush)
         self.flush()
 
     def _happened(self, event: Foreign | StateSet | StreamClosed) -> None:
@@ -97,6 +101,22 @@ class ConsumerRole:
             "num_streams": len(streams),
             "total_bytes_received": self.machine.received_bytes,
         }
+
+
+def acknowledge_prepares(machine: Consumer, bucket: NodeBucket, flush: Callable[[], None]) -> None:
+    """Prepares that came in are acknowledged: at once, or when they are on disk if their level says so."""
+    for vb, seqno, level in machine.take_prepared():
+        if level < DurabilityLevel.PERSIST_TO_MAJORITY:
+            machine.acknowledge_prepares(vb, seqno)
+            continue
+        on_disk = bucket.waits.until(vb, seqno)
+        on_disk.add_done_callback(partial(_on_disk, machine, vb, seqno, flush))
+
+
+def _on_disk(machine: Consumer, vb: int, seqno: int, flush: Callable[[], None], done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        machine.acknowledge_prepares(vb, seqno)
+        flush()
 
 
 def open_consumer(conn: Connection, request: dcp.Open, consumer_name: str) -> None:

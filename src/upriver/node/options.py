@@ -39,6 +39,7 @@ class NodeOptions:
     username: str = ""
     password: str = field(default="", repr=False)
     default_bucket: str = ""  # selected at once on every new connection, for plain memcached clients
+    member: bool = False  # of a cluster: serve nobody before a manager has pushed its map
     enable_faults: bool = False
     enable_flush: bool = False
     plain_without_tls: bool = True

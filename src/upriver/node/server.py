@@ -46,7 +46,7 @@ class Node:
         commands.register_all()
         options = self.options
         make_waits = partial(PersistenceWaits, loop=self.loop)
-        self.buckets = Buckets(options.data, options.vbuckets, options.store, make_waits)
+        self.buckets = Buckets(options.data, options.vbuckets, options.store, make_waits, member=options.member)
         await self.loop.run_in_executor(None, warmup.warm_up)
         self.buckets.open_all()
         if options.bucket and self.buckets.find(options.bucket) is None and options.bucket not in self.buckets.broken:
@@ -131,18 +131,19 @@ class Node:
     def cluster_json(self, bucket: NodeBucket) -> bytes:
         found = self._map_json.get(bucket.name)
         if found is None:
-            this_node = self._index_in(self.cluster_map(bucket))
+            this_node = max(0, self.index_in(self.cluster_map(bucket)))
             found = self._map_json[bucket.name] = self.cluster_map(bucket).to_json(bucket.name, bucket.uuid, this_node)
         return found
 
     def nodes_json(self) -> bytes:
         """The nodes without any bucket; a client with TLS learns its port from it before it selects one."""
         known = next(iter(self._maps.values()), None) or ClusterMap.alone(self.address, 0)
-        return known.to_json_without_bucket(self._index_in(known))
+        return known.to_json_without_bucket(max(0, self.index_in(known)))
 
-    def _index_in(self, cluster_map: ClusterMap) -> int:
+    def index_in(self, cluster_map: ClusterMap) -> int:
+        """Our place in a map's list of nodes, -1 if we are not in it."""
         mine = (self.options.host, self.kv_port)
-        return next((n for n, each in enumerate(cluster_map.nodes) if (each.host, each.kv) == mine), 0)
+        return next((n for n, each in enumerate(cluster_map.nodes) if (each.host, each.kv) == mine), -1)
 
     # ------------------------------------------------------------------------------------------ buckets
 

@@ -136,6 +136,8 @@ class Consumer:
         self._waiting: deque[PassiveStream] = deque()
         self._done: dict[int, Done] = {}
         self._started = False
+        self._closing: set[int] = set()  # opaques of our own CLOSE_STREAM requests
+        self._prepared: list[tuple[int, int, int]] = []
 
     # ---------------------------------------------------------------------------------------------- the three doors
 
@@ -377,6 +379,8 @@ class Consumer:
             self._control_answered(message)
         elif opcode == Opcode.DCP_STREAM_REQ:
             self._stream_answered(message)
+        elif opcode == Opcode.DCP_CLOSE_STREAM and message.opaque in self._closing:
+            self._closing.discard(message.opaque)
         elif opcode != Opcode.DCP_BUFFER_ACK:
             raise WrongRole(f"a response to 0x{opcode:02x} was not expected", "opcode", 1)
 
@@ -444,6 +448,7 @@ class Consumer:
             seqno = apply_event(replica, message)
         elif isinstance(message, Prepare):
             seqno = apply_prepare(replica, message, self.options.collections)
+            self._prepared.append((vb, seqno, message.durability_level))
         elif isinstance(message, Commit):
             cid, key = self._key(message.key)
             replica.commit_replica(key, cid, message.prepared_seqno, message.commit_seqno)
@@ -479,6 +484,22 @@ class Consumer:
         self.store.set_state(message.vbucket, state, takeover=True)
         self._send(OtherResponse(Opcode.DCP_SET_VBUCKET_STATE, opaque=message.opaque))
         return StateSet(message.vbucket, state)
+
+    def drop_stream(self, vb: int) -> None:
+        """Stop consuming a vbucket, on our own account: the producer is told to close."""
+        stream = self.streams.get(vb)
+        if stream is None or not stream.is_live:
+            return
+        live = stream.phase is StreamPhase.LIVE
+        self._remove(stream)
+        if live:
+            self._closing.add(self._next_opaque())
+            self._send(CloseStream(vbucket=vb, opaque=self._opaque))
+
+    def take_prepared(self) -> list[tuple[int, int, int]]:
+        """Vbucket, seqno and level of the prepares that came in since the last call."""
+        prepared, self._prepared = self._prepared, []
+        return prepared
 
     def acknowledge_prepares(self, vb: int, prepared_seqno: int) -> None:
         """Every prepare up to this seqno is durable here (2.15)."""

@@ -1,0 +1,189 @@
+"""Replication from node to node, without a process in between: this node connects to a producer and consumes.
+
+One connection per bucket and source. A connection that breaks, and a stream that ends, are opened again for as long
+as the cluster map wants them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from upriver.errors import RemoteProtocolError, Status, StatusError, UpriverError
+from upriver.node import log
+from upriver.node.consumer_role import BucketStore, acknowledge_prepares
+from upriver.protocol.consumer import Consumer, ConsumerOptions, StreamClosed
+from upriver.protocol.scram import ScramClient
+from upriver.protocol.session import Credentials, Session
+from upriver.wire import FrameSplitter
+from upriver.wire.constants import OpenFlag
+from upriver.wire.dcp import Open
+from upriver.wire.message import Message, Response, decode
+
+if TYPE_CHECKING:
+    from upriver.node.buckets import NodeBucket
+    from upriver.node.cluster_map import NodeAddress
+    from upriver.node.server import Node
+
+READ_SIZE = 1 << 18
+RETRY_S = 0.25
+MAX_RETRY_S = 5.0
+CONNECT_S = 5.0
+SILENCE_S = 30.0  # the producer sends a noop every second
+_FLAGS = (
+    OpenFlag.PRODUCER
+    | OpenFlag.INCLUDE_XATTRS
+    | OpenFlag.INCLUDE_DELETE_TIMES
+    | OpenFlag.INCLUDE_DELETED_USER_XATTRS
+)
+
+
+class Replicator:
+    """All replication into one bucket of this node."""
+
+    def __init__(self, node: Node, bucket: NodeBucket) -> None:
+        self._node, self._bucket = node, bucket
+        self._sources: dict[NodeAddress, ReplicationSource] = {}
+
+    def want(self, wanted: dict[NodeAddress, set[int]]) -> None:
+        """From now on consume these vbuckets from these nodes, and nothing else."""
+        for address in list(self._sources):
+            if address not in wanted:
+                self._sources.pop(address).stop()
+        for address, vbuckets in wanted.items():
+            if address not in self._sources:
+                self._sources[address] = ReplicationSource(self._node, self._bucket, address)
+            self._sources[address].want(vbuckets)
+
+    def stop(self) -> None:
+        for source in self._sources.values():
+            source.stop()
+        self._sources.clear()
+
+
+class ReplicationSource:
+    """One producer that this node consumes from."""
+
+    def __init__(self, node: Node, bucket: NodeBucket, address: NodeAddress) -> None:
+        self._node, self._bucket, self.address = node, bucket, address
+        self._wanted: set[int] = set()
+        self._machine: Consumer | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._retry_at: dict[int, float] = {}
+        self._task = node.loop.create_task(self._run())
+
+    def want(self, vbuckets: set[int]) -> None:
+        for vb in self._wanted - vbuckets:
+            if self._machine is not None:
+                self._machine.drop_stream(vb)
+        self._wanted = set(vbuckets)
+        self._add_missing()
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        delay = RETRY_S
+        while True:
+            try:
+                await self._connect_and_consume()
+            except (OSError, UpriverError, TimeoutError) as error:
+                log.info("replication_lost", source=str(self.address.kv), bucket=self._bucket.name, reason=str(error))
+            except Exception:
+                log.failure("replication_failed", source=str(self.address.kv), bucket=self._bucket.name)
+            finally:
+                self._forget()
+            await asyncio.sleep(delay * (0.5 + secrets.randbelow(1000) / 1000))
+            delay = min(MAX_RETRY_S, delay * 2) if self._machine is None else RETRY_S
+
+    def _forget(self) -> None:
+        if self._machine is not None:
+            self._machine.receive_eof()
+        if self._writer is not None:
+            self._writer.close()
+        self._machine = self._writer = None
+
+    async def _connect_and_consume(self) -> None:
+        async with asyncio.timeout(CONNECT_S):
+            reader, self._writer = await asyncio.open_connection(self.address.host, self.address.kv, limit=4 << 20)
+            await self._handshake(reader, self._writer)
+        me = self._node.address
+        options = ConsumerOptions(consumer_name=f"{me.host}:{me.kv}")
+        self._machine = Consumer(BucketStore(self._bucket), self._bucket.passive_streams, options)
+        self._retry_at.clear()
+        while True:
+            self._add_missing()
+            self._flush()
+            data = await self._read(reader)
+            for event in self._machine.receive(data, time.monotonic()):
+                if isinstance(event, StreamClosed):
+                    self._retry_at[event.vbucket] = time.monotonic() + RETRY_S
+            acknowledge_prepares(self._machine, self._bucket, self._flush)
+            self._flush()
+            await self._writer.drain()
+
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        async with asyncio.timeout(SILENCE_S):
+            data = await reader.read(READ_SIZE)
+        if not data:
+            raise RemoteProtocolError("the producer closed the connection")
+        return data
+
+    def _add_missing(self) -> None:
+        """Ask for every stream that is wanted and not there; the producer's noops bring us here every second."""
+        if self._machine is None:
+            return
+        now = time.monotonic()
+        missing = [v for v in self._wanted if v not in self._machine.streams and self._retry_at.get(v, 0.0) <= now]
+        if missing:
+            self._machine.add_streams(missing, self._added)
+            self._flush()
+
+    def _added(self, vb: int, status: int) -> None:
+        if status != Status.SUCCESS:
+            self._retry_at[vb] = time.monotonic() + RETRY_S
+            log.info("replication_refused", vbucket=vb, source=str(self.address.kv), status=f"0x{status:02x}")
+
+    def _flush(self) -> None:
+        if self._machine is not None and self._writer is not None:
+            data = self._machine.data_to_send()
+            if data:
+                self._writer.write(data)
+
+    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        options = self._node.options
+        credentials = Credentials(options.username, options.password)
+        session = Session("upriver-node", credentials, self._bucket.name, _scram)
+        conversation = _Conversation(reader, writer)
+        messages = session.start()
+        while messages:
+            messages = session.receive(await conversation.ask(messages[0]))
+        me = self._node.address
+        name = f"replication:{self.address.host}:{self.address.kv}->{me.host}:{me.kv}:{self._bucket.name}"
+        answer = await conversation.ask(Open(0, _FLAGS, name.encode()))
+        if answer.status != Status.SUCCESS:
+            raise StatusError.of(answer.status, "open the replication connection")
+
+
+class _Conversation:
+    """One request, one answer, before the connection becomes a stream."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer, self._splitter = reader, writer, FrameSplitter()
+
+    async def ask(self, message: Message) -> Response:
+        self._writer.write(message.encode())
+        while True:
+            data = await self._reader.read(READ_SIZE)
+            if not data:
+                raise RemoteProtocolError("the producer closed the connection")
+            for frame in self._splitter.receive(data):
+                answer = decode(frame)
+                if isinstance(answer, Response):
+                    return answer
+
+
+def _scram(mechanism: str, username: str, password: str) -> ScramClient:
+    return ScramClient(mechanism, username, password, secrets.token_urlsafe(18))

@@ -1,6 +1,7 @@
 # `make demo` shows what upriver does, `make test` checks everything. Both need only Python >= 3.11 and make:
 # the rest is installed into .venv, with the versions of constraints.txt.
 
+SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ help:
 	@echo "make lint         ruff, mypy and import rules only"
 	@echo "make bench        benchmark tables; TABLE=wire for one of them"
 	@echo "make fuzz         each fuzzer for FUZZ_SECONDS (60)"
-	@echo "make chaos-store  kill the store at random moments, for longer than the tests do"
+	@echo "make chaos-store  the store's tests alone, crashes included"
 	@echo "make clean        remove .venv and everything that was built"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -56,7 +57,7 @@ fuzz: install
 	test "$${PIPESTATUS[0]}" -eq 0 || { echo "$$fuzzer failed; its input is in .fuzz/"; exit 1; }; done
 
 chaos-store: install
-	$(BIN)/pytest --quiet -m "slow or not slow" tests/store
+	$(BIN)/pytest --quiet tests/store
 
 # Clients of other people that the node is tested against; without them those tests are skipped, and say so.
 system-packages:
@@ -69,5 +70,3 @@ system-packages:
 clean:
 	rm -rf $(VENV) .fuzz .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-
-SHELL := /bin/bash

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -28,7 +29,6 @@ class Served:
     data: Path
     username: str = ""
     password: str = ""
-    tls_port: int = 0
 
     @property
     def url(self) -> str:
@@ -65,12 +65,38 @@ def serve(data: Path, *arguments: str, username: str = "", password: str = "", h
         try:
             ports = _ports(process, http)
             assert ports, f"the node did not start: {_text(log)}"
-            yield Served(ports["ready"], ports.get("management", 0), data, username, password, ports.get("tls", 0))
+            yield Served(ports["ready"], ports.get("management", 0), data, username, password)
         finally:
             process.terminate()
             code = process.wait(30)
         assert code == 0, _text(log)
         assert "Traceback" not in _text(log), _text(log)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def make_certificates(at: Path, *clients: str) -> Path:
+    """A CA, a server certificate for 127.0.0.1, and one for each client, as PEM files in a directory."""
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    _openssl(at, "req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2")
+    (at / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for name in ("server", *clients):
+        _openssl(at, "req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        _openssl(at, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                 "-out", f"{name}.pem", "-days", "2", "-extfile", "names")  # fmt: skip
+    return at
+
+
+def tls_arguments(certificates: Path, port: int) -> list[str]:
+    files = ["--certificate", str(certificates / "server.pem"), "--private-key", str(certificates / "server.key")]
+    return ["--tls-port", str(port), *files, "--client-ca", str(certificates / "ca.pem")]
+
+
+def _openssl(at: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=at, check=True, capture_output=True)
 
 
 def _text(log: Any) -> str:

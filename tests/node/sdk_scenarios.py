@@ -1,6 +1,6 @@
 """What the official SDK does to a node; run as a process of its own, because a bad answer can crash its C++ core.
 
-``python sdk_scenarios.py PORT USER PASSWORD`` prints one JSON line per scenario: its name, and what went wrong.
+``python sdk_scenarios.py PORT USER PASSWORD TLS_PORT CA_FILE`` prints a JSON line per scenario: name, and what failed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from couchbase import exceptions as ex
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.durability import Durability, ServerDurability
+from couchbase.management.buckets import CreateBucketSettings
 from couchbase.options import (
     ClusterOptions,
     ClusterTimeoutOptions,
@@ -264,11 +265,6 @@ def replica_reads_without_replicas(c: Any) -> None:
     raises(ex.DocumentUnretrievableException, lambda: c.get_any_replica("replica-missing"))
 
 
-def ping_and_diagnostics(c: Any) -> None:
-    report = c._scope._bucket.ping() if hasattr(c._scope, "_bucket") else None
-    assert report is None or report.endpoints
-
-
 SCENARIOS = [
     upsert_and_get, mutation_tokens_count_up, insert_only_once, replace_and_remove, cas_conflicts, exists, counters,
     append_and_prepend, large_and_compressed_values, many_keys_at_once, expiry, touch_and_preserve, locks, lookup_in,
@@ -298,10 +294,11 @@ def wrong_password(port: str, username: str) -> None:
     raises(ex.AuthenticationException, connect)
 
 
-def main(port: str, username: str, password: str) -> None:
+def main(port: str, username: str, password: str, tls_port: str, ca: str) -> None:
     cluster = Cluster(f"couchbase://127.0.0.1:{port}", ClusterOptions(PasswordAuthenticator(username, password)))
     cluster.wait_until_ready(timedelta(seconds=20))
     bucket = cluster.bucket("default")
+    report("managers", lambda: managers(cluster))
     for scenario in SCENARIOS:
         report(scenario.__name__, lambda scenario=scenario: scenario(bucket.default_collection()))
     named = bucket.scope("shop").collection("orders")
@@ -309,6 +306,38 @@ def main(port: str, username: str, password: str) -> None:
         report(f"{scenario.__name__} in a named collection", lambda scenario=scenario: scenario(named))
     report("unknown collection", lambda: unknown_collection(bucket))
     report("wrong password", lambda: wrong_password(port, username))
+    report("over TLS", lambda: over_tls(tls_port, PasswordAuthenticator(username, password, cert_path=ca)))
+    cluster.close()
+
+
+def managers(cluster: Any) -> None:
+    """Buckets and collections, made and dropped through the management port."""
+    buckets, collections = cluster.buckets(), cluster.bucket("default").collections()
+    buckets.create_bucket(CreateBucketSettings(name="other", ram_quota_mb=100))
+    raises(ex.BucketAlreadyExistsException, lambda: buckets.create_bucket(CreateBucketSettings(name="other")))
+    assert {each.name for each in buckets.get_all_buckets()} == {"default", "other"}
+    other = cluster.bucket("other").default_collection()
+    other.upsert("k", 1)
+    buckets.flush_bucket("other")
+    assert not other.exists("k").exists
+    collections.create_scope("shop")
+    collections.create_collection("shop", "orders")
+    raises(ex.ScopeAlreadyExistsException, lambda: collections.create_scope("shop"))
+    raises(ex.CollectionAlreadyExistsException, lambda: collections.create_collection("shop", "orders"))
+    raises(ex.ScopeNotFoundException, lambda: collections.create_collection("nowhere", "orders"))
+    collections.create_collection("shop", "temporary")
+    collections.drop_collection("shop", "temporary")
+    raises(ex.CollectionNotFoundException, lambda: collections.drop_collection("shop", "temporary"))
+    [shop] = [scope for scope in collections.get_all_scopes() if scope.name == "shop"]
+    assert [each.name for each in shop.collections] == ["orders"]
+    buckets.drop_bucket("other")
+    raises(ex.BucketNotFoundException, lambda: buckets.drop_bucket("other"))
+
+
+def over_tls(port: str, authenticator: Any) -> None:
+    cluster = Cluster(f"couchbases://127.0.0.1:{port}", ClusterOptions(authenticator))
+    cluster.wait_until_ready(timedelta(seconds=20))
+    upsert_and_get(cluster.bucket("default").default_collection())
     cluster.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
 import stat
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from front_node import UPRIVER, Served, serve
+from front_node import UPRIVER, Served, free_port, make_certificates, serve, tls_arguments
 from raw import ALL, Raw
 
 from upriver.errors import ConfigError, Status
@@ -218,33 +217,16 @@ def test_a_refused_command_says_why_and_fails(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- TLS
 
 
-def openssl(*arguments: str, cwd: Path) -> None:
-    subprocess.run(["openssl", *arguments], cwd=cwd, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA, a server certificate for 127.0.0.1, and client certificates for ann and nobody."""
-    at = tmp_path_factory.mktemp("tls")
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2", cwd=at)
-    for name in ("server", "ann", "nobody"):
-        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}", cwd=at)
-        (at / f"{name}.ext").write_text("subjectAltName=IP:127.0.0.1\n")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-                "-out", f"{name}.pem", "-days", "2", "-extfile", f"{name}.ext", cwd=at)  # fmt: skip
-    return at
+    return make_certificates(tmp_path_factory.mktemp("tls"), "ann", "nobody")
 
 
 @pytest.fixture(scope="module")
 def tls_port(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    arguments = [
-        "--tls-port", str(port), "--certificate", str(certificates / "server.pem"),
-        "--private-key", str(certificates / "server.key"), "--client-ca", str(certificates / "ca.pem"), "--no-plain",
-    ]  # fmt: skip
+    port = free_port()
     data = tmp_path_factory.mktemp("tls-node") / "data"
+    arguments = [*tls_arguments(certificates, port), "--no-plain"]
     with serve(data, *arguments, username="ann", password="secret", http=False):
         yield port
 

@@ -68,6 +68,13 @@ class NodeBucket:
     def apply_manifest(self, manifest: bytes) -> None:
         self.store.apply_manifest(manifest)
 
+    def empty(self) -> None:
+        """Every vbucket starts a new history, without documents."""
+        for vbucket in list(self.store.existing()):
+            state = vbucket.state
+            self.store.delete_vbucket(vbucket.id)
+            self.store.set_state(vbucket.id, state)
+
     def close(self) -> None:
         if self.replicator is not None:
             self.replicator.stop()

@@ -29,6 +29,7 @@ _BAD = HTTPStatus.BAD_REQUEST
 
 def describe_bucket(node: Node, bucket: NodeBucket) -> dict[str, Any]:
     store = bucket.store
+    path = f"/pools/default/buckets/{bucket.name}"
     items = sum(vb.item_count for vb in store.existing() if vb.state is VbucketState.ACTIVE)
     found: dict[str, Any] = json.loads(node.cluster_json(bucket))
     found.update(
@@ -41,7 +42,8 @@ def describe_bucket(node: Node, bucket: NodeBucket) -> dict[str, Any]:
         compressionMode="passive",
         conflictResolutionType="lww" if store.options.lww else "seqno",
         durabilityMinLevel="none",
-        flushEnabled=node.options.enable_flush,
+        controllers={"flush": f"{path}/controller/doFlush"} if node.options.enable_flush else {},
+        authType="sasl",
         collectionsManifestUid=f"{store.manifest.uid:x}",
         nodes=[describe_node(node)],
         quota={"ram": store.options.quota_bytes, "rawRAM": store.options.quota_bytes},
@@ -79,6 +81,16 @@ def drop_bucket(node: Node, request: Request, name: str) -> Result:
     if name not in node.buckets.broken:
         bucket_or_404(node, name)
     node.delete_bucket(name)
+    return Answer()
+
+
+@route("POST", "/pools/default/buckets/*/controller/doFlush")
+def flush_bucket(node: Node, request: Request, name: str) -> Result:
+    bucket = bucket_or_404(node, name)
+    if not node.options.enable_flush:
+        raise HttpError(_BAD, "Flush is disabled for the bucket; start the node with --enable-flush")
+    bucket.empty()
+    log.info("bucket_flushed", bucket=bucket.name)
     return Answer()
 
 

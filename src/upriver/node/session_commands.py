@@ -107,10 +107,7 @@ def flush_bucket(conn: Connection, request: Any) -> None:
     if not conn.node.options.enable_flush:
         raise NotSupported("start the node with --enable-flush")
     bucket = conn.require_bucket()
-    for vbucket in list(bucket.store.existing()):
-        state = vbucket.state
-        bucket.store.delete_vbucket(vbucket.id)
-        bucket.store.set_state(vbucket.id, state)
+    bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name, connection=conn.id)
     if not conn.is_quiet(request):
         conn.reply(request)

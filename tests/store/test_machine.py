@@ -188,6 +188,8 @@ class Histories(RuleBasedStateMachine):
                 wanted = self._position_of(vb)
             assert decide(node.history(), wanted) == Accept()
         vb.replace_failover_log([tuple(entry) for entry in node.vb.failover_log])
+        if not vb.snapshot_complete:
+            node.bucket.flush()  # the rest of a snapshot may have to come from disk
         self._pump(node, replica, wanted, most)
 
     def _position_of(self, vb) -> Position:
@@ -255,6 +257,8 @@ class Histories(RuleBasedStateMachine):
         else:
             raise AssertionError("the reader never gets in")
         p = reader.position
+        if p.seqno < p.snap_end:
+            node.bucket.flush()
         source = node.vb.stream(p.seqno, snap_start=p.snap_start, snap_end=p.snap_end)
         while most > 0 and (event := source.poll()) is not None:
             most -= 1

@@ -63,6 +63,25 @@ def test_what_was_announced_is_not_deduplicated_away_later(vb):
     assert [(r.seqno, r.value) for r in changes(source)] == [(2, b"new")]
 
 
+def test_a_reader_that_stopped_inside_a_snapshot_is_not_consistent_before_its_end(bucket, vb):
+    """It lacks the version at 2, which the one at 6 had replaced: a marker that ended at 5 would be a lie."""
+    vb.set(b"a", b"1")
+    vb.set(b"e", b"2")
+    other = vb.stream(0)
+    changes(other)
+    vb.set(b"a", b"3")
+    vb.set(b"b", b"4")
+    vb.set(b"c", b"5")
+    changes(other)
+    vb.set(b"e", b"6")
+    changes(other)
+    source = vb.stream(4, snap_start=0, snap_end=6)
+    assert source.poll() is None
+    bucket.flush()
+    assert source.poll()[:3] == (0, 6, DISK)
+    assert seqnos(source) == [5, 6]
+
+
 def test_a_slow_reader_gets_one_marker_per_snapshot_of_the_fast_one(vb):
     fast, slow = vb.stream(0), vb.stream(0)
     vb.set(b"a", b"1")

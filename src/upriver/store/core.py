@@ -154,7 +154,7 @@ class Core:
             self._took_in(segment, used)
             if at < run.size:
                 at = self._resolve_stop(run, at, stuck=at == before)
-        self._wake()
+        self.wake()
 
     def _took_in(self, segment: Segment, used: int) -> None:
         if segment.first == 0:
@@ -223,7 +223,8 @@ class Core:
         """Call ``wake`` once, when something happens."""
         self._waiting.append(wake)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Call everybody who waits; in whatever thread this is."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for wake in waiting:

@@ -54,7 +54,7 @@ class Collections(Core):
         self.manifest = new
         self.manifest_uid = new.uid
         if changes:
-            self._wake()
+            self.wake()
 
     def adopt_manifest(self) -> None:
         """A vbucket that became active takes over what the bucket has decided meanwhile."""

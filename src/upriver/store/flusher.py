@@ -238,6 +238,7 @@ class Flusher:
             for segment in item.segments:
                 segment.persisted = True
             item.vbucket.persisted_seqno = item.high_seqno
+            item.vbucket.wake()
             if item.overlay is not None:
                 item.vbucket.indexed_seqno = item.high_seqno
                 item.vbucket.trim_overlay(item.high_seqno)

@@ -71,7 +71,7 @@ class Replica(Collections):
             self.memory.add_empty(seqno, self.complete_seqno, self.snap_end)
             self._finish_snapshot()
             self.shared.note_dirty(self, 0)
-            self._wake()
+            self.wake()
 
     def replace_failover_log(self, entries: Iterable[tuple[int, int]]) -> None:
         """The producer's log replaces ours."""

@@ -98,6 +98,8 @@ class StreamSource:
         self.collections = collections
         self._snap_start: int | None = start if snap_start is None else snap_start  # until the first marker
         self._origin = start if snap_start is None else snap_start
+        # Inside a snapshot the reader lacks what was deduplicated up to its end: the next one must reach that far.
+        self._owed_end = snap_end if snap_end is not None and self._origin < start < snap_end else 0
         self._wake = wake
         self._ignore_purged = ignore_purged
         self._known_purge = purge_seqno
@@ -155,9 +157,16 @@ class StreamSource:
             return self._continue_scan(self._scan)
         if self.position >= max(self.end, self._announced_end):
             return End(EndReason.OK)
-        if self.position < self._vbucket.memory.floor or self._disk_only:
+        if self.position < self._vbucket.memory.floor or self._disk_only or self._owes_more_than_a_segment():
             return self._begin_scan()
         return self._from_memory()
+
+    def _owes_more_than_a_segment(self) -> bool:
+        if not self._owed_end:
+            return False
+        self._vbucket.close_segment()
+        segment = self._vbucket.memory.after(self.position)
+        return segment is not None and max(segment.last, segment.snap_end) < self._owed_end
 
     # ---- memory ----
 
@@ -188,6 +197,8 @@ class StreamSource:
             if first > self._announced_end:
                 start = max(first, self._snap_start or 0) if first > self.position else start
         start = self._first_start(start)
+        if self.position < self._announced_end:
+            start = self._origin
         self._after_backfill = False
         self._announced_end = max(segment.last, segment.snap_end)
         self._origin = start
@@ -202,6 +213,7 @@ class StreamSource:
         if self._snap_start is not None:
             start = min(start, self._snap_start)
             self._snap_start = None
+        self._owed_end = 0
         return start
 
     def _marker(self, start: int, end: int, flags: int, matching: int) -> SnapshotStart:
@@ -224,6 +236,8 @@ class StreamSource:
         vbucket = self._vbucket
         if self._is_purged():
             return End(EndReason.ROLLBACK)
+        if vbucket.persisted_seqno < min(self._owed_end, vbucket.high_seqno):
+            return None  # what is needed is not on disk yet (8.4)
         if vbucket.persisted_seqno <= self.position:
             return End(EndReason.OK) if self._disk_only else self._from_memory()
         self._scan = DiskScan(vbucket, self.position)
@@ -233,7 +247,7 @@ class StreamSource:
             self._snap_start = None
             self._announced_end = self._scan.end
             return OsoStart()
-        start = self._first_start(self.position + 1)
+        start = self._first_start(self.position + 1 if self.position >= self._announced_end else self._origin)
         return self._disk_marker(start, self._scan.end)
 
     def _disk_marker(self, start: int, end: int) -> SnapshotStart:

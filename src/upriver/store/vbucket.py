@@ -85,7 +85,7 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
             self.adopt_manifest()
         if not silent:
             self.end_streams(EndReason.STATE_CHANGED)
-        self._wake()
+        self.wake()
 
     def _become_active(self, takeover: bool) -> None:
         high = self.high_seqno

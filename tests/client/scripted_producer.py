@@ -120,7 +120,7 @@ class Wire:
 
     def says(self, data: bytes, address: Address = HOME) -> None:
         """The producer sends these bytes, in pieces of ``chop`` bytes."""
-        for at in range(0, len(data), self.chop or len(data)):
+        for at in range(0, len(data), self.chop or len(data) or 1):
             piece = data[at : at + (self.chop or len(data))]
             while piece:
                 buffer = self.feed.links[address].buffer()

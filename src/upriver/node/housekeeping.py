@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from upriver.node.server import Node
 
 _TICK_S = 0.1  # the shortest noop interval that a client may ask for
-_IDLE_TICK_S = 1.0
+_TICKS_PER_LOOK = 5  # plain connections are looked at more rarely
 
 
 class Housekeeping:
@@ -37,12 +38,12 @@ class Housekeeping:
             task.cancel()
 
     async def _watch_connections(self) -> None:
-        while True:
-            has_dcp = any(conn.dcp is not None for conn in self._node.connections)
-            await asyncio.sleep(_TICK_S if has_dcp else _IDLE_TICK_S)
+        for tick in itertools.count():
+            await asyncio.sleep(_TICK_S)
             now = time.monotonic()
             for conn in list(self._node.connections):
-                self._watch(conn, now)
+                if conn.dcp is not None or tick % _TICKS_PER_LOOK == 0:
+                    self._watch(conn, now)
 
     def _watch(self, conn: Connection, now: float) -> None:
         try:

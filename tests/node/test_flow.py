@@ -1,0 +1,226 @@
+"""Flow control counted byte for byte, noops, and dead peers (section 8), over real sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from node_thread import NodeThread
+from raw import ALL, BASIC, Raw, frame, ready
+
+from upriver.errors import Status
+from upriver.node.options import Limits
+from upriver.wire import Magic, Message, Opcode, dcp, kv
+from upriver.wire.constants import OpenFlag
+
+OK = Status.SUCCESS
+
+
+def producer(port: int, name: bytes, *features: int, flags: int = 1, **controls: str) -> Raw:
+    raw = ready(port, *(features or BASIC))
+    assert raw.ask(dcp.Open(0, flags, name)).specific == OK
+    for key, value in controls.items():
+        assert raw.ask(dcp.Control(key.encode(), value.encode())).specific == OK
+    return raw
+
+
+def until_quiet(raw: Raw, quiet_s: float = 0.25) -> list[tuple[Message, int]]:
+    """Everything that comes until nothing comes any more, with wire sizes."""
+    found = []
+    raw.socket.settimeout(quiet_s)
+    try:
+        while True:
+            got = raw.receive()
+            if not got.magic.is_response:
+                found.append((got, got.size))
+    except TimeoutError:
+        return found
+    finally:
+        raw.socket.settimeout(10)
+
+
+@pytest.fixture(scope="module")
+def filled(node: NodeThread) -> NodeThread:
+    """Vbucket 0 has 100 documents of 100 bytes: 24 + 31 + 3 + 100 = 158 bytes each on the wire."""
+    node.call(lambda: node.vbucket(0).set_many([b"k%02d" % number for number in range(100)], [b"v" * 100] * 100))
+    return node
+
+
+@pytest.mark.parametrize("window", [1, 44, 45, 200, 202, 203, 1000])
+def test_a_message_goes_exactly_while_the_window_was_not_used_up_before_it(filled: NodeThread, window: int):
+    with producer(filled.port, b"window", connection_buffer_size=str(window)) as raw:
+        raw.send(dcp.StreamRequest(vbucket=0))
+        sizes = [size for _, size in until_quiet(raw)]
+        expected, outstanding = [], 0
+        for size in (44, *[158] * 100):
+            if outstanding >= window:
+                break
+            expected.append(size)
+            outstanding += size
+        assert sizes == expected
+
+
+def test_acknowledging_lets_exactly_as_much_through_again(filled: NodeThread):
+    with producer(filled.port, b"acks", connection_buffer_size="400") as raw:
+        raw.send(dcp.StreamRequest(vbucket=0))
+        assert sum(size for _, size in until_quiet(raw)) == 44 + 158 * 3  # 360 < 400, so one more
+        raw.send(dcp.BufferAck(118))  # outstanding 400: still full
+        assert until_quiet(raw) == []
+        raw.send(dcp.BufferAck(1))
+        assert [size for _, size in until_quiet(raw)] == [158]
+        raw.send(dcp.BufferAck(10**6))  # too much is forgiven: nothing is outstanding
+        assert len(until_quiet(raw)) == 3
+
+
+def test_a_full_window_does_not_hold_back_answers_and_noops(filled: NodeThread):
+    with producer(filled.port, b"full", connection_buffer_size="1", enable_noop="true", set_noop_interval="0.1") as raw:
+        raw.send(dcp.StreamRequest(vbucket=0))
+        raw.receive()
+        seen = {raw.receive().opcode for _ in range(2)}
+        assert seen == {Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_NOOP}
+        assert raw.ask(dcp.Control(b"set_priority", b"high")).specific == OK
+        assert raw.ask(dcp.StreamRequest(vbucket=1)).specific == OK
+
+
+def test_window_0_is_no_window(filled: NodeThread):
+    with producer(filled.port, b"zero", connection_buffer_size="1") as raw:
+        raw.send(dcp.StreamRequest(vbucket=0))
+        assert len(until_quiet(raw)) == 1
+        raw.send(dcp.Control(b"connection_buffer_size", b"0"))
+        assert len(until_quiet(raw)) == 100
+
+
+def test_growing_the_window_at_run_time_lets_the_stream_go_on(filled: NodeThread):
+    with producer(filled.port, b"grow", connection_buffer_size="1") as raw:
+        raw.send(dcp.StreamRequest(vbucket=0))
+        assert len(until_quiet(raw)) == 1
+        raw.send(dcp.Control(b"connection_buffer_size", b"45"))
+        assert len(until_quiet(raw)) == 1
+        raw.send(dcp.Control(b"connection_buffer_size", b"203"))
+        assert len(until_quiet(raw)) == 1
+
+
+def test_a_document_larger_than_the_window_passes(node: NodeThread):
+    with ready(node.port) as writer:
+        writer.ask(kv.Set(key=b"big", value=b"x" * 3_000_000, vbucket=5))
+    with producer(node.port, b"large", connection_buffer_size="1024") as raw:
+        raw.send(dcp.StreamRequest(vbucket=5))
+        assert [size for _, size in until_quiet(raw)] == [44, 24 + 31 + 3 + 3_000_000]
+
+
+def test_stream_ids_and_every_control_message_are_charged(filled: NodeThread):
+    """Marker 47, mutation 161, stream end 31: the end needs the last byte of window."""
+    total = 47 + 100 * (158 + 1 + 3)
+    for window, ends in ((total, False), (total + 1, True)):
+        controls = {"enable_noop": "true", "enable_stream_id": "true", "connection_buffer_size": str(window)}
+        with producer(filled.port, b"sid", *ALL, **controls) as raw:
+            raw.send(dcp.StreamRequest(vbucket=0, end_seqno=100, value=b'{"sid":9}'))
+            got = until_quiet(raw)
+            assert sum(size for m, size in got if m.opcode != Opcode.DCP_STREAM_END) == total
+            assert (got[-1][0].opcode == Opcode.DCP_STREAM_END) is ends
+
+
+@pytest.mark.parametrize(("vbucket", "spare", "comes"), [(6, 0, False), (7, 1, True)])
+def test_a_prepare_is_charged_two_bytes_more_than_it_sends(node: NodeThread, vbucket: int, spare: int, comes: bool):
+    node.call(lambda: node.vbucket(vbucket).prepare(b"p", b"v", 0, level=1))
+    sent = 24 + 31 + 1 + 1
+    window = 61 + sent + 2 + spare
+    controls = {"enable_sync_writes": "true", "consumer_name": "c", "connection_buffer_size": str(window)}
+    with producer(node.port, b"prepares", **controls) as raw:
+        raw.send(dcp.StreamRequest(vbucket=vbucket))
+        assert [size for _, size in until_quiet(raw)] == [61, sent]
+        node.call(lambda: node.vbucket(vbucket).set(b"other", b"v"))
+        assert bool(until_quiet(raw)) is comes
+
+
+# ---------------------------------------------------------------------------------------------- noops
+
+
+def noops(raw: Raw, count: int) -> Iterator[int]:
+    for _ in range(count):
+        got = raw.receive()
+        assert (got.magic, got.opcode) == (Magic.REQUEST, Opcode.DCP_NOOP)
+        yield got.opaque
+
+
+def test_noops_come_every_interval_once_they_are_answered(node: NodeThread):
+    with producer(node.port, b"noop", enable_noop="true", set_noop_interval="0.1") as raw:
+        opaques = []
+        for _ in range(3):
+            [opaque] = noops(raw, 1)
+            opaques.append(opaque)
+            raw.send(frame(Opcode.DCP_NOOP, magic=Magic.RESPONSE, opaque=opaque))
+        assert opaques == [10_000_001, 10_000_002, 10_000_003]
+
+
+def test_no_second_noop_before_the_first_is_answered(node: NodeThread):
+    with producer(node.port, b"one-noop", enable_noop="true", set_noop_interval="0.1") as raw:
+        list(noops(raw, 1))
+        assert until_quiet(raw, 0.6) == []
+
+
+def test_a_noop_answer_with_another_opaque_ends_the_connection(node: NodeThread):
+    with producer(node.port, b"bad-noop", enable_noop="true", set_noop_interval="0.1") as raw:
+        [opaque] = noops(raw, 1)
+        raw.send(frame(Opcode.DCP_NOOP, magic=Magic.RESPONSE, opaque=opaque + 1))
+        assert raw.is_closed()
+
+
+def test_a_silent_peer_is_cut_and_one_that_answers_is_not(make_node):  # type: ignore[no-untyped-def]
+    node = make_node(limits=Limits(dcp_idle_s=0.8))
+    controls = {"enable_noop": "true", "set_noop_interval": "0.1"}
+    with producer(node.port, b"silent", **controls) as silent, producer(node.port, b"alive", **controls) as alive:
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            [opaque] = noops(alive, 1)
+            alive.send(frame(Opcode.DCP_NOOP, magic=Magic.RESPONSE, opaque=opaque))
+        assert silent.is_closed()
+        assert alive.ask(dcp.Control(b"set_priority", b"low")).specific == OK
+
+
+@pytest.mark.parametrize(
+    ("opcode", "status", "survives"),
+    [
+        (Opcode.DCP_MUTATION, Status.NOT_MY_VBUCKET, True),
+        (Opcode.DCP_MUTATION, Status.KEY_ENOENT, True),
+        (Opcode.DCP_MUTATION, Status.KEY_EEXISTS, True),
+        (Opcode.DCP_STREAM_END, Status.KEY_ENOENT, True),
+        (Opcode.DCP_COMMIT, Status.KEY_ENOENT, False),
+        (Opcode.DCP_MUTATION, Status.ERANGE, False),
+        (Opcode.DCP_MUTATION, Status.EINVAL, False),
+        (Opcode.DCP_SNAPSHOT_MARKER, Status.ERANGE, False),
+    ],
+)
+def test_error_answers_to_data_messages_are_forgiven_or_not(node: NodeThread, opcode: int, status: int, survives: bool):
+    with producer(node.port, b"errors") as raw:
+        raw.send(frame(opcode, magic=Magic.RESPONSE, vbucket=status))
+        if survives:
+            assert raw.ask(dcp.Control(b"set_priority", b"low")).specific == OK
+        else:
+            assert raw.is_closed()
+
+
+def test_with_the_newer_status_codes_the_older_ones_are_not_forgiven(node: NodeThread):
+    with producer(node.port, b"v7", v7_dcp_status_codes="true") as raw:
+        raw.send(frame(Opcode.DCP_MUTATION, magic=Magic.RESPONSE, vbucket=Status.DCP_STREAM_NOT_FOUND))
+        assert raw.ask(dcp.Control(b"set_priority", b"low")).specific == OK
+        raw.send(frame(Opcode.DCP_MUTATION, magic=Magic.RESPONSE, vbucket=Status.KEY_ENOENT))
+        assert raw.is_closed()
+
+
+def test_a_client_that_never_reads_slows_only_itself(make_node):  # type: ignore[no-untyped-def]
+    node = make_node(limits=Limits(dcp_idle_s=1.5))
+    node.call(lambda: node.vbucket(0).set_many([b"k%06d" % n for n in range(30_000)], [b"v" * 1000] * 30_000))
+    with producer(node.port, b"stuck", flags=OpenFlag.PRODUCER) as stuck, ready(node.port) as other:
+        stuck.send(dcp.StreamRequest(vbucket=0))
+        with pytest.raises(ConnectionError):
+            _talk_until_cut(stuck, other)
+        assert other.ask(kv.Get(b"k000001", vbucket=0)).specific == OK
+
+
+def _talk_until_cut(stuck: Raw, other: Raw) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        assert other.ask(kv.Get(b"k000001", vbucket=0)).specific == OK
+        stuck.send(dcp.BufferAck(1))  # it talks, but it does not read

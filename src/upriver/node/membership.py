@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from upriver.errors import ConfigError, NotMyVbucket
+from upriver.errors import ConfigError, NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.cluster_map import ClusterMap, NodeAddress
@@ -113,3 +113,24 @@ def report(node: Node, request: Request, name: str) -> Result:
         for vb in bucket.store.existing()
     }
     return Answer({"revision": current.revision, "epoch": current.epoch, "member": bucket.member, "vbuckets": vbuckets})
+
+
+def replicator_of(bucket: NodeBucket) -> Replicator:
+    if bucket.replicator is None:
+        raise ConfigError("this node is not a member of a cluster")
+    return bucket.replicator
+
+
+@route("POST", "/upriver/takeover/*")
+async def take_over(node: Node, request: Request, name: str) -> Result:
+    """Make this node the active owner of a vbucket that it replicates."""
+    bucket = bucket_or_404(node, name)
+    try:
+        wanted = orjson.loads(request.body)
+        vb, timeout_s = int(wanted["vbucket"]), float(wanted.get("timeout_s", 60.0))
+        await replicator_of(bucket).take_over(vb, timeout_s)
+    except (KeyError, ValueError, ConfigError) as error:
+        raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
+    except (StatusError, TimeoutError) as error:
+        raise HttpError(HTTPStatus.CONFLICT, str(error) or "timed out") from error
+    return Answer({"vbucket": vb, "state": "active"})

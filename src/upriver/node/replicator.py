@@ -11,14 +11,15 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from upriver.errors import RemoteProtocolError, Status, StatusError, UpriverError
+from upriver.errors import ConfigError, RemoteProtocolError, Status, StatusError, TemporaryFailure, UpriverError
+from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.consumer_role import BucketStore, acknowledge_prepares
 from upriver.protocol.consumer import Consumer, ConsumerOptions, StreamClosed
 from upriver.protocol.scram import ScramClient
 from upriver.protocol.session import Credentials, Session
 from upriver.wire import FrameSplitter
-from upriver.wire.constants import OpenFlag
+from upriver.wire.constants import OpenFlag, StreamFlag
 from upriver.wire.dcp import Open
 from upriver.wire.message import Message, Response, decode
 
@@ -57,6 +58,13 @@ class Replicator:
                 self._sources[address] = ReplicationSource(self._node, self._bucket, address)
             self._sources[address].want(vbuckets)
 
+    async def take_over(self, vb: int, timeout_s: float) -> None:
+        """Become the active owner of a vbucket that is consumed now; raises if that did not happen (7.1)."""
+        source = next((each for each in self._sources.values() if each.wants(vb)), None)
+        if source is None:
+            raise ConfigError(f"vbucket {vb} is not replicated to this node")
+        await source.take_over(vb, timeout_s)
+
     def stop(self) -> None:
         for source in self._sources.values():
             source.stop()
@@ -80,6 +88,29 @@ class ReplicationSource:
                 self._machine.drop_stream(vb)
         self._wanted = set(vbuckets)
         self._add_missing()
+
+    def wants(self, vb: int) -> bool:
+        return vb in self._wanted
+
+    async def take_over(self, vb: int, timeout_s: float) -> None:
+        machine = self._machine
+        if machine is None:
+            raise TemporaryFailure("the source is not connected")
+        deadline = time.monotonic() + timeout_s
+        self._retry_at[vb] = deadline  # no ordinary stream gets in between
+        machine.drop_stream(vb)
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        machine.add_streams([vb], lambda _, status: answer.set_result(status), StreamFlag.TAKEOVER)
+        self._flush()
+        async with asyncio.timeout(timeout_s):
+            status = await answer
+            if status != Status.SUCCESS:
+                raise StatusError.of(status, f"takeover of vbucket {vb}")
+            while self._bucket.store.vbucket(vb).state is not VbucketState.ACTIVE:
+                if self._machine is not machine or vb not in machine.streams:
+                    raise TemporaryFailure(f"the takeover of vbucket {vb} was interrupted")
+                await asyncio.sleep(0.002)
+        self._wanted.discard(vb)
 
     def stop(self) -> None:
         self._task.cancel()

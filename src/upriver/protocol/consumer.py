@@ -171,11 +171,14 @@ class Consumer:
 
     # ---------------------------------------------------------------------------------------------- adding streams
 
-    def add_streams(self, vbuckets: list[int], done: Done) -> None:
-        """The older Add Stream 0xB3: ``done`` is called once per vbucket when its handshake has ended."""
+    def add_streams(self, vbuckets: list[int], done: Done, flags: int = 0) -> None:
+        """Streams that nobody on this connection asked for: ``done`` is told when each handshake has ended.
+
+        So come the older Add Stream 0xB3, and what a node consumes on its own account.
+        """
         for vb in vbuckets:
             self._done[vb] = done
-            self._add(PassiveStream(vb, 0, None))
+            self._add(PassiveStream(vb, flags, None))
 
     def _add_stream(self, request: AddStream) -> None:
         self._add(PassiveStream(request.vbucket, request.flags, request.opaque))
@@ -492,6 +495,7 @@ class Consumer:
             return
         live = stream.phase is StreamPhase.LIVE
         self._remove(stream)
+        self._table.set_state(vb, SlotState.IGNORED)
         if live:
             self._closing.add(self._next_opaque())
             self._send(CloseStream(vbucket=vb, opaque=self._opaque))

@@ -145,6 +145,9 @@ def test_json_is_detected_and_other_bits_are_kept(vb):
     blob = join_xattrs({"a": b"1"}, b"body")
     vb.set(b"k", blob, datatype=Datatype.XATTR)
     assert (vb.get(b"k").value, vb.get(b"k").datatype) == (blob, Datatype.XATTR)
+    for wrapped, bits in [(join_xattrs({"a": b"1"}, b"{}"), Datatype.XATTR), (deflate(b"[]"), Datatype.SNAPPY)]:
+        vb.set(b"k", wrapped, datatype=bits)
+        assert (vb.get(b"k").value, vb.get(b"k").datatype) == (wrapped, bits | Datatype.JSON)
 
 
 def test_only_system_xattrs_survive_a_deletion(vb):

@@ -25,7 +25,7 @@ from upriver.errors import (
 from upriver.model import SEQNO_MAX, Datatype, Document, VbucketState
 from upriver.store import kernels as k
 from upriver.store.core import Core
-from upriver.store.values import is_json, split_value, surviving_xattrs
+from upriver.store.values import body_of, is_json, split_value, surviving_xattrs
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY, encode_leb128
 from upriver.wire.packed import Kind, Packed, pack
 
@@ -34,6 +34,7 @@ LOCK_S = 15
 LONGEST_LOCK_S = 30
 PRIVILEGED_BYTES = 1 << 20  # system xattrs may exceed the value limit by this much
 CLOCK_MASK = ~0xFFFF
+JSON, WRAPPED = int(Datatype.JSON), int(Datatype.SNAPPY | Datatype.XATTR)  # plain numbers: flags are slow
 
 prefix_of = lru_cache(maxsize=4096)(encode_leb128)
 
@@ -316,26 +317,28 @@ class Documents(Core):
 
     def _capped(self, time: int, collection_id: int) -> int:
         """Not later than the collection's, or else the bucket's, max TTL allows."""
-        now = self.shared.now_s
         entry = self.shared.manifest.collections.get(collection_id)
         longest = self.shared.options.max_ttl_s
         if entry is not None and entry.max_ttl is not None:
             longest = entry.max_ttl
-        if longest and (time == 0 or time > now + longest):
-            time = now + longest
-        return time
+        if not longest:
+            return time
+        latest = self.shared.now_s + longest
+        return latest if time == 0 or time > latest else time
 
     @staticmethod
     def detected(value: bytes) -> int:
         """The datatype of a plain value."""
-        return int(Datatype.JSON if is_json(value) else Datatype.RAW)
+        return JSON if is_json(value) else 0
 
     def _store(
         self, wire_key: bytes, value: bytes, collection_id: int, flags: int, time: int, datatype: int
     ) -> Stored:
-        if not datatype & (Datatype.SNAPPY | Datatype.XATTR):
-            if len(value) > self.shared.options.max_value_bytes:
-                raise TooBig(f"{len(value)} bytes")
+        if datatype & WRAPPED:  # JSON is never believed, but seen: behind xattrs and compression too
+            datatype = datatype & WRAPPED | self.detected(body_of(value, datatype))
+        elif len(value) > self.shared.options.max_value_bytes:
+            raise TooBig(f"{len(value)} bytes")
+        else:
             datatype = self.detected(value)
         return self._write(Kind.MUTATION, wire_key, value, datatype, collection_id, flags=flags, time=time)
 

@@ -31,6 +31,11 @@ def split_value(document: Document) -> tuple[bytes, bytes]:
     return value[:size], value[size:]
 
 
+def body_of(value: bytes, datatype: int) -> bytes:
+    """What is behind compression and xattrs."""
+    return split_value(Document(b"", value, datatype=datatype))[1]
+
+
 def surviving_xattrs(document: Document) -> tuple[bytes, int]:
     """(value, datatype) that a tombstone keeps: the system xattrs, whose names begin with ``_``."""
     if not document.datatype & Datatype.XATTR:

@@ -7,7 +7,7 @@ from enum import IntFlag
 from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, Locked
 from upriver.model import SEQNO_MAX, Datatype, Document
 from upriver.store.documents import Documents, Stored
-from upriver.store.values import split_value
+from upriver.store.values import body_of
 from upriver.wire.packed import Kind
 
 
@@ -67,7 +67,7 @@ class WithMetaWrites(Documents):
             time = self._capped(time, incoming.collection_id)
         datatype = int(incoming.datatype)
         if kind is Kind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
-            datatype |= self.detected(split_value(incoming)[1])
+            datatype |= self.detected(body_of(incoming.value, datatype))
         return self._write(
             kind, wire_key, incoming.value, datatype, incoming.collection_id, flags=incoming.flags, time=time,
             cas=0 if options & WithMeta.REGENERATE_CAS else incoming.cas, rev_seqno=incoming.rev_seqno,

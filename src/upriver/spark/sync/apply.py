@@ -20,14 +20,14 @@ from upriver.spark.sync.columns import Shape, column_field, evolve, observe, par
 from upriver.spark.sync.forward import Outcome, Work, run_inline
 from upriver.spark.sync.lake import APPLIED, REPAIRS, TRIMMED, Lake
 from upriver.spark.sync.log import LOG, Mark, Written, read_log, read_marks, write_log, write_marks
-from upriver.spark.sync.pieces import Piece, read_pieces
+from upriver.spark.sync.pieces import Piece, gather, read_pieces
 from upriver.spark.sync.policy import Policy, Range, covered, hold, ranges_of, worth_merging
 
 logger = logging.getLogger("upriver.sync")
 
 Runner = Callable[[Sequence[Work]], list[Outcome]]
 Reread = Callable[[Sequence[int]], Iterable[pa.RecordBatch]]
-SAMPLE_ROWS = 20_000
+SAMPLE_ROWS = 4_000
 
 
 @dataclass(frozen=True)
@@ -211,19 +211,18 @@ class CollectionTables:
 
 
 def sample(root: str, new: Sequence[Piece]) -> Iterable[dict[str, object]]:
-    """Some of the new documents: all of a small batch, the first rows of every file of a large one."""
+    """Some of the new documents: all of a small batch, rows spread over some files of a large one."""
     pieces = [piece for piece in new if not piece.marks]
-    total = sum(piece.rows for piece in pieces)
-    left = SAMPLE_ROWS
-    for piece in pieces if total <= SAMPLE_ROWS else pieces[:: max(1, len(pieces) // 8)]:
-        rows = read_pieces(root, [piece], LOG, ["event", "value", "datatype"]).slice(0, left)
-        left -= rows.num_rows
+    if sum(piece.rows for piece in pieces) > SAMPLE_ROWS:
+        pieces = pieces[:: max(1, len(pieces) // 8)]
+    stride = -(-sum(piece.rows for piece in pieces) // SAMPLE_ROWS)
+    for piece in pieces:
+        rows = read_pieces(root, [piece], LOG, ["event", "value", "datatype"])
+        rows = gather(rows, list(range(0, rows.num_rows, stride)))
         for value, datatype in zip(rows.column("value").to_pylist(), rows.column("datatype").to_pylist(), strict=True):
             document = parse(value) if value is not None and (datatype or 0) & 1 else None
             if document is not None:
                 yield document
-        if left <= 0:
-            return
 
 
 def _fresh_rows(root: str, new: Sequence[Piece], ranges: Sequence[Range], vbuckets: int) -> list[int]:
@@ -247,7 +246,7 @@ class Tables:
         reread: Reread | None = None,
     ) -> None:
         self.lake, self.app_id, self.options = lake, app_id, options
-        self._run, self._reread = run, reread
+        self.run, self.reread = run, reread
         self._open: dict[str, CollectionTables] = {}
 
     def collection(self, name: str) -> CollectionTables:
@@ -268,7 +267,30 @@ class Tables:
         for name, pieces in committed.items():
             if not self.collection(name).commit_log(self.app_id, batch, pieces):
                 logger.info("%s: batch %d was committed before", name, batch)
-        return [self.collection(name).advance(batch, lag, self._run, self._reread) for name in self.names()]
+        self._note_epochs(written.marks)
+        return [self.collection(name).advance(batch, lag, self.run, self.reread) for name in self.names()]
+
+    def note_epochs(self) -> None:
+        """Tell the executors' file what the logs know, as they may know more after a crash."""
+        marks = [
+            mark for name in self.names() if (log := self.collection(name).changes).exists
+            for mark in read_marks(log.uri, log.pieces())
+        ]
+        self._note_epochs(marks)
+
+    def _note_epochs(self, marks: Iterable[Mark]) -> None:
+        rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK]
+        if not rollbacks:
+            return
+        known = self.lake.epochs()
+        for mark in rollbacks:
+            known[mark.vbucket] = max(mark.epoch, known.get(mark.vbucket, 0))
+        self.lake.write_epochs(known)
+
+    def last_batch(self) -> int:
+        """The newest batch in any log, -1 for none."""
+        versions = [self.collection(name).changes.version(self.app_id) for name in self.names()]
+        return max((version for version in versions if version is not None), default=-1)
 
     def _marks_for(self, name: str, written: Written) -> list[Mark]:
         """Rollbacks concern every collection, collection events their own."""
@@ -282,9 +304,11 @@ class Tables:
 
     def _owns(self, name: str, collection_id: int) -> bool:
         """Does this table hold documents of a collection with that id? Asked only when one was dropped."""
-        tables = self.collection(name)
-        if not tables.changes.exists:
-            return False
-        pieces = [piece for piece in tables.changes.pieces() if not piece.marks]
-        ids = read_pieces(tables.changes.uri, pieces[-64:], LOG, ["collection_id"]).column("collection_id")
-        return collection_id in set(ids.unique().to_pylist())
+        return collection_id in self.collection_ids(name)
+
+    def collection_ids(self, name: str) -> set[int]:
+        """The ids that the collection of this name has had, as far as its newest log files say."""
+        log = self.collection(name).changes
+        pieces = [piece for piece in log.pieces() if not piece.marks]
+        ids = read_pieces(log.uri, pieces[-64:], LOG, ["collection_id"]).column("collection_id")
+        return set(ids.unique().to_pylist())

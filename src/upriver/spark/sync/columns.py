@@ -101,7 +101,10 @@ def observe(documents: Iterable[Document]) -> Observed:
     for document in documents:
         for name, value in document.items():
             if value is not None:
-                seen.setdefault(name, Counter())[_OF_TYPE[type(value)].value] += 1
+                kinds = seen.get(name)
+                if kinds is None:
+                    kinds = seen[name] = Counter()
+                kinds[_OF_TYPE[type(value)].value] += 1
     return seen
 
 

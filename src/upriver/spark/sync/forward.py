@@ -16,7 +16,7 @@ from upriver.records.schema import Event
 from upriver.spark.sync import state
 from upriver.spark.sync.columns import Shape, fold_rest, row_schema, spill
 from upriver.spark.sync.log import WIPES, Mark, read_log
-from upriver.spark.sync.pieces import Piece, place, read_pieces, write_piece
+from upriver.spark.sync.pieces import Piece, gather, place, read_pieces, write_piece
 from upriver.spark.sync.policy import cut
 
 
@@ -77,7 +77,7 @@ def forward(work: Work, window: pa.Table | None = None) -> Outcome:
         _merge(work, rows, outcome)
     elif rows.num_rows:
         first = work.applied + 1
-        rows = rows.take(pc.sort_indices(rows, [("_vbucket", "ascending")]))
+        rows = gather(rows, pc.sort_indices(rows, [("_vbucket", "ascending")]))
         outcome.tail.append(write_piece(work.root("tail"), place(work.lo, work.hi, first, work.batch), rows))
     return outcome
 
@@ -135,7 +135,7 @@ def _known_keys(work: Work, vbucket: int) -> pa.Array:
 
 def latest(rows: pa.Table) -> pa.Table:
     """The winning row of each key."""
-    return rows.take(state.winners(rows.column("_key"), rows.column("_epoch"), rows.column("_seqno")))
+    return gather(rows, state.winners(rows.column("_key"), rows.column("_epoch"), rows.column("_seqno")))
 
 
 def _inside(rows: pa.Table, column: str, lo: int, hi: int) -> pa.Table:

@@ -46,13 +46,31 @@ class Lake:
 
     def settings(self) -> dict[str, Any]:
         """What this lake was made with: its id, vbuckets, bucket."""
+        return self._load("lake.json")
+
+    def _load(self, name: str) -> dict[str, Any]:
         fs, base = filesystem(self.root)
-        path = f"{base}/_upriver/lake.json"
+        path = f"{base}/_upriver/{name}"
         if fs.get_file_info(path).type != pafs.FileType.File:
             return {}
         with fs.open_input_stream(path) as source:
             loaded: dict[str, Any] = json.loads(source.read())
         return loaded
+
+    def _store(self, name: str, content: dict[str, Any]) -> None:
+        """Whole or not at all, also when the disk fills up half way."""
+        fs, base = filesystem(self.root)
+        fs.create_dir(f"{base}/_upriver", recursive=True)
+        with fs.open_output_stream(f"{base}/_upriver/{name}.new") as out:
+            out.write(json.dumps(content).encode())
+        fs.move(f"{base}/_upriver/{name}.new", f"{base}/_upriver/{name}")
+
+    def epochs(self) -> dict[int, int]:
+        """The newest epoch of every vbucket that ever rolled back."""
+        return {int(vbucket): epoch for vbucket, epoch in self._load("epochs.json").items()}
+
+    def write_epochs(self, epochs: dict[int, int]) -> None:
+        self._store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
 
     def settle(self, bucket: str, vbuckets: int) -> dict[str, Any]:
         """Make the lake, or check that it is of the same bucket."""
@@ -65,11 +83,7 @@ class Lake:
                 )
             return known
         made = {"id": secrets.token_hex(8), "bucket": bucket, "vbuckets": vbuckets, "made_at": int(time.time())}
-        fs, base = filesystem(self.root)
-        fs.create_dir(f"{base}/_upriver", recursive=True)
-        with fs.open_output_stream(f"{base}/_upriver/lake.json.new") as out:
-            out.write(json.dumps(made).encode())
-        fs.move(f"{base}/_upriver/lake.json.new", f"{base}/_upriver/lake.json")
+        self._store("lake.json", made)
         return made
 
     @contextmanager

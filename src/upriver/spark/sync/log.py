@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import CHANGES, Event
-from upriver.spark.sync.pieces import Piece, place, read_pieces, write_piece
+from upriver.spark.sync.pieces import Piece, gather, place, read_pieces, write_piece
 
 LOG = CHANGES.append(pa.field("batch", pa.int64(), nullable=False))
 DOCUMENTS = [Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value]
@@ -52,13 +52,14 @@ class Written:
     marks: list[Mark] = field(default_factory=list)
     rows: int = 0
     value_bytes: int = 0
+    newest_us: int = 0  # when the newest of these changes was made, 0 for none
 
     def plain(self) -> dict[str, Any]:
         """As JSON can carry it to the driver."""
         return {
             "pieces": {name: [asdict(piece) for piece in pieces] for name, pieces in self.pieces.items()},
             "ids": self.ids, "marks": [asdict(mark) for mark in self.marks],
-            "rows": self.rows, "value_bytes": self.value_bytes,
+            "rows": self.rows, "value_bytes": self.value_bytes, "newest_us": self.newest_us,
         }
 
     @classmethod
@@ -72,6 +73,7 @@ class Written:
             whole.marks.extend(Mark(**mark) for mark in part["marks"])
             whole.rows += part["rows"]
             whole.value_bytes += part["value_bytes"]
+            whole.newest_us = max(whole.newest_us, part["newest_us"])
         return whole
 
 
@@ -97,6 +99,7 @@ def write_log(batches: Iterable[pa.RecordBatch], lake: str, batch: int) -> Writt
             done.ids[name] = collection_id
             done.rows += part.num_rows
             done.value_bytes += part.column("value").nbytes
+            done.newest_us = max(done.newest_us, pc.max(part.column("timestamp")).value or 0)
             waiting.setdefault(name, []).append(pa.table(part.select(CHANGES.names)))
             if sum(table.nbytes for table in waiting[name]) > FLUSH_BYTES:
                 done.pieces.setdefault(name, []).append(_write(waiting.pop(name), lake, name, batch))
@@ -124,8 +127,9 @@ def _write(tables: Sequence[pa.Table], lake: str, name: str, batch: int) -> Piec
     table = pa.concat_tables(tables)
     vbuckets = table.column("vbucket")
     # By vbucket, so that repairing one reads little; stable, because order within a vbucket is the order of changes.
-    table = table.take(pc.array_sort_indices(vbuckets.combine_chunks())) if len(pc.unique(vbuckets)) > 1 else table
-    table = table.append_column(LOG.field("batch"), pa.array([batch], pa.int64()).take(pa.repeat(0, table.num_rows)))
+    if len(pc.unique(vbuckets)) > 1:
+        table = gather(table, pc.array_sort_indices(vbuckets.combine_chunks()))
+    table = table.append_column(LOG.field("batch"), pa.repeat(pa.scalar(batch, pa.int64()), table.num_rows))
     span = pc.min_max(vbuckets).as_py()
     return write_piece(f"{lake}/changes/{name}", place(span["min"], span["max"], batch, batch), table.cast(LOG))
 

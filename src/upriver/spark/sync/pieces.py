@@ -158,6 +158,11 @@ def _plain(value: object) -> object:
     return value
 
 
+def gather(table: pa.Table, rows: Any) -> pa.Table:
+    """The rows at these places. Taking from many small chunks is a hundred times slower than from one."""
+    return table.combine_chunks().take(rows)
+
+
 def now_ms() -> int:
     """The clock of Delta actions."""
     return int(time.time() * 1000)

@@ -63,7 +63,7 @@ def read_table(spark: Any, lake: str, name: str) -> Any:
     stale = f.broadcast(old.select("_key", f.struct("_epoch", "_seqno").alias("_rival")).join(
         f.broadcast(news.select("_key")), "_key", "semi"))
     fresh = news.join(stale, "_key", "left").where("_rival is null or struct(_epoch, _seqno) >= _rival").drop("_rival")
-    return kept.unionByName(fresh.select(*kept.columns), allowMissingColumns=True).where("not _deleted").drop("_deleted")
+    return kept.unionByName(fresh.select(*kept.columns)).where("not _deleted")
 
 
 def spark_table(spark: Any, table: Any) -> Any:
@@ -75,21 +75,29 @@ def spark_table(spark: Any, table: Any) -> Any:
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
 
-def view_sql(name: str, tail: str, current: str) -> str:
-    """A view of the fresh table in the SQL that DuckDB, Spark and others share.
+_VIEW = """\
+CREATE OR REPLACE VIEW {name} AS
+WITH news AS (
+  SELECT * FROM (
+    SELECT *, row_number() OVER (PARTITION BY _key ORDER BY _epoch DESC, _seqno DESC) AS _rank FROM {tail}
+  ) AS ranked WHERE _rank = 1
+)
+SELECT {old} FROM {current} AS c LEFT JOIN news AS n ON n._key = c._key
+WHERE NOT c._deleted
+  AND (n._key IS NULL OR c._epoch > n._epoch OR (c._epoch = n._epoch AND c._seqno > n._seqno))
+UNION ALL
+SELECT {new} FROM news AS n LEFT JOIN {current} AS c ON n._key = c._key
+WHERE NOT n._deleted
+  AND (c._key IS NULL OR n._epoch > c._epoch OR (n._epoch = c._epoch AND n._seqno >= c._seqno))
+"""
+
+
+def view_sql(lake: str, name: str, *, view: str, tail: str, current: str, quote: str = '"') -> str:
+    """A view of the fresh table, in SQL that DuckDB and Spark share but for how they quote names (`` ` `` in Spark).
 
     ``tail`` and ``current`` are whatever names the two tables in that engine, such as
     ``delta_scan('lake/tail/shop.orders')``.
     """
-    return f"""CREATE OR REPLACE VIEW {name} AS
-WITH ranked AS (
-  SELECT *, row_number() OVER (PARTITION BY _key ORDER BY _epoch DESC, _seqno DESC) AS _rank FROM {tail}
-), news AS (
-  SELECT * FROM ranked WHERE _rank = 1
-)
-SELECT c.* FROM {current} AS c LEFT JOIN news AS n ON n._key = c._key
-WHERE (n._key IS NULL OR c._epoch > n._epoch OR (c._epoch = n._epoch AND c._seqno > n._seqno)) AND NOT c._deleted
-UNION ALL
-SELECT {{columns}} FROM news AS n LEFT JOIN {current} AS c ON n._key = c._key
-WHERE NOT n._deleted
-  AND (c._key IS NULL OR n._epoch > c._epoch OR (n._epoch = c._epoch AND n._seqno >= c._seqno))"""
+    columns = Lake(lake).table("current", name).schema().names
+    lists = {alias: ", ".join(f"{alias}.{quote}{column}{quote}" for column in columns) for alias in ("c", "n")}
+    return _VIEW.format(name=view, tail=tail, current=current, old=lists["c"], new=lists["n"])

@@ -7,7 +7,9 @@ of a key wins. A rollback is no exception: what it brings back is said again und
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +20,12 @@ import pyarrow.compute as pc
 from upriver.records.schema import Event
 from upriver.spark.sync.columns import Document, Shape, parse, row_schema, to_columns
 from upriver.spark.sync.log import WIPES, Mark
+from upriver.spark.sync.pieces import gather
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 JSON_DATATYPE = 0x01
+SLICE_ROWS = 32_768  # parsed at a time
 
 
 def winners(keys: pa.ChunkedArray, epochs: pa.ChunkedArray, seqnos: pa.ChunkedArray) -> Indices:
@@ -65,12 +69,30 @@ def standing_wipes(marks: Sequence[Mark]) -> list[Mark]:
 
 def tail_rows(changes: pa.Table, shape: Shape) -> pa.Table:
     """The latest change of every key, as rows of the tail."""
-    changes = changes.take(winners(changes.column("key"), changes.column("epoch"), changes.column("seqno")))
+    changes = gather(changes, winners(changes.column("key"), changes.column("epoch"), changes.column("seqno")))
     return as_rows(changes, shape)
 
 
 def as_rows(changes: pa.Table, shape: Shape) -> pa.Table:
     """Changes as rows of the tail, one for one."""
+    with no_collection():
+        slices = range(0, max(changes.num_rows, 1), SLICE_ROWS)
+        return pa.concat_tables([_as_rows(changes.slice(start, SLICE_ROWS), shape) for start in slices])
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Parsed documents are trees without cycles; the collector would walk them again and again, for half the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _as_rows(changes: pa.Table, shape: Shape) -> pa.Table:
     deleted = pc.not_equal(changes.column("event"), Event.MUTATION.value)
     documents, raw = _documents(changes)
     arrays, rest = to_columns(documents, shape)
@@ -87,12 +109,22 @@ def as_rows(changes: pa.Table, shape: Shape) -> pa.Table:
 def _documents(changes: pa.Table) -> tuple[list[Document], pa.Array]:
     """Each change as a JSON object (empty when it is none), and the bytes of those that are no object."""
     values = changes.column("value").to_pylist()
-    datatypes = changes.column("datatype").to_pylist()
-    alive = pc.equal(changes.column("event"), Event.MUTATION.value).to_pylist()
+    alive = pc.equal(changes.column("event"), Event.MUTATION.value)
+    json = pc.equal(pc.bit_wise_and(pc.coalesce(changes.column("datatype"), 0), JSON_DATATYPE), JSON_DATATYPE)
+    if pc.all(pc.and_(alive, json)).as_py() and None not in values:
+        parsed = [parse(value) for value in values]
+        if None not in parsed:
+            return parsed, pa.nulls(len(values), pa.binary())  # type: ignore[return-value]
+    return _mixed_documents(values, alive.to_pylist(), json.to_pylist())
+
+
+def _mixed_documents(
+    values: list[bytes | None], alive: list[bool], json: list[bool]
+) -> tuple[list[Document], pa.Array]:
     documents: list[Document] = []
     raw: list[bytes | None] = [None] * len(values)
-    for index, (value, datatype, live) in enumerate(zip(values, datatypes, alive, strict=True)):
-        document = parse(value) if live and value is not None and (datatype or 0) & JSON_DATATYPE else None
+    for index, (value, live, is_json) in enumerate(zip(values, alive, json, strict=True)):
+        document = parse(value) if live and is_json and value is not None else None
         if document is None:
             raw[index] = (b"" if value is None else value) if live else None
         documents.append(document if document is not None else {})

@@ -1,7 +1,7 @@
 """Housekeeping that readers never notice: small files become larger ones, and old ones go after the retention.
 
-Files are only folded with others of their own age class (spans of up to 32 batches, 32² batches, ...), so a row is
-copied once per class, not once per batch.
+Files are only folded with others of their own size class (up to 1,000 rows, 32 times that, ...), so a row is copied
+once per class, not once per batch.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ from upriver.spark.sync.deltas import Table
 from upriver.spark.sync.forward import latest
 from upriver.spark.sync.lake import TRIMMED
 from upriver.spark.sync.log import LOG
-from upriver.spark.sync.pieces import Piece, place, read_pieces, write_piece
+from upriver.spark.sync.pieces import Piece, gather, place, read_pieces, write_piece
 from upriver.spark.sync.policy import Range, ranges_of
 
 logger = logging.getLogger("upriver.sync")
 FOLDS = "upriver.folds"
-FOLD_BYTES = 256 << 20
+LARGE_BYTES = 32 << 20  # a file of this size is left alone
 
 
 def fold_run(pieces: Sequence[Piece], fan: int) -> list[Piece]:
-    """The oldest age class that has enough files to be worth folding; its files, oldest first."""
+    """The smallest size class that has enough files to be worth folding; its files, oldest first."""
     classes: dict[int, list[Piece]] = {}
     for piece in pieces:
-        span, age = piece.last - piece.first + 1, 0
-        while span >= fan:
-            span, age = span // fan, age + 1
-        classes.setdefault(age, []).append(piece)
-    for age in sorted(classes, reverse=True):
-        if len(classes[age]) >= fan and sum(piece.size for piece in classes[age]) <= FOLD_BYTES:
-            return classes[age]
-    return []
+        size_class, limit = 0, 1_000
+        while piece.rows > limit:
+            size_class, limit = size_class + 1, limit * fan
+        if piece.size <= LARGE_BYTES:
+            classes.setdefault(size_class, []).append(piece)
+    return next((classes[size_class] for size_class in sorted(classes) if len(classes[size_class]) >= fan), [])
 
 
 def fold_tail(tables: CollectionTables) -> int:
@@ -49,7 +47,7 @@ def fold_tail(tables: CollectionTables) -> int:
     schema = row_schema(tables.shape)
     rows = [_unmerged(_tail(tables, piece, schema), piece, ranges) for piece in run]
     table = latest(pa.concat_tables(rows))
-    table = table.take(pc.sort_indices(table, [("_vbucket", "ascending")]))
+    table = gather(table, pc.sort_indices(table, [("_vbucket", "ascending")]))
     _swap(tables.tail, run, table)
     return len(run) - 1
 
@@ -76,7 +74,7 @@ def fold_log(tables: CollectionTables) -> int:
         return 0
     rows = read_pieces(tables.changes.uri, run, LOG)
     order = pc.sort_indices(rows, [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")])
-    _swap(tables.changes, run, rows.take(order))
+    _swap(tables.changes, run, gather(rows, order))
     return len(run) - 1
 
 

@@ -1,0 +1,52 @@
+"""The bucket itself, asked directly: what there is, how much, and some vbuckets read from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from upriver.client.blocking import Database
+from upriver.model import Position
+from upriver.protocol.feed import FeedRequest
+from upriver.spark.sync.options import SyncOptions
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a bucket looks like at the start of a run."""
+
+    vbuckets: int
+    changes: int  # the sum of all high seqnos: no fewer than there are documents
+    collections: dict[str, int]  # table name -> collection id
+
+
+def database(options: SyncOptions) -> Database:
+    return Database(options.connect_options())
+
+
+def survey(options: SyncOptions) -> Survey:
+    """Ask the cluster."""
+    with database(options) as db:
+        names = {f"{scope}.{name}": cid for cid, (scope, name) in db.collection_names().items()}
+        return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names)
+
+
+def wanted(options: SyncOptions, name: str) -> bool:
+    """Is this collection (``scope.collection``) part of the sync?"""
+    scope, _, collection = name.partition(".")
+    if options.scope and not options.collections:
+        return scope == options.scope
+    chosen = {part if "." in part else f"{options.scope or '_default'}.{part}" for part in options.collections}
+    return not chosen or f"{scope}.{collection}" in chosen
+
+
+def scan(db: Database, vbuckets: Sequence[int], ends: dict[int, int] | None = None) -> Iterator[pa.RecordBatch]:
+    """Everything that some vbuckets hold, from the beginning to where they are now (or to ``ends``)."""
+    highs = ends if ends is not None else db.high_seqnos()
+    todo = {vbucket: highs[vbucket] for vbucket in vbuckets if highs.get(vbucket, 0) > 0}
+    if todo:
+        request = FeedRequest(starts={vbucket: Position() for vbucket in todo}, ends=todo)
+        with db.feed(request) as feed:
+            yield from feed.batches()

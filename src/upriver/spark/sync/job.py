@@ -1,0 +1,182 @@
+"""The streaming query of a sync: micro-batches in, commits out, one line of progress for each.
+
+`Applier` is what Spark calls for every batch. It holds plain values and opens everything else where it runs, so that
+it works in the driver, under ``spark-submit`` and in the server of Spark Connect alike.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from upriver.errors import ConfigError
+from upriver.records.schema import Event
+from upriver.spark.sync import bucket, upkeep
+from upriver.spark.sync.apply import Step, TableOptions, Tables
+from upriver.spark.sync.forward import Outcome, Work, as_plain, forward, from_plain, run_inline
+from upriver.spark.sync.history import History
+from upriver.spark.sync.lake import Lake
+from upriver.spark.sync.log import Written
+from upriver.spark.sync.options import SyncOptions, seconds
+from upriver.spark.sync.policy import Policy
+from upriver.spark.sync.progress import Batch, Journal
+from upriver.spark.sync.source import COLUMN, FORMAT, DcpLogSource
+
+logger = logging.getLogger("upriver.sync")
+UPKEEP_EVERY_S = 300.0
+# Held while a batch is being committed, so that whoever stops the query can wait for the gap between two.
+BETWEEN_BATCHES = threading.Lock()
+
+
+def table_options(options: SyncOptions, vbuckets: int) -> TableOptions:
+    return TableOptions(
+        Policy(share=options.share), options.deletes == "mark", options.max_columns, options.shapes, vbuckets
+    )
+
+
+class Applier:
+    """Commits micro-batches of ``format("dcp-log")``, or of ``format("dcp")``, to the tables of a lake."""
+
+    def __init__(self, options: SyncOptions, lake_id: str, vbuckets: int, expected: int = 0) -> None:
+        self.options, self.lake_id, self.vbuckets, self.expected = options, lake_id, vbuckets, expected
+        self._tables: Tables | None = None
+        self._upkept = time.monotonic()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tables": None}
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        with BETWEEN_BATCHES:
+            self._apply(frame, batch_id)
+
+    def _apply(self, frame: Any, batch_id: int) -> None:
+        started = time.monotonic()
+        tables = self.tables(frame.sparkSession)
+        if batch_id < tables.last_batch():
+            raise ConfigError(
+                f"Spark starts at batch {batch_id}, but {self.options.to} has batch {tables.last_batch()}: its "
+                f"checkpoint ({tables.lake.checkpoint}) is missing or old. Restore it, or sync to a new directory"
+            )
+        written = collect(frame, self.options.to, batch_id)
+        read_s = time.monotonic() - started
+        steps = tables.apply(batch_id, written, self._lag(tables, written))
+        if self.options.history:
+            for step in steps:
+                History(tables.collection(step.name)).advance()
+        self._keep_up(tables, steps)
+        self._note(tables.lake, batch_id, written, steps, started, read_s)
+
+    def tables(self, spark: Any = None) -> Tables:
+        """The tables, opened where this runs."""
+        if self._tables is None:
+            run = run_inline if spark is None else spark_runner(spark, table_options(self.options, self.vbuckets))
+            self._tables = Tables(
+                Lake(self.options.to), self.lake_id, table_options(self.options, self.vbuckets), run=run,
+                reread=self.reread,
+            )
+            self._tables.note_epochs()
+        return self._tables
+
+    def _lag(self, tables: Tables, written: Written) -> int:
+        """About how many rows are still to come: none unless this batch was full."""
+        if written.rows < 0.8 * self.options.max_rows:
+            return 0
+        logs = [tables.collection(name).changes for name in tables.names()]
+        done = written.rows + sum(piece.rows for log in logs for piece in log.pieces())
+        return max(self.expected - done, 0)
+
+    def reread(self, vbuckets: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        with bucket.database(self.options) as db:
+            yield from bucket.scan(db, vbuckets)
+
+    def _keep_up(self, tables: Tables, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if step.rows:
+                upkeep.fold_tail(tables.collection(step.name))
+                upkeep.fold_log(tables.collection(step.name))
+        if time.monotonic() - self._upkept > UPKEEP_EVERY_S:
+            self._upkept = time.monotonic()
+            clean(tables, self.options)
+
+    def _note(
+        self, lake: Lake, batch_id: int, written: Written, steps: Sequence[Step], started: float, read_s: float
+    ) -> None:
+        log_bytes = sum(piece.size for pieces in written.pieces.values() for piece in pieces)
+        Journal(lake.root).add(Batch(
+            batch=batch_id, at=time.time(), rows=written.rows, value_bytes=written.value_bytes, log_bytes=log_bytes,
+            table_bytes=sum(step.bytes_written for step in steps), read_s=read_s,
+            total_s=time.monotonic() - started,
+            behind_s=max(0.0, time.time() - written.newest_us / 1e6) if written.rows else 0.0,
+            rollbacks=sum(mark.event == Event.ROLLBACK for mark in written.marks),
+            tables={step.name: asdict(step) for step in steps if step.rows or step.held},
+        ))
+
+
+def clean(tables: Tables, options: SyncOptions) -> int:
+    """Vacuum, and trim the log, as the retentions say. The number of files deleted."""
+    gone = 0
+    for name in tables.names():
+        collection = tables.collection(name)
+        if options.log_retention:
+            upkeep.trim_log(collection, int((time.time() - seconds(options.log_retention)) * 1e6))
+        gone += upkeep.vacuum(collection, max(0, round(seconds(options.retention) / 3600)))
+    return gone
+
+
+def collect(frame: Any, lake: str, batch_id: int) -> Written:
+    """What the tasks of this batch wrote; rows of ``format("dcp")`` are written on the way."""
+    if frame.columns != [COLUMN]:
+        frame = frame.mapInArrow(_writer(lake, batch_id), f"{COLUMN} STRING")
+    return Written.gather(json.loads(row[0]) for row in frame.collect())
+
+
+def _writer(lake: str, batch_id: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from upriver.spark.sync.epochs import Epochs
+        from upriver.spark.sync.log import write_log
+
+        written = write_log(Epochs(Lake(lake).epochs()).lift(batches), lake, batch_id)
+        yield pa.RecordBatch.from_pydict({COLUMN: [json.dumps(written.plain())]})
+
+    return write
+
+
+def spark_runner(spark: Any, options: TableOptions) -> Callable[[Sequence[Work]], list[Outcome]]:
+    """Runs large steps on the executors, a task per range, and small ones here, which is quicker."""
+
+    def run(works: Sequence[Work]) -> list[Outcome]:
+        rows = sum(piece.rows for work in works[:1] for piece in work.log if piece.last > work.applied)
+        rows += sum(piece.rows for work in works if work.merge for piece in work.current)
+        if rows <= options.policy.inline_rows or len(works) < 2:
+            return run_inline(works)
+        todo = list(works)
+
+        def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                done = [json.dumps(as_plain(forward(todo[index]))) for index in batch.column(0).to_pylist()]
+                yield pa.RecordBatch.from_pydict({"outcome": done})
+
+        frame = spark.range(0, len(todo), 1, len(todo)).mapInArrow(task, "outcome STRING")
+        return [from_plain(json.loads(row[0])) for row in frame.collect()]
+
+    return run
+
+
+def start(spark: Any, options: SyncOptions, applier: Applier) -> Any:
+    """Start the streaming query."""
+    spark.dataSource.register(DcpLogSource)
+    reader = spark.readStream.format(FORMAT).option("lake", options.to)
+    reader = reader.option("maxrowspertrigger", str(options.max_rows))
+    for name, text in options.source_options().items():
+        reader = reader.option(name, text)
+    writer = reader.load().writeStream.foreachBatch(applier).queryName(f"upriver sync {options.bucket}")
+    writer = writer.option("checkpointLocation", Lake(options.to).checkpoint)
+    trigger = {"availableNow": True} if options.once else {"processingTime": f"{seconds(options.every)} seconds"}
+    return writer.trigger(**trigger).start()

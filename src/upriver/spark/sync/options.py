@@ -1,0 +1,131 @@
+"""What a sync is told: one frozen dataclass that parses itself from keywords, a TOML file or Spark's options."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from upriver.client.options import ConnectOptions
+from upriver.errors import ConfigError
+from upriver.spark.sync.columns import Kind, Shape
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# Given to the source as they are.
+_SOURCE = ("connection", "bucket", "username", "password", "password_file", "ca_file", "scope", "partitions")
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """Options of ``upriver sync``; every one can stand in a TOML file under its own name."""
+
+    connection: str = ""
+    to: str = ""
+    bucket: str = "default"
+    username: str = ""
+    password: str = field(default="", repr=False)
+    password_file: str = ""
+    ca_file: str = ""
+    scope: str = ""
+    collections: tuple[str, ...] = ()
+    format: str = "delta"
+    once: bool = False
+    every: str = "1s"
+    partitions: int = 0  # tasks per batch; 0: one per core
+    max_rows: int = 1_000_000  # per batch
+    deletes: str = "remove"
+    history: bool = False
+    max_columns: int = 200
+    retention: str = "24h"  # how long readers may stay on an old version of a table
+    log_retention: str = ""  # how far back the change log reaches; empty: for ever
+    share: float = 0.25  # of a part of `current` must have changed before it is rewritten
+    schema: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # table -> column -> type
+
+    def __post_init__(self) -> None:
+        if not self.connection or not self.to:
+            raise ConfigError("sync needs a connection (couchbase://host[:port]) and a directory (--to)")
+        if self.format != "delta":
+            raise ConfigError(f"format {self.format!r}: tables are written as 'delta'; for Iceberg see `merge_sql`")
+        if self.deletes not in ("remove", "mark"):
+            raise ConfigError(f"deletes {self.deletes!r}: write remove or mark")
+        if self.history and self.log_retention:
+            raise ConfigError("history needs the whole change log: leave log_retention out")
+        for text in (self.every, self.retention, self.log_retention):
+            seconds(text or "0s")
+        _ = self.shapes
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> SyncOptions:
+        """From plain values; an unknown name is refused with the valid ones."""
+        known = {known.name for known in fields(cls)}
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise ConfigError(f"sync has no option {unknown[0]!r}; valid are {', '.join(sorted(known))}")
+        values = dict(given)
+        if isinstance(values.get("collections"), str | list):
+            values["collections"] = _names(values["collections"])
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigError(f"an option has a value of the wrong type: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | None, given: Mapping[str, Any]) -> SyncOptions:
+        """From a TOML file, with what was given on the command line on top."""
+        if path is None:
+            return cls.parse(given)
+        try:
+            found = tomllib.loads(Path(path).read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        return cls.parse({**found, **given})
+
+    def with_(self, **changed: Any) -> SyncOptions:
+        return replace(self, **changed)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The columns that the user gave."""
+        try:
+            return {
+                table: {name: Kind(kind) for name, kind in columns.items()} for table, columns in self.schema.items()
+            }
+        except ValueError as error:
+            raise ConfigError(f"schema: {error}; valid types are {', '.join(Kind)}") from error
+
+    def connect_options(self) -> ConnectOptions:
+        """How the client connects."""
+        password = self.password
+        if self.password_file and not password:
+            password = Path(self.password_file).read_text().rstrip("\r\n")
+        return ConnectOptions.parse(
+            self.connection, bucket=self.bucket, username=self.username or None, password=password or None,
+            ca_file=self.ca_file or None,
+        )
+
+    def source_options(self) -> dict[str, str]:
+        """What the source gets, in Spark's spelling."""
+        found = {name: str(getattr(self, name)) for name in _SOURCE if getattr(self, name)}
+        if self.collections:
+            found["collections"] = ",".join(self.collections)
+        return {name.replace("_", ""): text for name, text in found.items()}
+
+
+def _names(given: str | list[str]) -> tuple[str, ...]:
+    parts = given.split(",") if isinstance(given, str) else given
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def seconds(text: str) -> float:
+    """A duration as people write it.
+
+    >>> seconds("5s"), seconds("250ms"), seconds("24h")
+    (5.0, 0.25, 86400.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
+    if found is None:
+        raise ConfigError(f"{text!r} is no duration: write 500ms, 5s, 10m, 24h or 7d")
+    return float(found[1]) * _SECONDS[found[2]]

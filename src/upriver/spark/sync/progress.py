@@ -1,0 +1,59 @@
+"""One line of JSON per batch beside the tables: what the live line, the report and whoever debugs later read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+NAME = "_upriver/progress.jsonl"
+KEEP_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one micro-batch did."""
+
+    batch: int
+    at: float
+    rows: int = 0
+    value_bytes: int = 0
+    log_bytes: int = 0
+    table_bytes: int = 0
+    read_s: float = 0.0
+    total_s: float = 0.0
+    behind_s: float = 0.0
+    rollbacks: int = 0
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Journal:
+    """The file of batches of a lake, on the machine that commits."""
+
+    def __init__(self, lake: str) -> None:
+        self.path = Path(lake) / NAME if "://" not in lake else Path(os.devnull)
+
+    def add(self, batch: Batch) -> None:
+        """Append; an old file makes room when it has grown large."""
+        if self.path.is_file() and self.path.stat().st_size > KEEP_BYTES:
+            self.path.replace(self.path.with_suffix(".old.jsonl"))
+        if str(self.path) != os.devnull:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as out:
+            out.write(json.dumps(asdict(batch)) + "\n")
+
+    def read(self, since: float = 0.0) -> Iterator[Batch]:
+        """All batches, or those after a moment; a last line cut off by a crash is left out."""
+        if not self.path.is_file():
+            return
+        known = {known.name for known in fields(Batch)}
+        with self.path.open() as source:
+            for line in source:
+                if not line.endswith("\n"):
+                    return
+                found = json.loads(line)
+                if found["at"] >= since:
+                    yield Batch(**{name: value for name, value in found.items() if name in known})

@@ -1,0 +1,98 @@
+"""The whole of a sync: look at the bucket, settle the lake, run the query until it is done or told to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from upriver.errors import UpriverError
+from upriver.spark.sync import bucket
+from upriver.spark.sync.apply import Tables
+from upriver.spark.sync.history import History
+from upriver.spark.sync.job import BETWEEN_BATCHES, Applier, start
+from upriver.spark.sync.lake import Lake
+from upriver.spark.sync.options import SyncOptions
+from upriver.spark.sync.progress import Batch, Journal
+from upriver.spark.sync.reconcile import reconcile
+
+
+@dataclass
+class Live:
+    """What is known of a run while it goes on; handed to ``on_progress`` about twice a second."""
+
+    expected: int = 0  # changes in the bucket when the run started
+    lag: int | None = None  # changes behind, as the source last said
+    batches: list[Batch] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
+
+def sync(
+    spark: Any, options: SyncOptions | Mapping[str, Any], *, stop: threading.Event | None = None,
+    on_progress: Callable[[Live], None] | None = None,
+) -> Live:
+    """Bring the tables under ``options.to`` up to the bucket and, unless ``once``, keep them there until ``stop``."""
+    options = options if isinstance(options, SyncOptions) else SyncOptions.parse(options)
+    found = bucket.survey(options)
+    lake = Lake(options.to)
+    with lake.only_writer():
+        settings = lake.settle(options.bucket, found.vbuckets)
+        applier = Applier(options, settings["id"], found.vbuckets, found.changes)
+        tables = applier.tables()
+        reconcile(tables, found, options)
+        live = Live(found.changes)
+        query = start(spark, options, applier)
+        try:
+            _watch(query, lake, live, stop, on_progress)
+        finally:
+            with BETWEEN_BATCHES:
+                query.stop()
+        _finish(Tables(lake, settings["id"], tables.options, reread=applier.reread), options)
+    return live
+
+
+def _watch(
+    query: Any, lake: Lake, live: Live, stop: threading.Event | None, on_progress: Callable[[Live], None] | None
+) -> None:
+    while query.isActive and not (stop is not None and stop.is_set()):
+        query.awaitTermination(0.5)
+        _look(query, lake, live)
+        if on_progress:
+            on_progress(live)
+    _look(query, lake, live)
+    if on_progress:
+        on_progress(live)
+    error = query.exception()
+    if error is not None:
+        raise UpriverError(f"the sync stopped: {first_cause(str(error))}")
+
+
+def _look(query: Any, lake: Lake, live: Live) -> None:
+    last = live.batches[-1].at if live.batches else live.started
+    live.batches += [batch for batch in Journal(lake.root).read(last) if batch.at > last]
+    progress = query.lastProgress
+    if progress:
+        latest = progress["sources"][0].get("latestOffset") if progress.get("sources") else None
+        live.lag = latest.get("lag", live.lag) if isinstance(latest, dict) else live.lag
+
+
+def first_cause(text: str) -> str:
+    """The line of a Spark error that says what happened."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("upriver.errors.")]
+    return ours[-1].removeprefix("upriver.errors.") if ours else lines[0] if lines else "no message"
+
+
+def _finish(tables: Tables, options: SyncOptions) -> None:
+    """What a load held back for the end."""
+    for name in tables.names():
+        collection = tables.collection(name)
+        step = collection.advance(tables.last_batch(), 0, tables.run, tables.reread)
+        if options.history and step.rows:
+            History(collection).advance()

@@ -1,0 +1,70 @@
+"""The stream that feeds a sync: the DCP source, whose tasks write what they read straight into the log.
+
+Documents never pass through the JVM: a task decodes frames to Arrow, writes Parquet, and hands Spark one small row
+that says what it wrote. Planning, offsets and rollbacks are those of ``format("dcp")``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from upriver.spark.source import DcpSource, DcpStreamReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from upriver.spark.options import ReadOptions
+
+FORMAT = "dcp-log"
+COLUMN = "written"
+
+
+class DcpLogSource(DcpSource):
+    """``format("dcp-log")``: the options of ``dcp``, and ``lake``, the directory of the tables."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return f"{COLUMN} STRING"
+
+    def streamReader(self, schema: StructType) -> DcpLogReader:  # noqa: N802 - Spark's names
+        from upriver.spark.options import ReadOptions
+
+        options = {name: text for name, text in dict(self.options).items() if name != "lake"}
+        return DcpLogReader(ReadOptions.parse(options), self.options["lake"])
+
+
+class DcpLogReader(DcpStreamReader):
+    """Micro-batches of log files."""
+
+    def __init__(self, options: ReadOptions, lake: str) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from upriver.records.schema import CHANGES
+
+        super().__init__(options, from_arrow_schema(CHANGES))
+        self._lake = lake
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        if partition.value is None:  # Spark's own stand-in for an empty list of partitions
+            return
+        from upriver.spark.reading import Reader
+        from upriver.spark.sync.epochs import Epochs
+        from upriver.spark.sync.lake import Lake
+        from upriver.spark.sync.log import write_log
+
+        context: Any = TaskContext.get()
+        batch = int(context.getLocalProperty("streaming.sql.batchId"))
+        rows = Epochs(Lake(self._lake).epochs()).lift(Reader(partition.value, self._options).batches())
+        written = write_log(rows, self._lake, batch)
+        yield pa.RecordBatch.from_pydict({COLUMN: [json.dumps(written.plain())]})

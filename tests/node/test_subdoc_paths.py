@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -239,6 +240,35 @@ def test_replace_and_remove_do_what_python_does_and_leave_the_rest_alone(
     assert json.loads(replaced) == document
     del at(document, path[:-1])[path[-1]]
     assert json.loads(removed) == document
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents, layouts, st.data())
+def test_large_objects_are_searched_another_way_with_the_same_result(
+    document: dict[str, Any], layout: dict[str, Any], data: st.DataObject
+) -> None:
+    text = json.dumps(document, **layout)
+    path = (data.draw(st.sampled_from(list(document)) | names), data.draw(names))
+    with mock.patch.object(paths, "_LARGE", 1 << 30):
+        simple = outcome(paths.get, text, path[:1]), outcome(paths.get, text, path)
+    with mock.patch.object(paths, "_LARGE", 0):
+        assert (outcome(paths.get, text, path[:1]), outcome(paths.get, text, path)) == simple
+
+
+def outcome(do: Any, *arguments: Any) -> Any:
+    try:
+        return do(*arguments)
+    except StatusError as error:
+        return error.status
+
+
+def test_a_large_document_is_searched_and_changed() -> None:
+    document = {f"k{number}": {"n": number} if number % 7 == 0 else f"v\"{number}" for number in range(2000)}
+    text = json.dumps(document)
+    assert paths.get(text, ("k1995", "n")) == "1995"
+    assert json.loads(paths.get(text, ("k1999",))) == 'v"1999'
+    assert json.loads(change(paths.dict_upsert, text, "k1998", "[]"))["k1998"] == []
+    assert refusal(paths.get, text, ("k2000",)) == S.SUBDOC_PATH_ENOENT
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from json.decoder import scanstring  # type: ignore[attr-defined]
-from typing import Never, NoReturn
+from typing import NoReturn
+
+import orjson
 
 from upriver.errors import Status, StatusError
 
@@ -23,16 +26,18 @@ Path = tuple[Part, ...]
 Span = tuple[int, int]
 
 _TOKEN = re.compile(r"([^.`\[\]]+)|`((?:[^`]|``)+)`|\[(0|[1-9][0-9]{0,9}|-1)\]")
-_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|[\]}]', re.DOTALL)
 _SPACE = re.compile(r"[ \t\n\r]*")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-
-
-def _no_constant(name: str) -> Never:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+# Only ever matched against text that is known to be JSON, so they need to tell its tokens apart and nothing more.
+# Possessive throughout: a text made to provoke backtracking finds none.
+_GAP = r"[ \t\n\r]*+"
+_SIMPLE = r'(?:"(?:[^"\\]++|\\.)*+"|[^\[\]{}",:\s]++)'
+_SIMPLE_VALUE = re.compile(_SIMPLE)
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_LARGE = 4096  # from here on it pays to compile a pattern for a name
+_DECODER = json.JSONDecoder()
 
 
 def fail(status: Status, why: str) -> NoReturn:
@@ -89,33 +94,29 @@ def _name(raw: str) -> str:
 # ---------------------------------------------------------------------------------------------- walking the text
 
 
-def check_document(text: str) -> None:
+def check_document(text: str, *, known_json: bool = False) -> None:
     """A document must be JSON and not too deep before any path of it makes sense."""
     if _is_deeper(text, MAX_DEPTH):
         fail(Status.SUBDOC_DOC_E2DEEP, f"the document has more than {MAX_DEPTH} levels")
-    if not is_json(text):
+    if not known_json and not is_json(text):
         fail(Status.SUBDOC_DOC_NOT_JSON, "the document is not JSON")
 
 
 def _is_deeper(text: str, limit: int) -> bool:
-    """Are arrays and objects nested deeper than ``limit``? Without recursion; most texts have too few brackets."""
+    """Are arrays and objects nested deeper than ``limit``? Takes the innermost pairs away, level by level."""
     if text.count("[") + text.count("{") <= limit:
         return False
-    deepest = now = 0
-    for found in _BRACKET.finditer(text):
-        if found[1]:
-            now += 1
-            deepest = max(deepest, now)
-        elif found[0] in "]}":
-            now -= 1
-    return deepest > limit
+    brackets = _STRING.sub("", text).encode().translate(_BRACKETS, _NOT_BRACKETS)
+    for _ in range(limit):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
 
 
-def is_json(text: str) -> bool:
+def is_json(text: str | bytes) -> bool:
     """Is this one JSON value, by the letter of the standard?"""
     try:
-        _DECODER.decode(text)
-    except (ValueError, RecursionError):
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
         return False
     return True
 
@@ -127,20 +128,24 @@ def _skip(text: str, at: int) -> int:
 
 
 def _value_end(text: str, at: int) -> int:
-    _, end = _DECODER.scan_once(text, at)  # type: ignore[attr-defined]
-    return int(end)
+    if text[at] in "[{":
+        return int(_DECODER.scan_once(text, at)[1])  # type: ignore[attr-defined]
+    found = _SIMPLE_VALUE.match(text, at)
+    assert found, "the text was checked"
+    return found.end()
 
 
 def _root(text: str) -> Span:
-    start = _skip(text, 0)
-    return start, _value_end(text, start)
+    return _skip(text, 0), len(text.rstrip(" \t\n\r"))
 
 
-def _members(text: str, start: int) -> Iterator[tuple[Part, int, Span]]:
-    """Each member of the container at ``start``: its name or place, where it begins, and its value."""
+def _members(text: str, start: int, at: int = 0, place: int = 0) -> Iterator[tuple[Part, int, Span]]:
+    """Each member of the container at ``start``: its name or place, where it begins, and its value.
+
+    With ``at`` and ``place`` only from the member that begins there.
+    """
     is_object = text[start] == "{"
-    at = _skip(text, start + 1)
-    place = 0
+    at = at or _skip(text, start + 1)
     while text[at] not in "]}":
         begin = at
         part: Part = place
@@ -159,12 +164,40 @@ def _child(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
     """The member of a container that a part names, or None; a part of the wrong kind is a mismatch."""
     if text[span[0]] != ("{" if isinstance(part, str) else "["):
         fail(Status.SUBDOC_PATH_MISMATCH, f"{part!r} leads into something that is no {_kind(part)}")
+    if isinstance(part, str) and span[1] - span[0] > _LARGE:
+        return _named_child_of_many(text, span[0], part)
     last = None
     for name, begin, value in _members(text, span[0]):
         last = begin, value
         if name == part:
             return last
     return last if part == -1 else None
+
+
+def _named_child_of_many(text: str, start: int, name: str) -> tuple[int, Span] | None:
+    """Runs over members with simple values in one match; stops at the name, or where it may be spelled otherwise."""
+    others = _others_than(name)
+    at = _skip(text, start + 1)
+    while True:
+        found = others.match(text, at)
+        assert found
+        for part, begin, value in _members(text, start, found.end()):
+            if part == name:
+                return begin, value
+            at = _skip(text, value[1])
+            break
+        else:
+            return None
+        if text[at] != ",":
+            return None
+        at = _skip(text, at + 1)
+
+
+@lru_cache(maxsize=1024)
+def _others_than(name: str) -> re.Pattern[str]:
+    plain = re.escape(json.dumps(name, ensure_ascii=False)[1:])
+    escaped = r'[^"\\]*+\\'
+    return re.compile(rf'(?:(?!"(?:{plain}|{escaped}))"[^"]*+"{_GAP}:{_GAP}{_SIMPLE}{_GAP},{_GAP})*+')
 
 
 def _kind(part: Part) -> str:

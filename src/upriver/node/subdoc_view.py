@@ -27,6 +27,7 @@ class View:
     body: bytes = b""
     attributes: dict[str, bytes] = field(default_factory=dict)
     _checked: str | None = None  # the body, once it is known to be JSON
+    _replaced: bool = False  # by another body than the document's
 
     @classmethod
     def of(cls, document: Document, vbuuid: int) -> View:
@@ -44,7 +45,8 @@ class View:
                 text = self.body.decode()
             except UnicodeDecodeError:
                 paths.fail(Status.SUBDOC_DOC_NOT_JSON, "the document is not JSON")
-            paths.check_document(text)
+            # Of a plain value the store itself has seen that it is JSON; of others somebody may only have said so.
+            paths.check_document(text, known_json=self.document.datatype == Datatype.JSON and not self._replaced)
             self._checked = text
         return self._checked
 
@@ -52,7 +54,7 @@ class View:
         self._checked, self.body = text, text.encode()
 
     def set_body(self, body: bytes) -> None:
-        self._checked, self.body = None, body
+        self._checked, self.body, self._replaced = None, body, True
 
     def attribute_text(self, spec: Spec) -> str:
         """The attribute that a path is in, as an object with that one member, so that the path fits as it is."""

@@ -163,7 +163,7 @@ class ConnectionOptions:
     def parse(cls: type[D], given: Mapping[str, str]) -> D:
         """From Spark's options; a wrong name or value is refused with the valid ones."""
         known = {f.name.replace("_", ""): f for f in fields(cls)}  # type: ignore[arg-type]
-        given = {name.lower(): text for name, text in given.items() if name.lower() not in _SPARKS_OWN}
+        given = {name.lower(): text for name, text in given.items() if not _is_sparks(name.lower())}
         for name in given:
             if name not in known:
                 valid = ", ".join(sorted(spelling(f.name) for f in known.values()))
@@ -199,8 +199,15 @@ class ConnectionOptions:
             raise ConfigError(f"passwordFile: {error}") from error
 
 
-# The path of a table or of load("..."), and what Spark itself adds.
-_SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
+# The path of load("..."), and what Spark itself adds for queries and tables.
+_SPARKS_OWN = frozenset({
+    "path", "checkpointlocation", "queryname", "outputmode",
+    "owner", "provider", "location", "comment", "external", "is_managed_location", "collation",
+})  # fmt: skip
+
+
+def _is_sparks(name: str) -> bool:
+    return name in _SPARKS_OWN or name.startswith("option.")
 
 
 @dataclass(frozen=True, slots=True)

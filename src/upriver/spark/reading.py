@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +17,9 @@ from upriver.client.blocking import Database, default_name
 from upriver.client.kv import make_session
 from upriver.client.names import Names
 from upriver.client.pacing import jitter
+from upriver.client.reading import Content, settings_of
+from upriver.client.reading import ReadOptions as ClientReadOptions
 from upriver.protocol.feed import Feed, FeedRequest, OnRollback
-from upriver.protocol.session import FeedSettings
 from upriver.records.batches import row_batch
 from upriver.records.schema import Event
 from upriver.spark.options import OnRollback as WhatOnRollback
@@ -27,7 +28,6 @@ from upriver.spark.planning import Range
 from upriver.spark.pool import POOL
 from upriver.spark.pump import PlannedFeed, Pump
 from upriver.spark.reports import Channel, Reporter, Summary
-from upriver.wire.constants import OpenFlag, StreamFlag
 
 _frozen = False
 
@@ -113,34 +113,27 @@ class Reader:
 
     def _feed(self, todo: list[Range], *, planned: bool) -> Pump:
         database, options = self._database(), self.options
-        flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
-        if options.xattrs:
-            flags |= OpenFlag.INCLUDE_XATTRS
-        settings = FeedSettings(
-            default_name(), flags, options.flow_control_buffer, noop_interval_s=database.options.noop_interval_s
-        )
-        arguments: dict[str, Any] = {
-            "parse": database.options.parse_map, "noop_interval_s": settings.noop_interval_s, "jitter": jitter,
-        }  # fmt: skip
-        basics = (
-            self._request(todo), database.topology, lambda: make_session(database.options, settings),
-            settings.buffer_bytes,
+        content = Content.VALUES if options.values_wanted else Content.KEYS
+        wanted = ClientReadOptions(content=content, xattrs=options.xattrs, expiry_events=True)
+        connect = replace(database.options, window_bytes=options.flow_control_buffer)
+        settings = settings_of(connect, wanted, default_name())
+        basics: tuple[Any, ...] = (
+            self._request(todo), database.topology, lambda: make_session(connect, settings), settings.buffer_bytes
         )  # fmt: skip
+        more: dict[str, Any] = {
+            "parse": connect.parse_map, "noop_interval_s": settings.noop_interval_s, "jitter": jitter,
+        }  # fmt: skip
         branches = {one.vbucket: one.vbuuid for one in todo}
-        feed = PlannedFeed(branches, *basics, **arguments) if planned else Feed(*basics, **arguments)
-        return Pump(feed, database, (flags, settings.buffer_bytes))
+        feed = PlannedFeed(branches, *basics, **more) if planned else Feed(*basics, **more)
+        return Pump(feed, database, (content, options.xattrs, settings.buffer_bytes))
 
     def _request(self, todo: list[Range]) -> FeedRequest:
-        flags = StreamFlag.ACTIVE_VB_ONLY
-        if not self.options.values_wanted:
-            flags |= StreamFlag.NO_VALUE
         fail = self.options.on_rollback is WhatOnRollback.FAIL
         return FeedRequest(
             starts={one.vbucket: one.claim for one in todo},
             ends={one.vbucket: one.end for one in todo},
             epochs={one.vbucket: one.epoch for one in todo},
             points={one.vbucket: tuple(reversed(one.points)) for one in todo},
-            flags=flags,
             value=self.task.filter,
             on_rollback=OnRollback.FAIL if fail else OnRollback.EMIT,
         )

@@ -1,0 +1,32 @@
+"""One Spark session for all tests that need one, and real nodes."""
+
+from __future__ import annotations
+
+import pytest
+from spark_world import World
+
+from upriver.testing import node
+
+
+@pytest.fixture(scope="session")
+def spark():
+    import upriver.spark
+
+    made = upriver.spark.session("local[2,4]", settings={"spark.sql.streaming.numRecentProgressUpdates": "1000"})
+    made.sparkContext.setLogLevel("ERROR")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A node for tests that only add to it."""
+    with node(vbuckets=16, http_port=0, enable_faults=True, lazy=True) as running, World(running) as world:
+        yield world
+
+
+@pytest.fixture
+def world():
+    """A node of one's own, to be broken."""
+    with node(vbuckets=4, http_port=0, enable_faults=True, lazy=True) as running, World(running) as made:
+        yield made

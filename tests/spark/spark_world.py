@@ -1,0 +1,135 @@
+"""A node with a client on it, and the words that tests about Spark use."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from typing import Any
+
+from upriver.client.blocking import Database, connect
+from upriver.model import vbucket_of
+from upriver.testing import RunningNode
+
+DOCUMENT = ("mutation", "deletion", "expiration")
+
+
+class World:
+    """A running node and its bucket."""
+
+    def __init__(self, running: RunningNode) -> None:
+        self.node = running
+        self.db: Database = connect(running.connection_string, "default")
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.db.close()
+
+    @property
+    def vbuckets(self) -> int:
+        return self.db.topology.vbuckets
+
+    def options(self, **more: Any) -> dict[str, str]:
+        return {"connection": self.node.connection_string, **{name: str(value) for name, value in more.items()}}
+
+    def put(self, count: int, prefix: str = "k", value: str = '{"n": %d}') -> None:
+        made = (value % n if "%d" in value else value for n in range(count))
+        self.db.set_many({f"{prefix}{n}".encode(): text.encode() for n, text in enumerate(made)})
+
+    def key_of(self, vbucket: int, prefix: str = "key") -> bytes:
+        """A key that lives in this vbucket."""
+        return next(k for n in range(100_000) if vbucket_of(k := f"{prefix}{n}".encode(), self.vbuckets) == vbucket)
+
+    def fault(self, name: str, **arguments: Any) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{self.node.http_port}/upriver/faults/{name}"
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(arguments).encode(), headers, method="POST")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return dict(json.loads(answer.read()))
+
+    def set_manifest(self, manifest: dict[str, Any]) -> None:
+        from upriver.client.operations import Ask
+        from upriver.wire.cluster import SetManifest
+
+        def conversation():
+            answers = yield Ask(self.db.topology.nodes[0], [SetManifest(json.dumps(manifest).encode())])
+            assert answers[0].status == 0
+
+        self.db.run(conversation())
+
+    def state(self) -> dict[bytes, bytes]:
+        """All live documents of the default collection, by a feed from the beginning."""
+        found: dict[bytes, bytes] = {}
+        for row in self.rows():
+            if row["event"] == "mutation":
+                found[row["key"]] = row["value"]
+            elif row["event"] in DOCUMENT:
+                found.pop(row["key"], None)
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.db.change_batches(end="now") for row in batch.to_pylist()]
+
+
+def read(spark: Any, world: World, **options: Any) -> Any:
+    return spark.read.format("dcp").options(**world.options(**options)).load()
+
+
+def stream(spark: Any, world: World, **options: Any) -> Any:
+    return spark.readStream.format("dcp").options(**world.options(**options)).load()
+
+
+class Collected:
+    """The rows of a query, batch by batch, through ``foreachBatch``; a replayed batch replaces itself."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[Any]] = {}
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        self.batches[batch_id] = frame.collect()
+
+    @property
+    def rows(self) -> list[Any]:
+        return [row for number in sorted(self.batches) for row in self.batches[number]]
+
+    def state(self) -> dict[bytes, bytes]:
+        return fold(self.rows)
+
+
+def fold(rows: list[Any]) -> dict[bytes, bytes]:
+    """The table that the rows make: a rollback forgets what its vbucket did above its seqno."""
+    changes: dict[int, list[Any]] = {}
+    for row in rows:
+        mine = changes.setdefault(row["vbucket"], [])
+        if row["event"] == "rollback":
+            mine[:] = [old for old in mine if old["seqno"] <= row["seqno"]]
+        elif row["event"] in DOCUMENT:
+            mine.append(row)
+    found: dict[bytes, bytes] = {}
+    for row in (row for mine in changes.values() for row in mine):
+        if row["event"] == "mutation":
+            found[bytes(row["key"])] = None if row["value"] is None else bytes(row["value"])
+        else:
+            found.pop(bytes(row["key"]), None)
+    return found
+
+
+def start(frame: Any, sink: Any, checkpoint: Any, **trigger: Any) -> Any:
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    return writer.trigger(**trigger).start() if trigger else writer.start()
+
+
+def drain(frame: Any, sink: Any, checkpoint: Any) -> Any:
+    """Run until everything that is there now has been read."""
+    query = start(frame, sink, checkpoint, availableNow=True)
+    assert query.awaitTermination(120)
+    return query
+
+
+def wait_until(true: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)

@@ -1,0 +1,227 @@
+"""``spark.readStream.format("dcp")``: limits, starts, restarts, rollbacks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from spark_world import Collected, World, drain, fold, start, stream, wait_until
+
+from upriver.spark.offsets import Offset
+
+pytestmark = pytest.mark.spark
+
+
+def progress(query):
+    return [p for p in query.recentProgress if p["batchId"] >= 0]
+
+
+def test_available_now_reads_everything_in_batches_of_limited_size(spark, world: World, tmp_path):
+    world.put(1000)
+    rows = Collected()
+    query = drain(stream(spark, world, maxRowsPerTrigger=300), rows, tmp_path)
+    assert [len(batch) for batch in rows.batches.values()] == [300, 300, 300, 100]
+    assert rows.state() == world.state()
+    source = progress(query)[0]["sources"][0]
+    assert json.loads(source["latestOffset"])["lag"] == 700
+    assert Offset.from_json(json.loads(source["endOffset"])).vbuckets == 4
+
+
+def test_a_byte_limit_is_kept_by_what_rows_weighed_before(spark, world: World, tmp_path):
+    world.put(600, value="x" * 1000)
+    rows = Collected()
+    drain(stream(spark, world, maxBytesPerTrigger=200_000), rows, tmp_path)
+    sizes = [sum(len(row["value"]) for row in batch) for batch in rows.batches.values()]
+    assert len(sizes) >= 3
+    assert max(sizes) <= 260_000
+    assert rows.state() == world.state()
+
+
+def test_an_idle_query_makes_no_batches_and_a_change_arrives(spark, world: World, tmp_path):
+    """Offsets that are equal but look different would make a batch every few milliseconds."""
+    world.put(100)
+    rows = Collected()
+    query = start(stream(spark, world, pollMilliseconds=50), rows, tmp_path)
+    wait_until(lambda: len(rows.rows) == 100)
+    query.processAllAvailable()
+    before = query.lastProgress["batchId"]
+    world.db.set(b"new", b"1")
+    wait_until(lambda: len(rows.rows) == 101)
+    assert query.lastProgress["batchId"] <= before + 1
+    query.stop()
+
+
+def test_latest_is_fixed_once_even_if_the_first_batch_is_replayed_after_a_crash(spark, world: World, tmp_path):
+    """The start of a query is not persisted by Spark; the empty first batch does that (spark.md 0.5)."""
+    world.put(100, "old")
+    frame = stream(spark, world, startingOffsets="latest")
+    rows = Collected()
+    drain(frame, rows, tmp_path)
+    assert rows.rows == []
+    world.put(10, "new")
+    for name in (tmp_path / "commits").iterdir():  # as if it had died between offsets/0 and commits/0
+        name.unlink()
+    world.put(10, "newer")
+    drain(frame, rows, tmp_path)
+    assert {bytes(row["key"])[:3] for row in rows.rows} == {b"new"}
+    assert len(rows.state()) == 20
+
+
+def test_a_start_per_vbucket(spark, world: World, tmp_path):
+    world.put(400)
+    highs = world.db.high_seqnos()
+    rows = Collected()
+    drain(stream(spark, world, startingOffsets=json.dumps({"0": "latest", "1": highs[1] - 5})), rows, tmp_path)
+    read = {vb: sum(row["vbucket"] == vb for row in rows.rows) for vb in highs}
+    assert read == {0: 0, 1: 5, 2: highs[2], 3: highs[3]}
+
+
+def test_trigger_once_takes_all_whatever_the_limit_says(spark, world: World, tmp_path):
+    world.put(500)
+    rows = Collected()
+    query = start(stream(spark, world, maxRowsPerTrigger=100), rows, tmp_path, once=True)
+    assert query.awaitTermination(60)
+    assert [len(batch) for batch in rows.batches.values()] == [500]
+
+
+def test_a_restart_goes_on_where_the_checkpoint_is(spark, world: World, tmp_path):
+    rows = Collected()
+    frame = stream(spark, world)
+    for prefix in ("a", "b", "c"):
+        world.put(200, prefix)
+        drain(frame, rows, tmp_path)
+    assert len(rows.rows) == 600
+    assert rows.state() == world.state()
+
+
+def test_a_batch_without_commit_is_replayed_to_the_same_state(spark, world: World, tmp_path):
+    world.put(300)
+    rows, frame = Collected(), stream(spark, world)
+    drain(frame, rows, tmp_path)
+    for name in (tmp_path / "commits").iterdir():
+        name.unlink()
+    world.put(100)  # rewritten: the replay finds some of its rows deduplicated
+    rows.batches.clear()
+    drain(frame, rows, tmp_path)
+    assert rows.state() == world.state()
+
+
+def test_a_failover_that_loses_history_is_a_rollback_row_and_then_the_new_branch(spark, world: World, tmp_path):
+    world.put(400)
+    rows, frame = Collected(), stream(spark, world)
+    drain(frame, rows, tmp_path)
+    key = world.key_of(2)
+    world.db.set(key, b"lost")
+    drain(frame, rows, tmp_path)
+    assert rows.state()[key] == b"lost"
+    lost_branch = world.db.failover_logs([2])[2].uuid
+    world.fault("failover", vbucket=2, lose=1)
+    drain(frame, rows, tmp_path)
+    assert rows.state() == world.state()
+    assert key not in rows.state() or rows.state()[key] != b"lost"
+    told = [row for row in rows.rows if row["event"] == "rollback"]
+    assert [(row["vbucket"], row["epoch"], row["vbuuid"]) for row in told] == [(2, 1, lost_branch)]
+    world.db.set(key, b"new")
+    drain(frame, rows, tmp_path)
+    assert rows.state() == world.state()
+    assert rows.rows[-1]["epoch"] == 1
+
+
+def test_rollback_can_be_made_to_fail_the_query(spark, world: World, tmp_path):
+    world.put(100)
+    frame = stream(spark, world, onRollback="fail")
+    drain(frame, Collected(), tmp_path)
+    world.fault("failover", vbucket=1, lose=5)
+    world.put(100, "more")
+    query = start(frame, Collected(), tmp_path, availableNow=True)
+    with pytest.raises(Exception, match="vbucket 1 lost history"):
+        query.awaitTermination(60)
+
+
+def test_the_silent_loss_scenario_brings_the_old_version_back(spark, world: World, tmp_path):
+    """design.md: a document written early and again late in one snapshot, read to the middle, late half lost."""
+    vb = 0
+    keys = [k for n in range(2000) if world.key_of(vb) and (k := f"s{n}".encode()) and _vbucket(world, k) == vb]
+    doc, others = keys[0], keys[1:]
+    world.db.set(doc, b"early")
+    for key in others[:20]:
+        world.db.set(key, b"x")
+    world.db.set(doc, b"late")
+    rows, frame = Collected(), stream(spark, world, maxRowsPerTrigger=10)
+    query = start(frame, rows, tmp_path, once=True)  # once takes all; so the first ten by hand
+    query.awaitTermination(60)
+    _cut_back(tmp_path, rows)
+    drain(stream(spark, world, maxRowsPerTrigger=10), Stop(rows, 1), tmp_path / "cut")
+    assert doc not in rows.state()  # deduplicated away: only the late version would come
+    world.fault("failover", vbucket=vb, lose=1)
+    assert world.state()[doc] == b"early"
+    drain(frame, rows, tmp_path / "cut")
+    assert rows.state() == world.state()
+
+
+def _vbucket(world: World, key: bytes) -> int:
+    from upriver.model import vbucket_of
+
+    return vbucket_of(key, world.vbuckets)
+
+
+def _cut_back(checkpoint, rows: Collected) -> None:
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+    rows.batches.clear()
+
+
+class Stop:
+    """Takes so many batches, then fails, as a driver that dies."""
+
+    def __init__(self, rows: Collected, batches: int) -> None:
+        self.rows, self.left = rows, batches
+
+    def __call__(self, frame, batch_id):
+        if self.left == 0:
+            raise RuntimeError("enough")
+        self.left -= 1
+        self.rows(frame, batch_id)
+
+
+def test_a_query_outlives_a_restart_of_its_node(spark, world: World, tmp_path):
+    world.put(200)
+    rows = Collected()
+    query = start(stream(spark, world), rows, tmp_path)
+    wait_until(lambda: len(rows.state()) == 200)
+    world.node.restart(kill=True)
+    world.db.refresh()
+    world.put(50, "after")
+    wait_until(lambda: rows.state() == world.state())
+    assert query.isActive
+    query.stop()
+
+
+def test_purged_tombstones_mean_reading_again_from_the_beginning(spark, world: World, tmp_path):
+    world.put(100)
+    rows, frame = Collected(), stream(spark, world)
+    drain(frame, rows, tmp_path)
+    gone = world.key_of(3, "k")
+    world.db.delete(gone)
+    world.put(100, "other")
+    for vb in range(world.vbuckets):
+        world.fault("purge", vbucket=vb)
+    drain(frame, rows, tmp_path)
+    assert gone not in fold(rows.rows)
+    assert rows.state() == world.state()
+
+
+def test_a_collection_filter_delivers_only_that_collection(spark, world: World, tmp_path):
+    manifest = {"uid": "1", "scopes": [{"name": "_default", "uid": "0", "collections": [
+        {"name": "_default", "uid": "0"}, {"name": "wanted", "uid": "8"}]}]}
+    world.set_manifest(manifest)
+    world.put(50)
+    world.db.set_many({f"w{n}".encode(): b"1" for n in range(30)}, 8)
+    rows = Collected()
+    drain(stream(spark, world, collections="wanted"), rows, tmp_path)
+    documents = [row for row in rows.rows if row["event"] == "mutation"]
+    assert {row["collection"] for row in documents} == {"wanted"}
+    assert len(documents) == 30
+    with pytest.raises(Exception, match=r"no collection _default.typo; there are _default._default, _default.wanted"):
+        drain(stream(spark, world, collections="typo"), rows, tmp_path / "typo")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BULK = 32 * 1024  # from this many bytes on a run is taken in without the interpreter lock
 SMALLEST_TABLE = 16
+EVICTIONS = 4  # checkpoints looked at when a write finds the memory log too large
 
 
 class Found(NamedTuple):
@@ -202,6 +203,8 @@ class Core:
         return segment
 
     def _begin_segment(self, size: int) -> Segment:
+        if self.shared.log_gauge.bytes > self.shared.options.log_bytes:
+            self.shared.evict(tries=EVICTIONS)
         segment = self.memory.begin_segment(size, self.complete_seqno)
         self.registers[k.USED] = segment.at
         self.registers[k.DEDUPED] = 0

@@ -15,6 +15,7 @@ import numpy as np
 from upriver.store.disk import Octets
 
 SMALLEST = 4096
+NOTHING: Octets = np.empty(0, np.uint8)
 
 
 class Segment:
@@ -51,6 +52,11 @@ class Checkpoint:
         self.data: Octets = np.empty(capacity, np.uint8)
         self.segments: list[Segment] = []
         self.closed = False
+
+    def let_go(self) -> None:
+        """Give the memory back now: a checkpoint and its segments know each other, so only the collector would."""
+        self.data = NOTHING
+        self.segments = []
 
 
 class Gauge:
@@ -187,10 +193,13 @@ class MemoryLog:
         if oldest.segments:
             self.floor = max(self.floor, oldest.segments[-1].last)
         self._gauge.bytes -= oldest.data.size
+        oldest.let_go()
 
     def clear(self, floor: int) -> None:
         """Forget everything; history goes on above ``floor``."""
         self._gauge.bytes -= sum(checkpoint.data.size for checkpoint in self.checkpoints)
+        for checkpoint in self.checkpoints:
+            checkpoint.let_go()
         self.checkpoints.clear()
         self.by_serial.clear()
         self.unflushed.clear()

@@ -70,10 +70,10 @@ class Shared:
         if self.dirty_bytes >= self.options.flush_bytes:
             self.wake_flusher()
 
-    def evict(self, wanted_bytes: int | None = None) -> None:
+    def evict(self, wanted_bytes: int | None = None, tries: int | None = None) -> None:
         """Let go of the oldest checkpoints that are on disk until the log fits its share of memory."""
         wanted = self.options.log_bytes if wanted_bytes is None else wanted_bytes
-        tries = len(self.ages)
+        tries = len(self.ages) if tries is None else min(tries, len(self.ages))
         while self.log_gauge.bytes > wanted and tries > 0:
             tries -= 1
             oldest = self.ages.popleft()

@@ -240,3 +240,18 @@ def test_a_rollback_goes_to_a_point_where_the_reader_was_consistent(lose: int) -
     reader.fail_over(lose, quietly=True)
     reader.serve(10, 10)
     assert reader.documents == server.documents
+
+
+def test_a_shorter_snapshot_after_a_resume_does_not_shorten_the_claim() -> None:
+    """Resumed inside 1..100, the server goes on with 1..60: the write at 80 still hides the one at 30."""
+    server = Server()
+    reader = Reader(server)
+    for seqno in range(1, 101):
+        server.write(b"precious" if seqno in (30, 80) else b"other%d" % seqno, False)
+    reader.serve(rows=49, snapshot=100)
+    reader.cut()
+    reader.serve(rows=10, snapshot=10)
+    assert reader.feed.positions()[0] == Position(1, 60, 0, 100)
+    reader.fail_over(30, quietly=True)
+    reader.serve(1000, 1000)
+    assert reader.documents == server.documents

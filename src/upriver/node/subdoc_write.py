@@ -15,6 +15,7 @@ from upriver.errors import KeyExists, KeyNotFound, Status, StatusError
 from upriver.model import Datatype, Document
 from upriver.node import subdoc_paths as paths
 from upriver.node import subdoc_xattrs as xattrs
+from upriver.node.crc32c import crc32c
 from upriver.node.subdoc_specs import Spec
 from upriver.node.subdoc_view import View, change
 from upriver.node.subdoc_xattrs import Stamp
@@ -92,7 +93,7 @@ def run(target: Target, wanted: Sequence[Spec]) -> Outcome | Failure:
     result = _apply(target, view, wanted, stamp)
     if any(spec.value.strip() == xattrs.MACRO_CRC32C.encode() for spec in wanted) and not isinstance(result, Failure):
         # The checksum is that of the body after all paths: now it is known, so once more with it.
-        stamp = replace(stamp, value_crc32c=xattrs.crc32c(view.body))
+        stamp = replace(stamp, value_crc32c=crc32c(view.body))
         view = _fresh(target, existing)
         result = _apply(target, view, wanted, stamp)
     if isinstance(result, Failure):

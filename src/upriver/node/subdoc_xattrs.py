@@ -15,6 +15,7 @@ from typing import Any
 
 from upriver.errors import Status
 from upriver.model import Datatype, Document
+from upriver.node.crc32c import crc32c
 from upriver.node.subdoc_paths import fail
 
 VIRTUAL = frozenset({"$document", "$vbucket", "$XTOC"})
@@ -96,27 +97,3 @@ def decode_binary(text: str) -> bytes:
         except binascii.Error:
             fail(Status.SUBDOC_FIELD_NOT_BINARY_VALUE, "the field does not hold base64")
     return fail(Status.SUBDOC_FIELD_NOT_BINARY_VALUE, "the field was not stored with the binary flag")
-
-
-def _crc32c_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-_CRC32C = _crc32c_table()
-
-
-def crc32c(data: bytes) -> int:
-    """The Castagnoli checksum.
-
-    >>> hex(crc32c(b"123456789"))
-    '0xe3069283'
-    """
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF

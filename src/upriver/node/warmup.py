@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from upriver.model import VbucketState
+from upriver.node.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
 from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer
 from upriver.wire.packed import Kind, pack
@@ -17,6 +18,7 @@ def warm_up() -> None:
     out = SendBuffer(1 << 12)
     encoder = PackedEncoder(FrameOptions())
     encoder.encode(run, out)
+    crc32c(run)
     with tempfile.TemporaryDirectory(prefix="upriver-warm-up-") as scratch:
         _warm_up_store(Path(scratch), encoder, out)
 

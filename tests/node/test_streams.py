@@ -202,7 +202,7 @@ def test_deletions_in_both_versions_and_expirations(node: NodeThread, vb: int):
 
 VALUES = {
     "plain": (0, b'{"a":1}', Datatype.JSON),
-    "snappy": (2, cramjam.snappy.compress_raw(b"x" * 100), Datatype.SNAPPY),
+    "snappy": (2, bytes(cramjam.snappy.compress_raw(b"x" * 100)), Datatype.SNAPPY),
     "xattr": (4, XATTRS, Datatype.XATTR | Datatype.JSON),
 }
 

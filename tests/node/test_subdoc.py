@@ -65,7 +65,8 @@ def single(
 
 
 def store(raw: Raw, value: object, key: bytes = b"doc", expiry: int = 0) -> int:
-    """The document's CAS."""
+    """A document without a past; its CAS. (A plain SET would keep the attributes of an older one.)"""
+    raw.ask(kv.Delete(key))
     content = value if isinstance(value, bytes) else json.dumps(value).encode()
     response = raw.ask(kv.Set(0xABCD, expiry, key, content))
     assert response.specific == OK

@@ -22,14 +22,17 @@ if TYPE_CHECKING:
     from upriver.store import VBucket
 
 _NAME = re.compile(r"[A-Za-z0-9._%-]{1,100}\Z")
+_XATTR_MARK = "upriver.xattrs"
 _MARK = "upriver.bucket"  # tells our directories from whatever else lies in the data directory
 
 
 class NodeBucket:
     """A bucket as connections use it: the store, who streams from it, and who waits for its disk."""
 
-    def __init__(self, store: Bucket, waits: PersistenceWaits) -> None:
+    def __init__(self, store: Bucket, waits: PersistenceWaits, path: Path) -> None:
         self.store = store
+        self._xattr_mark = path / _XATTR_MARK
+        self.has_xattrs = self._xattr_mark.exists()
         self.name: str = store.name
         self.dcp_connections: dict[str, Connection] = {}  # by connection name: producers and consumers share names
         self.passive_streams = Registry()  # what this node consumes, over all connections
@@ -39,6 +42,12 @@ class NodeBucket:
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
         self._state_changes: dict[int, asyncio.Future[None]] = {}
+
+    def expect_xattrs(self) -> None:
+        """From now on a plain SET has to look for extended attributes that it must keep."""
+        if not self.has_xattrs:
+            _write(self._xattr_mark, "")
+            self.has_xattrs = True
 
     @property
     def uuid(self) -> str:
@@ -110,18 +119,18 @@ class Buckets:
                 self._open_one(path)
 
     def _open_one(self, path: Path) -> None:
-        vbuckets = int((path / _MARK).read_text())
         try:
+            vbuckets = int((path / _MARK).read_text())
             store = Bucket.open(path, name=path.name, vbuckets=vbuckets, options=self._options)
-        except (UpriverError, OSError) as error:
+        except (UpriverError, OSError, ValueError) as error:
             self.broken[path.name] = str(error) or type(error).__name__
             log.warning("bucket_broken", bucket=path.name, reason=self.broken[path.name])
             return
-        self._open[path.name] = self._node_bucket(store)
+        self._open[path.name] = self._node_bucket(store, path)
         log.info("bucket_open", bucket=path.name, vbuckets=vbuckets)
 
-    def _node_bucket(self, store: Bucket) -> NodeBucket:
-        bucket = NodeBucket(store, self._make_waits(store))
+    def _node_bucket(self, store: Bucket, path: Path) -> NodeBucket:
+        bucket = NodeBucket(store, self._make_waits(store), path)
         bucket.traffic = not self._member  # a member waits for its map
         return bucket
 
@@ -138,8 +147,8 @@ class Buckets:
         for vbucket in () if self._member else range(count):
             store.set_state(vbucket, VbucketState.ACTIVE)
         store.flush()
-        (path / _MARK).write_text(str(count))
-        self._open[name] = self._node_bucket(store)
+        _write(path / _MARK, str(count))
+        self._open[name] = self._node_bucket(store, path)
         log.info("bucket_created", bucket=name, vbuckets=count)
         return self._open[name]
 
@@ -178,3 +187,10 @@ class Buckets:
             except (UpriverError, OSError):
                 log.failure("bucket_close_failed", bucket=bucket.name)
         self._open.clear()
+
+
+def _write(path: Path, text: str) -> None:
+    """A small file, whole or not at all."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
 
 from upriver.node import (
     auth,
@@ -20,10 +21,13 @@ from upriver.node import (
     tls,
     vbucket_commands,
 )
+from upriver.wire import Message
+from upriver.wire import subdoc as wire_subdoc
 
 if TYPE_CHECKING:
     import ssl
 
+    from upriver.node.connection import Connection
     from upriver.node.http import HttpServer
     from upriver.node.options import NodeOptions
     from upriver.node.server import Node
@@ -38,6 +42,20 @@ _MODULES = (
 def register_all() -> None:
     for module in _MODULES:
         dispatch.register(module.HANDLERS, module.BUCKETLESS)
+    dispatch.register({kind: _expecting_xattrs(subdoc.HANDLERS[kind]) for kind in _XATTR_WRITERS})
+
+
+_XATTR_WRITERS: tuple[type[Message], ...] = (wire_subdoc.SubdocMutation, wire_subdoc.SubdocMultiMutation)
+
+
+def _expecting_xattrs(handler: dispatch.Handler) -> dispatch.Handler:
+    """Sub-document mutations may write extended attributes, which plain writes then have to keep."""
+
+    def run(conn: Connection, request: Any) -> Awaitable[None] | None:
+        conn.require_bucket().expect_xattrs()
+        return handler(conn, request)
+
+    return run
 
 
 def load_users(options: NodeOptions) -> Users:

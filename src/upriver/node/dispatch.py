@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import AccessDenied, InvalidArguments, NoBucket, NotSupported, UnknownCommand
+from upriver.errors import AccessDenied, InvalidArguments, NoBucket, Status, UnknownCommand
 from upriver.wire import Frame, Message, Opcode, OtherResponse, decode
-from upriver.wire.constants import Magic
+from upriver.wire.constants import Magic, ServerOpcode
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
@@ -41,6 +41,9 @@ def dispatch(conn: Connection, frame: Frame) -> Awaitable[None] | None:
     if frame.magic.is_response:
         _response(conn, frame)
         return None
+    if frame.magic is Magic.SERVER_REQUEST:
+        _server_request(conn, frame)
+        return None
     if not conn.authenticated and frame.opcode not in _BEFORE_LOGIN:
         raise AccessDenied
     request = decode(frame, conn.context)
@@ -48,11 +51,18 @@ def dispatch(conn: Connection, frame: Frame) -> Awaitable[None] | None:
         raise InvalidArguments("not a DCP connection: open it first")
     entry = _entry_of(type(request))
     if entry is None:
-        raise UnknownCommand if frame.magic is not Magic.SERVER_REQUEST else NotSupported
+        raise UnknownCommand
     handler, needs_bucket = entry
     if needs_bucket and conn.bucket is None:
         raise NoBucket
     return handler(conn, request)
+
+
+def _server_request(conn: Connection, frame: Frame) -> None:
+    """What only servers ask; the opcodes are a space of their own, so the answer is told apart by its magic."""
+    known = frame.opcode in ServerOpcode._value2member_map_
+    status = Status.NOT_SUPPORTED if known else Status.UNKNOWN_COMMAND
+    conn.write(Frame(Magic.SERVER_RESPONSE, frame.opcode, status, frame.opaque).encode())
 
 
 def _response(conn: Connection, frame: Frame) -> None:

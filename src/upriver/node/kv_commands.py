@@ -11,11 +11,12 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import InvalidArguments, KeyNotFound, NotSupported, SyncWriteAmbiguous
-from upriver.model import Document
+from upriver.model import SEQNO_MAX, Datatype, Document
 from upriver.node.dispatch import Handler
 from upriver.node.vbucket_gate import on_active
 from upriver.wire import Message, Opcode, kv
 from upriver.wire.constants import DurabilityLevel
+from upriver.wire.values import inflate, join_xattrs, split_xattrs
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
@@ -56,7 +57,8 @@ def _get(conn: Connection, request: Any, vb: VBucket) -> None:
         if not conn.is_quiet(request):
             raise
         return
-    reply_document(conn, request, document)
+    locked = bool(vb.locks) and vb.is_locked(key, collection)
+    reply_document(conn, request, document, cas=SEQNO_MAX if locked else document.cas)
 
 
 _get_active = on_active(_get)
@@ -73,11 +75,33 @@ def store(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None
         )  # fmt: skip
         return _commit(conn, request, vb, prepared, level)
     write = vb.replace if request.opcode in (Opcode.REPLACE, Opcode.REPLACEQ) else vb.set
+    datatype, value = _with_old_xattrs(conn, request, vb)
     stored = write(
-        key, request.value, collection, flags=request.flags, expiry=request.expiry, datatype=request.datatype,
-        cas=request.cas, preserve_ttl=conn.preserve_ttl(request),
+        key, value, collection, flags=request.flags, expiry=request.expiry, datatype=datatype, cas=request.cas,
+        preserve_ttl=conn.preserve_ttl(request),
     )  # fmt: skip
     return acknowledge(conn, request, vb, stored)
+
+
+def _with_old_xattrs(conn: Connection, request: Any, vb: VBucket) -> tuple[int, bytes]:
+    """A SET replaces the body only: extended attributes of the document stay, unless it brings its own."""
+    datatype, value = request.datatype, request.value
+    bucket = conn.require_bucket()
+    if datatype & Datatype.XATTR:
+        bucket.expect_xattrs()
+    if datatype & Datatype.XATTR or not bucket.has_xattrs:
+        return datatype, value
+    collection, key = conn.split(request.key)
+    try:
+        current = vb.get(key, collection)
+    except KeyNotFound:
+        return datatype, value
+    if not current.datatype & Datatype.XATTR:
+        return datatype, value
+    stored = inflate(current.value) if current.datatype & Datatype.SNAPPY else current.value
+    body = inflate(value) if datatype & Datatype.SNAPPY else value
+    xattrs, _ = split_xattrs(stored)
+    return Datatype.XATTR | datatype & Datatype.JSON, join_xattrs(xattrs, body)
 
 
 def add(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:

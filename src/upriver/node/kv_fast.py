@@ -41,7 +41,7 @@ def _set(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
     _, opcode, key_len, extras_len, datatype, vbucket_id, _, opaque, cas = HEADER.unpack_from(data, at)
     prefix = 1 if conn.context.collections else 0
     if (
-        bucket is None or not conn.authenticated or not bucket.traffic or extras_len != 8 or cas
+        bucket is None or not conn.authenticated or not bucket.traffic or bucket.has_xattrs or extras_len != 8 or cas
         or datatype > _JSON_OR_RAW or datatype & ~conn.context.datatypes or not prefix < key_len <= _LONGEST_KEY
     ):  # fmt: skip
         return False
@@ -85,7 +85,7 @@ def _get(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
         return False
     try:
         vbucket = bucket.store.vbucket(vbucket_id)
-        if vbucket.state is not VbucketState.ACTIVE:
+        if vbucket.state is not VbucketState.ACTIVE or vbucket.locks:
             return False
         document = vbucket.get(bytes(data[key_at + prefix : at + size]), 0)
     except KeyNotFound as error:

@@ -41,6 +41,8 @@ def get_meta(conn: Connection, request: kv.GetMeta, vb: VBucket) -> None:
 
 def with_meta(conn: Connection, request: Any, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
+    if request.datatype & Datatype.XATTR:
+        conn.require_bucket().expect_xattrs()
     options = MetaOption(request.options or 0)
     value = request.value[: len(request.value) - (request.nmeta or 0)]
     common: dict[str, Any] = {

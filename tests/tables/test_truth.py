@@ -9,12 +9,12 @@ from feeds import Feed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from upriver.spark.sync.apply import TableOptions, Tables
-from upriver.spark.sync.lake import Lake
-from upriver.spark.sync.log import Written, write_log
-from upriver.spark.sync.policy import Policy
-from upriver.spark.sync.read import read_documents
-from upriver.spark.sync.upkeep import fold_log, fold_tail
+from upriver.spark.tables.apply import TableOptions, Tables
+from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.log import Written, write_log
+from upriver.spark.tables.policy import Policy
+from upriver.spark.tables.read import read_documents
+from upriver.spark.tables.upkeep import fold_log, fold_tail
 
 KEYS = [f"k{index}" for index in range(12)]
 # Ranges that never merge by themselves, that always do, and small ones that split.

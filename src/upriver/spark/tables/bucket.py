@@ -10,7 +10,7 @@ import pyarrow as pa
 from upriver.client.blocking import Database
 from upriver.model import Position
 from upriver.protocol.feed import FeedRequest
-from upriver.spark.sync.options import SyncOptions
+from upriver.spark.tables.options import SyncOptions
 
 
 @dataclass(frozen=True)

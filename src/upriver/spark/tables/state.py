@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import Event
-from upriver.spark.sync.columns import Document, Shape, parse, row_schema, to_columns
-from upriver.spark.sync.log import WIPES, Mark
-from upriver.spark.sync.pieces import gather
+from upriver.spark.tables.columns import Document, Shape, parse, row_schema, to_columns
+from upriver.spark.tables.log import WIPES, Mark
+from upriver.spark.tables.pieces import gather
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -11,10 +11,10 @@ import logging
 import pyarrow as pa
 
 from upriver.records.schema import Event
-from upriver.spark.sync import bucket
-from upriver.spark.sync.apply import Tables
-from upriver.spark.sync.log import Mark, read_log, write_marks
-from upriver.spark.sync.options import SyncOptions
+from upriver.spark.tables import bucket
+from upriver.spark.tables.apply import Tables
+from upriver.spark.tables.log import Mark, read_log, write_marks
+from upriver.spark.tables.options import SyncOptions
 
 logger = logging.getLogger("upriver.sync")
 RECONCILED = "upriver.reconciled"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from upriver.spark.sync.pieces import Piece
+from upriver.spark.tables.pieces import Piece
 
 
 @dataclass(frozen=True)

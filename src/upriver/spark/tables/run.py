@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from upriver.errors import UpriverError
-from upriver.spark.sync import bucket
-from upriver.spark.sync.apply import Tables
-from upriver.spark.sync.history import History
-from upriver.spark.sync.job import BETWEEN_BATCHES, Applier, start
-from upriver.spark.sync.lake import Lake
-from upriver.spark.sync.options import SyncOptions
-from upriver.spark.sync.progress import Batch, Journal
-from upriver.spark.sync.reconcile import reconcile
+from upriver.spark.tables import bucket
+from upriver.spark.tables.apply import Tables
+from upriver.spark.tables.history import History
+from upriver.spark.tables.job import BETWEEN_BATCHES, Applier, start
+from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.options import SyncOptions
+from upriver.spark.tables.progress import Batch, Journal
+from upriver.spark.tables.reconcile import reconcile
 
 
 @dataclass

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.errors import ConfigError
-from upriver.spark.sync.columns import Document, row_schema, shape_of, spill, to_document
-from upriver.spark.sync.forward import latest, settle
-from upriver.spark.sync.lake import Lake
-from upriver.spark.sync.pieces import read_pieces
+from upriver.spark.tables.columns import Document, row_schema, shape_of, spill, to_document
+from upriver.spark.tables.forward import latest, settle
+from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.pieces import Piece, read_pieces
 
 
-def read_arrow(lake: str, name: str, *, deleted: bool = False) -> pa.Table:
+def read_arrow(
+    lake: str, name: str, *, deleted: bool = False, span: tuple[int, int] | None = None
+) -> pa.Table:
     """The latest documents of a collection as an Arrow table, whatever has been merged so far.
+
+    ``span`` limits it to a stretch of vbuckets.
 
     The tail is looked at before ``current``: a merge in between then shows a row twice, never not at all, and of the
     two the winner is taken.
@@ -27,11 +32,19 @@ def read_arrow(lake: str, name: str, *, deleted: bool = False) -> pa.Table:
     waiting = tail.pieces()
     current.refresh()
     schema = row_schema(shape_of(current.schema()))
-    news = latest(read_pieces(tail.uri, waiting, schema, adapt=spill))
-    old = read_pieces(current.uri, current.pieces(), schema, adapt=spill)
+    news = latest(_read(tail.uri, waiting, schema, span))
+    old = _read(current.uri, current.pieces(), schema, span)
     old, news = settle(old, news)
     whole = pa.concat_tables([old, news])
     return whole if deleted else whole.filter(pc.invert(whole.column("_deleted")))
+
+
+def _read(root: str, pieces: Sequence[Piece], schema: pa.Schema, span: tuple[int, int] | None) -> pa.Table:
+    if span is None:
+        return read_pieces(root, pieces, schema, adapt=spill)
+    where = (pc.field("_vbucket") >= span[0]) & (pc.field("_vbucket") <= span[1])
+    here = [piece for piece in pieces if piece.overlaps(*span)]
+    return read_pieces(root, here, schema, where=where, adapt=spill)
 
 
 def read_documents(lake: str, name: str) -> dict[str, Document | bytes]:

@@ -59,9 +59,9 @@ class DcpLogReader(DcpStreamReader):
         if partition.value is None:  # Spark's own stand-in for an empty list of partitions
             return
         from upriver.spark.reading import Reader
-        from upriver.spark.sync.epochs import Epochs
-        from upriver.spark.sync.lake import Lake
-        from upriver.spark.sync.log import write_log
+        from upriver.spark.tables.epochs import Epochs
+        from upriver.spark.tables.lake import Lake
+        from upriver.spark.tables.log import write_log
 
         context: Any = TaskContext.get()
         batch = int(context.getLocalProperty("streaming.sql.batchId"))

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import Event
-from upriver.spark.sync import state
-from upriver.spark.sync.columns import Shape, fold_rest, row_schema, spill
-from upriver.spark.sync.log import WIPES, Mark, read_log
-from upriver.spark.sync.pieces import Piece, gather, place, read_pieces, write_piece
-from upriver.spark.sync.policy import cut
+from upriver.spark.tables import state
+from upriver.spark.tables.columns import Shape, fold_rest, row_schema, spill
+from upriver.spark.tables.log import WIPES, Mark, read_log
+from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
+from upriver.spark.tables.policy import cut
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from upriver.errors import ConfigError
-from upriver.spark.sync.deltas import Table
-from upriver.spark.sync.pieces import filesystem
+from upriver.spark.tables.deltas import Table
+from upriver.spark.tables.pieces import filesystem
 
 TABLES = ("changes", "tail", "current")
 APPLIED = "upriver.applied"  # the writer of ``tail``; its version is the last batch that tail and current have

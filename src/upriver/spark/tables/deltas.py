@@ -15,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Transaction
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from upriver.spark.sync.pieces import Piece, discard, filesystem, now_ms, piece_of
+from upriver.spark.tables.pieces import Piece, discard, filesystem, now_ms, piece_of
 
 
 class Table:

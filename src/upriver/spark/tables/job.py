@@ -18,16 +18,16 @@ import pyarrow as pa
 
 from upriver.errors import ConfigError
 from upriver.records.schema import Event
-from upriver.spark.sync import bucket, upkeep
-from upriver.spark.sync.apply import Step, TableOptions, Tables
-from upriver.spark.sync.forward import Outcome, Work, as_plain, forward, from_plain, run_inline
-from upriver.spark.sync.history import History
-from upriver.spark.sync.lake import Lake
-from upriver.spark.sync.log import Written
-from upriver.spark.sync.options import SyncOptions, seconds
-from upriver.spark.sync.policy import Policy
-from upriver.spark.sync.progress import Batch, Journal
-from upriver.spark.sync.source import COLUMN, FORMAT, DcpLogSource
+from upriver.spark.tables import bucket, upkeep
+from upriver.spark.tables.apply import Step, TableOptions, Tables
+from upriver.spark.tables.forward import Outcome, Work, as_plain, forward, from_plain, run_inline
+from upriver.spark.tables.history import History
+from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.log import Written
+from upriver.spark.tables.options import SyncOptions, seconds
+from upriver.spark.tables.policy import Policy
+from upriver.spark.tables.progress import Batch, Journal
+from upriver.spark.tables.source import COLUMN, FORMAT, DcpLogSource
 
 logger = logging.getLogger("upriver.sync")
 UPKEEP_EVERY_S = 300.0
@@ -139,8 +139,8 @@ def collect(frame: Any, lake: str, batch_id: int) -> Written:
 
 def _writer(lake: str, batch_id: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from upriver.spark.sync.epochs import Epochs
-        from upriver.spark.sync.log import write_log
+        from upriver.spark.tables.epochs import Epochs
+        from upriver.spark.tables.log import write_log
 
         written = write_log(Epochs(Lake(lake).epochs()).lift(batches), lake, batch_id)
         yield pa.RecordBatch.from_pydict({COLUMN: [json.dumps(written.plain())]})

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import Event
-from upriver.spark.sync.apply import CollectionTables
-from upriver.spark.sync.columns import row_schema, shape_of
-from upriver.spark.sync.log import Mark, read_log, read_marks
-from upriver.spark.sync.pieces import Piece, gather, place, write_piece
-from upriver.spark.sync.policy import Policy, Range, ranges_of
-from upriver.spark.sync.state import as_rows, standing_wipes, voided, wiped
+from upriver.spark.tables.apply import CollectionTables
+from upriver.spark.tables.columns import row_schema, shape_of
+from upriver.spark.tables.log import Mark, read_log, read_marks
+from upriver.spark.tables.pieces import Piece, gather, place, write_piece
+from upriver.spark.tables.policy import Policy, Range, ranges_of
+from upriver.spark.tables.state import as_rows, standing_wipes, voided, wiped
 
 HISTORY = "upriver.history"
 VALIDITY = [

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from upriver.errors import ConfigError
 from upriver.records.schema import Event
-from upriver.spark.sync.columns import Shape, column_field, evolve, observe, parse, row_schema, shape_of
-from upriver.spark.sync.forward import Outcome, Work, run_inline
-from upriver.spark.sync.lake import APPLIED, REPAIRS, TRIMMED, Lake
-from upriver.spark.sync.log import LOG, Mark, Written, read_log, read_marks, write_log, write_marks
-from upriver.spark.sync.pieces import Piece, gather, read_pieces
-from upriver.spark.sync.policy import Policy, Range, covered, hold, ranges_of, worth_merging
+from upriver.spark.tables.columns import Shape, column_field, evolve, observe, parse, row_schema, shape_of
+from upriver.spark.tables.forward import Outcome, Work, run_inline
+from upriver.spark.tables.lake import APPLIED, REPAIRS, TRIMMED, Lake
+from upriver.spark.tables.log import LOG, Mark, Written, read_log, read_marks, write_log, write_marks
+from upriver.spark.tables.pieces import Piece, gather, read_pieces
+from upriver.spark.tables.policy import Policy, Range, covered, hold, ranges_of, worth_merging
 
 logger = logging.getLogger("upriver.sync")
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.spark.sync.apply import CollectionTables
-from upriver.spark.sync.columns import row_schema, spill
-from upriver.spark.sync.deltas import Table
-from upriver.spark.sync.forward import latest
-from upriver.spark.sync.lake import TRIMMED
-from upriver.spark.sync.log import LOG
-from upriver.spark.sync.pieces import Piece, gather, place, read_pieces, write_piece
-from upriver.spark.sync.policy import Range, ranges_of
+from upriver.spark.tables.apply import CollectionTables
+from upriver.spark.tables.columns import row_schema, spill
+from upriver.spark.tables.deltas import Table
+from upriver.spark.tables.forward import latest
+from upriver.spark.tables.lake import TRIMMED
+from upriver.spark.tables.log import LOG
+from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
+from upriver.spark.tables.policy import Range, ranges_of
 
 logger = logging.getLogger("upriver.sync")
 FOLDS = "upriver.folds"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import CHANGES, Event
-from upriver.spark.sync.pieces import Piece, gather, place, read_pieces, write_piece
+from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
 
 LOG = CHANGES.append(pa.field("batch", pa.int64(), nullable=False))
 DOCUMENTS = [Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value]

@@ -11,7 +11,7 @@ from typing import Any
 
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConfigError
-from upriver.spark.sync.columns import Kind, Shape
+from upriver.spark.tables.columns import Kind, Shape
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Given to the source as they are.

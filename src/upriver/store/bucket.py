@@ -13,7 +13,7 @@ import orjson
 from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
-from upriver.store.compaction import compact
+from upriver.store.compaction import compact, wants_compaction
 from upriver.store.disk import BUCKET, FORMAT, VB_KEY, Disk
 from upriver.store.expiry import expire_due
 from upriver.store.flusher import VB_META, Flusher, meta_key
@@ -23,7 +23,7 @@ from upriver.store.shared import Shared
 from upriver.store.stream import EndReason
 from upriver.store.vbucket import VBucket
 
-SLICE = 16
+SLICE = 4  # vbuckets that one call of ``maintain`` compacts
 UNCLEAN_CAS_LEAP = 1 << 32  # more CAS values than can have been given out and lost
 
 
@@ -265,12 +265,12 @@ class Bucket:
             cutoff = self._shared.now_s if drop_deletes else purge_before_s
             compact(vbucket, cutoff, SEQNO_MAX if purge_before_seqno is None else purge_before_seqno)
 
-    def maintain(self) -> int:
-        """One slice of background work: erase what was dropped in a few vbuckets. Returns how many are left."""
-        waiting = [vbucket for vbucket in self.existing() if vbucket.erasing]
-        for vbucket in waiting[:SLICE]:
-            compact(vbucket, 0, 0)
-        return max(0, len(waiting) - SLICE)
+    def maintain(self, most: int = SLICE) -> int:
+        """One slice of background work: compact the vbuckets that need it. Returns how many are left."""
+        waiting = [vbucket for vbucket in self.existing() if wants_compaction(vbucket)]
+        for vbucket in waiting[:most]:
+            compact(vbucket, self._shared.now_s - self.options.purge_age_s, SEQNO_MAX)
+        return max(0, len(waiting) - most)
 
     def run_expiry_pager(self) -> int:
         """Turn documents whose time has come into tombstones, each with a new seqno; returns how many."""

@@ -14,12 +14,13 @@ import orjson
 from upriver.model import SEQNO_MAX
 from upriver.store import kernels as k
 from upriver.store import runs
-from upriver.store.core import Core
+from upriver.store.core import Core, Tally
 from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Octets, Words, erase_range
 from upriver.store.flusher import BlockWriter, meta_key, write_table
 from upriver.store.scan import dead_in, dead_seqnos
 from upriver.wire.packed import HEADER_SIZE
 
+WORTH_RECORDS, WORTH_BLOCKS, FEW_RECORDS = 1000, 64, 8
 KEEP_SHARE = 0.75  # a block with at least this much left of it stays as it is
 
 
@@ -41,6 +42,18 @@ def compact(vbucket: Core, purge_before_s: int, purge_before_seqno: int) -> None
             shared.disk.stale = True
 
 
+def wants_compaction(vbucket: Core) -> bool:
+    """Whether it pays: much is dead, blocks are many and small, a collection is to be erased, tombstones are old."""
+    blocks, records, dead = vbucket.content
+    shared = vbucket.shared
+    if vbucket.erasing or (records >= WORTH_RECORDS and dead * 2 > records):
+        return True
+    if blocks >= WORTH_BLOCKS and records < blocks * FEW_RECORDS:
+        return True
+    waited = shared.now_s - vbucket.compacted_s
+    return vbucket.tombstone_count > 0 and waited > max(shared.options.purge_age_s // 3, 1)
+
+
 class Compaction:
     """One pass over the blocks of a vbucket."""
 
@@ -53,6 +66,7 @@ class Compaction:
         self._dead = dead_seqnos(vbucket, 0, vbucket.high_seqno)
         self._position = 0
         self._writer = BlockWriter(vbucket.shared.disk, vbucket.shared.options.block_bytes)
+        self._kept = Tally()
         self._purged: list[Words] = []
         self._dropped: list[Words] = []
 
@@ -62,11 +76,17 @@ class Compaction:
             key = BLOCK_KEY.pack(vbucket.id, last)
             self._block(transaction, key, np.frombuffer(transaction.get(key, db=disk.log), np.uint8).copy())
         self._writer.finish(transaction, vbucket.id)
+        put, kept = self._writer.put, self._kept
         removed = _joined(self._purged + self._dropped)
+        dead = int(np.setdiff1d(self._dead, removed).size)
+        vbucket.content = Tally(put.blocks + kept.blocks, put.records + kept.records, dead)
+        vbucket.compacted_s = vbucket.shared.now_s
         self._write_dead(transaction, removed)
         write_table(transaction, disk, vbucket, vbucket.overlay, removed)
         self._settle(removed)
-        transaction.put(meta_key(vbucket.id), orjson.dumps(vbucket.describe()), db=disk.meta)
+        meta = vbucket.describe()
+        transaction.put(meta_key(vbucket.id), orjson.dumps(meta), db=disk.meta)
+        vbucket.persisted(vbucket.high_seqno, meta)
 
     def _write_dead(self, transaction: Any, removed: Words) -> None:
         """Keep what is dead and still there dead, though the records that said so may be gone.
@@ -86,13 +106,14 @@ class Compaction:
 
     def _block(self, transaction: Any, key: bytes, data: Octets) -> None:
         vbucket, disk = self._vbucket, self._vbucket.shared.disk
-        flags, _, _, safe, _ = BLOCK.unpack_from(data.data)
+        flags, records, _, safe, _ = BLOCK.unpack_from(data.data)
         changed = self._mark(data)
         size = data.size - BLOCK.size
         live = int(runs.live_bytes(data, BLOCK.size, data.size)) if changed else size
         large = live >= vbucket.shared.options.block_bytes // 2
         if not changed and large:
             self._writer.finish(transaction, vbucket.id)
+            self._kept = Tally(self._kept.blocks + 1, self._kept.records + records)
             return
         transaction.delete(key, db=disk.log)
         transaction.delete(key, db=disk.dead)

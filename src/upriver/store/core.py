@@ -39,6 +39,23 @@ class Found(NamedTuple):
 NOTHING = Found(0, False, 0, 0)
 
 
+class Tally(NamedTuple):
+    """How much a vbucket has on disk; ``dead`` counts the records that others have replaced."""
+
+    blocks: int = 0
+    records: int = 0
+    dead: int = 0
+
+
+class OnDisk(NamedTuple):
+    """What a snapshot of the disk says about itself, as of the last commit."""
+
+    visible: int
+    prepared: int
+    completed: int
+    collections: list[list[int]]
+
+
 class Core:
     """One vbucket. Callers hold ``shared.lock`` around anything that changes it."""
 
@@ -53,6 +70,9 @@ class Core:
         self.erasing = False  # collections were dropped or flushed and their records are still on disk
         self.manifest_uid = 0
         self.persisted_seqno = 0
+        self.content = Tally()
+        self.compacted_s = shared.now_s
+        self.on_disk = OnDisk(0, 0, 0, self.collections.tolist())
         self.purge_seqno = 0
         self.rollback_floor = 0  # below this the versions that a rollback would need are gone
         self.indexed_seqno = 0  # the key table on disk knows everything up to here
@@ -136,6 +156,15 @@ class Core:
 
     def collection_item_count(self, collection_id: int) -> int:
         return int(self.collection_row(collection_id)[k.C_ITEMS])
+
+    def persisted(self, high_seqno: int, meta: dict[str, Any]) -> None:
+        """Everything up to here is durable; ``meta`` is what was put down with it."""
+        self.persisted_seqno = high_seqno
+        self.content = Tally(*meta["content"])
+        registers = meta["registers"]
+        self.on_disk = OnDisk(
+            registers[k.VISIBLE], registers[k.PREPARED], registers[k.COMPLETED], meta["collections"]
+        )
 
     # ---- the door in ----
 
@@ -329,13 +358,14 @@ class Core:
 
     def describe(self) -> dict[str, Any]:
         names = ("manifest_uid", "purge_seqno", "rollback_floor", "indexed_seqno", "complete_seqno", "snap_start",
-                 "snap_end", "topology", "erasing", "snapshot_from_disk")  # fmt: skip
+                 "snap_end", "topology", "erasing", "snapshot_from_disk", "compacted_s")  # fmt: skip
         fields: dict[str, Any] = {name: getattr(self, name) for name in names}
+        fields["content"] = list(self.content)
         fields["state"] = int(self.state)
         fields["pending"] = [[key.hex(), seqno] for key, seqno in self.pending.items()]
         fields["failover_log"] = [list(entry) for entry in self.failover_log]
-        fields["registers"] = [int(number) for number in self.registers]
-        fields["collections"] = [[int(number) for number in row] for row in self.collections]
+        fields["registers"] = self.registers.tolist()
+        fields["collections"] = self.collections.tolist()
         return fields
 
     def restore(self, data: Any) -> None:
@@ -349,6 +379,8 @@ class Core:
     def _restore(self, fields: dict[str, Any]) -> None:
         log = FailoverLog.load((uuid, seqno) for uuid, seqno in fields.pop("failover_log"))
         self.failover_log = log or FailoverLog.new(self.shared.random_uuid())
+        self.persisted(fields["registers"][k.HIGH], fields)
+        del fields["content"]
         self.state = VbucketState(fields.pop("state"))
         self.registers[:] = fields.pop("registers")
         self.collections = np.array(fields.pop("collections"), np.uint64).reshape(-1, k.C_WORDS)
@@ -356,7 +388,6 @@ class Core:
         self.registers[[k.USED, k.ENTRIES, k.DEDUPED]] = 0
         for name, value in fields.items():
             setattr(self, name, value)
-        self.persisted_seqno = self.high_seqno
         self.memory.clear(self.high_seqno)
         self.replace_overlay(np.zeros(0, np.uint64), 0)
         self._loaded = False

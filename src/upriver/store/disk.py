@@ -8,20 +8,21 @@ for the key tables, and it is renewed after every commit; all others last for on
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
-from typing import Any
+from typing import IO, Any
 
 import lmdb
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from upriver.errors import CorruptStore, DiskFull, NotOurFile
+from upriver.errors import CorruptStore, DiskFull, NotOurFile, StoreError
 from upriver.store import lmdbfile
 from upriver.store.options import MIB, Durability, StoreOptions
 
@@ -48,6 +49,7 @@ class Disk:
         self.path = path
         self.file = path / lmdbfile.DATA
         self.fresh = not self.file.exists()
+        self._owner = _claim(path / lmdbfile.OWNER)
         self._options = options
         self._env = self._open(options)
         self._trees = {name: self._tree(name) for name in (b"log", b"dead", b"index", b"meta")}
@@ -77,6 +79,7 @@ class Disk:
             self._view.abort()
             self._view = None
         self._env.close()
+        self._owner.close()
 
     @contextmanager
     def write(self, expected_bytes: int = 0) -> Iterator[Any]:
@@ -139,6 +142,17 @@ class Disk:
                     raise NotOurFile(f"{self.file} is an LMDB file of another program")
                 return None
             return read_json(found, self.file)
+
+
+def _claim(file: Path) -> IO[bytes]:
+    """One process, one bucket: two writers with a memory of their own would undo each other."""
+    handle = file.open("ab")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as failure:
+        handle.close()
+        raise StoreError(f"{file.parent} is open in another process; stop that one first") from failure
+    return handle
 
 
 def erase_range(transaction: Any, tree: Any, vbucket: int, above: int) -> None:

@@ -16,7 +16,7 @@ import orjson
 from upriver.errors import DiskFull
 from upriver.store import kernels as k
 from upriver.store import runs
-from upriver.store.core import Core
+from upriver.store.core import Core, Tally
 from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, VB_KEY, Disk, Octets, Words
 from upriver.store.memorylog import Segment
 from upriver.store.shared import Shared
@@ -54,12 +54,16 @@ class BlockWriter:
         self._used = BLOCK.size
         self._safe = 0
         self._exact = True
+        self.put = Tally()
 
-    def write(self, transaction: Any, vbucket_id: int, segments: Iterable[Segment]) -> None:
+    def write(self, transaction: Any, vbucket_id: int, segments: Iterable[Segment]) -> Tally:
+        """Put all of them; returns what was put."""
+        self.put = Tally()
         for segment in segments:
             data = segment.checkpoint.data
             self.add(transaction, vbucket_id, data, segment.at, segment.end, segment.safe, segment.exact)
         self.finish(transaction, vbucket_id)
+        return self.put
 
     def add(
         self, transaction: Any, vbucket_id: int, data: Octets, at: int, end: int, safe: int, exact: bool
@@ -94,6 +98,7 @@ class BlockWriter:
             BLOCK.pack_into(self._scratch.data, 0, EXACT if self._exact else 0, records, first, self._safe, 0)
             key = BLOCK_KEY.pack(vbucket_id, last)
             transaction.put(key, self._scratch[: self._used].data, db=self._disk.log)
+            self.put = Tally(self.put.blocks + 1, self.put.records + records, self.put.dead + replaced)
             if replaced:
                 transaction.put(key, self._replaced[:replaced].tobytes(), db=self._disk.dead)
         self._counts[:] = 0
@@ -121,7 +126,6 @@ class Flusher:
         self._ready = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self.failure: BaseException | None = None
         self.on_persisted: Callable[[list[tuple[int, int]]], None] | None = None
         self.on_room: Callable[[], None] | None = None
         self.commits = 0
@@ -152,6 +156,9 @@ class Flusher:
             except DiskFull:
                 stop.wait(RETRY_S)
                 self._ready.set()
+            except BaseException:
+                self._shared.disk_full = True  # nothing will be persisted any more: take no more writes
+                raise
             if self._shared.dirty:
                 self._ready.set()
 
@@ -215,7 +222,8 @@ class Flusher:
         disk = self._shared.disk
         with disk.write(sum(item.size for item in batch)) as transaction:
             for item in batch:
-                self._writer.write(transaction, item.vbucket.id, item.segments)
+                put = self._writer.write(transaction, item.vbucket.id, item.segments)
+                item.meta["content"] = [old + new for old, new in zip(item.meta["content"], put, strict=True)]
                 if item.overlay is not None:
                     write_table(transaction, disk, item.vbucket, item.overlay)
                     item.meta["indexed_seqno"] = item.high_seqno
@@ -237,7 +245,7 @@ class Flusher:
             shared.dirty_bytes -= item.size
             for segment in item.segments:
                 segment.persisted = True
-            item.vbucket.persisted_seqno = item.high_seqno
+            item.vbucket.persisted(item.high_seqno, item.meta)
             item.vbucket.wake()
             if item.overlay is not None:
                 item.vbucket.indexed_seqno = item.high_seqno

@@ -14,6 +14,7 @@ from struct import Struct, error
 from upriver.errors import CorruptStore, NotOurFile
 
 DATA = "data.mdb"
+OWNER = "owner.lock"
 MAGIC = 0xBEEFC0DE
 VERSION = 1
 PAGE_HEADER = 16
@@ -47,7 +48,7 @@ def _refuse_foreign(path: Path) -> None:
         return
     if not path.is_dir():
         raise NotOurFile(f"{path} is not a directory")
-    strangers = sorted(name for name in os.listdir(path) if name != "lock.mdb")
+    strangers = sorted(name for name in os.listdir(path) if name not in ("lock.mdb", OWNER))
     if strangers:
         raise NotOurFile(f"{path} holds {strangers[0]} but no {DATA}; it is not a bucket's directory")
 

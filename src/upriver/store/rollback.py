@@ -14,6 +14,7 @@ import orjson
 from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.store import kernels as k
 from upriver.store import runs
+from upriver.store.core import Tally
 from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, VB_KEY, Disk
 from upriver.store.events import Collections, default_table
 from upriver.store.flusher import BlockWriter, meta_key, write_table
@@ -59,7 +60,9 @@ def roll_back(vbucket: Collections, to: int) -> int:
             if point:
                 _read_again(transaction, disk, vbucket)
             _settle(vbucket, point)
-            transaction.put(meta_key(vbucket.id), orjson.dumps(vbucket.describe()), db=disk.meta)
+            meta = vbucket.describe()
+            transaction.put(meta_key(vbucket.id), orjson.dumps(meta), db=disk.meta)
+        vbucket.persisted(point, meta)
     except BaseException:
         vbucket.restore(before)  # the disk is as it was; so are we
         raise
@@ -100,6 +103,7 @@ def _forget(vbucket: Collections, point: int) -> None:
     vbucket.erasing = False
     vbucket.pending.clear()
     vbucket.locks.clear()
+    vbucket.content = Tally()
     vbucket.replace_overlay(np.zeros(0, np.uint64), 0)
 
 
@@ -109,7 +113,7 @@ def _settle(vbucket: Collections, point: int) -> None:
         vbucket.failover_log.roll_back(point, fresh) if point else FailoverLog.new(fresh)
     )
     vbucket.snap_start = vbucket.snap_end = vbucket.complete_seqno = point
-    vbucket.persisted_seqno = vbucket.indexed_seqno = point
+    vbucket.indexed_seqno = point
     vbucket.memory.clear(point)
     vbucket.epoch += 1
     if not point:
@@ -122,6 +126,8 @@ def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:
     more = cursor.set_range(BLOCK_KEY.pack(vbucket.id, 0))
     while more and BLOCK_KEY.unpack(cursor.key())[0] == vbucket.id:
         _replay(vbucket, np.frombuffer(cursor.value(), np.uint8))
+        blocks, records, dead = vbucket.content
+        vbucket.content = Tally(blocks + 1, records + BLOCK.unpack_from(cursor.value())[1], dead)
         more = cursor.next()
     write_table(transaction, disk, vbucket, vbucket.overlay, NO_WORDS)
     vbucket.replace_overlay(np.zeros(0, np.uint64), 0)

@@ -206,7 +206,10 @@ class StreamSource:
         matching = runs.last_matching(
             data, segment.at, segment.end, np.uint64(self.position), self._wanted(), self._visible_only
         )
-        return self._marker(start, self._announced_end, flags, int(matching))
+        return SnapshotStart(
+            start, self._announced_end, flags, int(matching), self._vbucket.max_visible_seqno,
+            self._vbucket.high_completed_seqno, self._vbucket.high_prepared_seqno, self._vbucket.purge_seqno,
+        )  # fmt: skip
 
     def _first_start(self, start: int) -> int:
         """The first marker of a stream begins where the reader said that its snapshot began (6.2)."""
@@ -216,12 +219,6 @@ class StreamSource:
         self._owed_end = 0
         return start
 
-    def _marker(self, start: int, end: int, flags: int, matching: int) -> SnapshotStart:
-        vbucket = self._vbucket
-        return SnapshotStart(
-            start, end, flags, matching, vbucket.max_visible_seqno, vbucket.high_completed_seqno,
-            vbucket.high_prepared_seqno, vbucket.purge_seqno,
-        )  # fmt: skip
 
     def _wanted(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array(sorted(self.collections or ()), np.int64)
@@ -256,17 +253,21 @@ class StreamSource:
             end = vbucket.snap_end  # the rest of the snapshot that this replica is receiving
         self._announced_end = end
         self._origin = start
-        return self._marker(start, end, DISK | CHECKPOINT, self._last_matching_on_disk(end))
+        disk = vbucket.on_disk
+        return SnapshotStart(
+            start, end, DISK | CHECKPOINT, self._last_matching_on_disk(), disk.visible, disk.completed, disk.prepared,
+            vbucket.purge_seqno,
+        )  # fmt: skip
 
-    def _last_matching_on_disk(self, end: int) -> int:
-        """By the collections' high seqnos; one that moved on since the last commit ends in memory instead."""
-        vbucket = self._vbucket
-        column = k.C_VISIBLE if self._visible_only else k.C_HIGH
-        rows = [row for row in vbucket.collections if self.collections is None or int(row[k.C_ID]) in self.collections]
-        highs = [int(row[column]) for row in rows]
-        if self.collections is None and not self._visible_only:
-            return end
-        return max((min(high, end) for high in highs if high > self.position), default=0)
+    def _last_matching_on_disk(self) -> int:
+        """By the collections' high seqnos as of the last commit."""
+        disk = self._vbucket.on_disk
+        if self.collections is None:
+            last = disk.visible if self._visible_only else self._vbucket.persisted_seqno
+        else:
+            column = k.C_VISIBLE if self._visible_only else k.C_HIGH
+            last = max((row[column] for row in disk.collections if row[k.C_ID] in self.collections), default=0)
+        return last if last > self.position else 0
 
     def _continue_scan(self, scan: DiskScan) -> StreamEvent | None:
         if scan.epoch != self._vbucket.epoch:

@@ -8,12 +8,15 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from front_node import UPRIVER, Served, free_port, make_certificates, serve, tls_arguments
 from raw import ALL, Raw
 
 from upriver.errors import ConfigError, Status
+from upriver.node import auth as node_auth
 from upriver.node import users
 from upriver.protocol.scram import SCRAM_MECHANISMS, ScramClient, encode_plain
 from upriver.wire import Frame, Opcode, dcp, kv, session
@@ -148,6 +151,15 @@ def test_a_clear_password_is_refused_without_tls_if_the_operator_says_so(tmp_pat
         assert b"PLAIN" not in raw.ask(session.SaslListMechanisms()).value
         assert auth(raw, "PLAIN", encode_plain("ann", "secret")).specific == S.AUTH_ERROR
         assert scram(raw, "SCRAM-SHA256", "ann", "secret")[0] == S.SUCCESS
+
+
+@pytest.mark.parametrize(("peer", "is_open"), [
+    ("127.0.0.1", True), ("127.8.9.1", True), ("::1", True), ("10.0.0.5", False), ("fe80::1%eth0", False), ("", False),
+])  # fmt: skip
+def test_without_users_only_this_machine_gets_in(tmp_path: Path, peer: str, is_open: bool) -> None:
+    transport = SimpleNamespace(get_extra_info=lambda _: (peer, 1) if peer else None)
+    conn: Any = SimpleNamespace(transport=transport, node=SimpleNamespace(users=users.Users(tmp_path / "users.json")))
+    assert node_auth.is_open(conn) == is_open
 
 
 # ---------------------------------------------------------------------------------------------- the users file

@@ -12,9 +12,9 @@ from front_node import UPRIVER, Served, serve
 from raw import ALL, BASIC, Raw, ready
 
 from upriver.errors import Status
-from upriver.model import Datatype
+from upriver.model import Datatype, VbucketState
 from upriver.wire import dcp, kv
-from upriver.wire.cluster import SetManifest
+from upriver.wire.cluster import SetManifest, SetVbucket
 from upriver.wire.constants import OpenFlag
 from upriver.wire.session import GetErrorMap, Stat
 
@@ -84,6 +84,20 @@ def test_vbucket_groups_cover_all_vbuckets_or_the_one_that_is_named(raw: Raw) ->
     assert details["vb_5:num_items"] == "3"
     for name in ("uuid", "purge_seqno", "max_cas", "persistence_seqno", "topology", "queue_size"):
         assert f"vb_5:{name}" in details
+
+
+def test_a_replica_shows_its_state_and_how_far_it_will_be(raw: Raw) -> None:
+    for number in range(2):
+        raw.ask(kv.Set(0, 0, b"r%d" % number, b"{}", vbucket=9))
+    before = stats(raw, "vbucket-seqno 9")["vb_9:high_seqno"]
+    assert raw.ask(SetVbucket(VbucketState.REPLICA, vbucket=9)).specific == S.SUCCESS
+    assert stats(raw, "vbucket 9") == {"vb_9": "replica"}
+    assert stats(raw, "vbucket-seqno 9")["vb_9:high_seqno"] == before != "0"
+    assert stats(raw)["vb_replica_num"] == "1"
+    assert raw.ask(SetVbucket(VbucketState.ACTIVE, vbucket=9)).specific == S.SUCCESS
+    assert stats(raw, "failovers 9")["vb_9:num_entries"] == "2"
+    raw.ask(kv.Delete(b"r0", vbucket=9))
+    raw.ask(kv.Delete(b"r1", vbucket=9))
 
 
 def test_the_failover_log_has_the_vbuckets_uuid_on_top(raw: Raw) -> None:

@@ -197,7 +197,7 @@ def test_what_is_not_json_is_said_to_be_none(text: str) -> None:
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
 scalars = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False, allow_infinity=False) | names
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4))
-documents = st.dictionaries(names, values, min_size=1, max_size=5)
+documents = st.dictionaries(names, values, min_size=1, max_size=8)
 layouts = st.sampled_from([
     {"separators": (",", ":")}, {}, {"indent": 2}, {"separators": (" ,\n", "\t: ")}, {"ensure_ascii": False},
 ])  # fmt: skip
@@ -260,6 +260,16 @@ def outcome(do: Any, *arguments: Any) -> Any:
         return do(*arguments)
     except StatusError as error:
         return error.status
+
+
+@pytest.mark.parametrize("spelled", ["\\u006bey", "k\\u0065y", "key"])
+def test_a_name_is_found_in_a_large_object_however_it_is_spelled(spelled: str) -> None:
+    others = ",".join(f'"other{number}":"{{key: \\"{number}\\"}}"' for number in range(500))
+    text = f'{{{others},"key2":0,"a\\"key":0,"{spelled}":1,"last":2}}'
+    assert len(text) > 4096
+    assert paths.get(text, ("key",)) == "1"
+    assert paths.get(text, ("last",)) == "2"
+    assert paths.get(text, ('a"key',)) == "0"
 
 
 def test_a_large_document_is_searched_and_changed() -> None:

@@ -67,7 +67,7 @@ def in_bulk(chunks: Iterable[bytes], context: Context, limit: int = 4096, receiv
         for chunk in chunks:
             for part in received(decoder, chunk) if receive else decoder.feed(chunk):
                 found.extend(in_order(part, context))
-                if part.full:
+                if part.full or len(found) % 5 == 0:
                     decoder.clear() if len(found) % 2 else decoder.take()
     except FramingError as error:
         return [*found, (FramingError, error.args)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -227,6 +228,25 @@ def test_a_document_larger_than_the_send_buffer_makes_it_grow() -> None:
     out = SendBuffer(100)
     assert encode_packed(run, 0, 9, out, FrameOptions()).records_sent == 1
     assert bytes(out.view()).endswith(bytes(range(256)))
+
+
+def test_what_was_taken_to_be_sent_stays_as_it_was() -> None:
+    out, sent = SendBuffer(100), []
+    for n in range(1, 20):
+        encode_packed(packed.pack(0, b"\0k", b"%d" % n * n * 20, seqno=n), 0, 99, out, FrameOptions())
+        sent.append(out.take())
+    assert all(bytes(view).endswith(b"%d" % n * n * 20) for n, view in enumerate(sent, 1))
+    assert out.used == 0
+
+
+def test_memory_taken_to_be_sent_comes_back() -> None:
+    out, addresses = SendBuffer(), set()
+    for _ in range(20):
+        out.append(b"frame")
+        addresses.add(out.address)
+        out.take()
+        gc.collect()
+    assert len(addresses) <= 2
 
 
 def test_control_frames_go_between_the_bulk_ones() -> None:

@@ -7,6 +7,7 @@ full window. The caller does that one record as an object and goes on at ``next_
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from upriver.errors import CorruptStore, LocalProtocolError
 from upriver.model import SEQNO_MAX
-from upriver.wire.columns import SLACK, Columns, address_of
+from upriver.wire.columns import SLACK, Columns, address_of, lend
 
 _I64_MAX = 2**63 - 1
 Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
@@ -35,11 +36,14 @@ class Stop(IntEnum):
 class SendBuffer:
     """Frames one behind the other, to be sent and written over.
 
-    ``append`` puts control frames between the bulk ones. ``view()`` is valid until ``clear()``.
+    ``append`` puts control frames between the bulk ones. A blocking sender uses ``view()`` and ``clear()``; a
+    transport that keeps what it is given (asyncio from 3.12 on, uvloop) must get ``take()`` instead.
     """
 
     def __init__(self, size: int = 1 << 20) -> None:
-        self._memory = np.empty(size + SLACK, np.uint8)
+        self._size = size
+        self._pool: deque[npt.NDArray[np.uint8]] = deque(maxlen=4)
+        self._memory = lend(self._pool, size + SLACK)
         self.used = 0
 
     @property
@@ -68,7 +72,15 @@ class SendBuffer:
         return self._memory.data[: self.used]
 
     def clear(self) -> None:
+        """What ``view()`` showed has been sent."""
         self.used = 0
+
+    def take(self) -> memoryview:
+        """What is to be sent, for good: its memory is reused when the last reference to it is gone."""
+        taken = self.view()
+        self._memory = lend(self._pool, self._size + SLACK)
+        self.used = 0
+        return taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,11 @@ class Shape(NamedTuple):
 DEFAULT_SHAPE = Shape()
 
 
-class _Lease:
-    """One borrower's hold on an arena. Every view and Arrow buffer leads back to it, so its end is theirs too."""
+class Lease:
+    """One borrower's hold on a block of memory, which goes back to the pool when the borrower is gone.
+
+    ``np.asarray(lease)`` is the memory; every view and Arrow buffer of it leads back here, so its end is theirs too.
+    """
 
     def __init__(self, arena: Array, pool: deque[Array] | None) -> None:
         self.__array_interface__ = arena.__array_interface__
@@ -108,7 +111,7 @@ class Columns:
         self.rows = 0
         self.dropped = 0  # of those, how many have event 0 and do not count
         offsets, size = _offsets(shape)
-        self._memory = np.asarray(_Lease(_arena(pool, size), pool))
+        self._memory = lend(pool, size)
         self._offsets = offsets
         address = address_of(self._memory)
         ends = [address + offsets[name] + shape.count(name) for name in _DATA]
@@ -157,11 +160,13 @@ def _offsets(shape: Shape) -> tuple[dict[str, int], int]:
     return offsets, at
 
 
-def _arena(pool: deque[Array] | None, size: int) -> Array:
+def lend(pool: deque[Array] | None, size: int) -> Array:
+    """Memory of ``size`` bytes, from the pool if it has some; all of a pool's blocks have one size."""
     try:
-        return pool.pop() if pool else np.empty(size, np.uint8)
+        arena = pool.pop() if pool else np.empty(size, np.uint8)
     except IndexError:  # another thread was quicker
-        return np.empty(size, np.uint8)
+        arena = np.empty(size, np.uint8)
+    return np.asarray(Lease(arena, pool))
 
 
 _INCOMPLETE, _FULL, _CONTROLS_FULL, _BROKEN = range(4)  # why the kernel stopped

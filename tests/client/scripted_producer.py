@@ -94,7 +94,9 @@ def deletion(request: StreamRequest, seqno: int, key: bytes = b"k") -> bytes:
 class Wire:
     """A feed and its scripted producers, joined without sockets."""
 
-    def __init__(self, request: FeedRequest | None = None, *, vbuckets: int = 4, window: int = 1000, chop: int = 0) -> None:
+    def __init__(
+        self, request: FeedRequest | None = None, *, vbuckets: int = 4, window: int = 1000, chop: int = 0
+    ) -> None:
         request = request or FeedRequest({0: Position()})
         options = ConnectOptions((HOME,))
         topology = parse_topology(json.loads(config_json(vbuckets)), HOME.host)

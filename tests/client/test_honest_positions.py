@@ -79,7 +79,8 @@ class Server:
         self.end = min(self.high, self.sent + max(1, snapshot))
         latest = {key: (s, key, v) for s, key, v in self.versions if self.sent < s <= self.end}
         self.pending = [
-            deletion(request, s, key) if v is None else mutation(request, s, key, v) for s, key, v in sorted(latest.values())
+            deletion(request, s, key) if v is None else mutation(request, s, key, v)
+            for s, key, v in sorted(latest.values())
         ]
         return marker(request, request.snap_start_seqno if first else self.sent + 1, self.end)
 
@@ -95,7 +96,9 @@ class Server:
 class Reader(Wire):
     """A feed whose changes go into a table that remembers what each change overwrote."""
 
-    def __init__(self, server: Server, saved: dict[str, Any] | None = None, policy: OnRollback = OnRollback.EMIT) -> None:
+    def __init__(
+        self, server: Server, saved: dict[str, Any] | None = None, policy: OnRollback = OnRollback.EMIT
+    ) -> None:
         saved = saved or {"starts": {0: Position()}, "changes": []}
         self.changes: list[tuple[int, bytes, bytes | None]] = list(saved["changes"])
         super().__init__(FeedRequest(saved["starts"], points=saved.get("points", {}), on_rollback=policy), vbuckets=1)
@@ -150,7 +153,8 @@ class Reader(Wire):
 writes = st.tuples(st.just("write"), st.lists(st.tuples(st.sampled_from(KEYS), st.booleans()), min_size=1, max_size=6))
 sends = st.tuples(st.just("send"), st.tuples(st.integers(0, 6), st.integers(1, 9)))
 fails = st.tuples(st.just("fail over"), st.tuples(st.integers(0, 12), st.booleans()))
-actions = st.lists(st.one_of(writes, writes, sends, sends, fails, st.just(("cut", None)), st.just(("restart", None))), max_size=25)
+cuts, restarts = st.just(("cut", None)), st.just(("restart", None))
+actions = st.lists(st.one_of(writes, writes, sends, sends, fails, cuts, restarts), max_size=25)
 
 
 def play(reader: Reader, script: list[tuple[str, Any]]) -> Reader:

@@ -67,17 +67,20 @@ def live(connection: str, path: Path, policy: OnRollback, step: Callable[[], Non
                         feed.confirm()
                         step()
                         table.sql.execute("COMMIT")
-                    feed.confirm()
-                    return
                 except HistoryLost as lost:
                     table.sql.execute("BEGIN")
                     table.forget(lost.vbucket, lost.to_seqno)
                     table.checkpoint.save(feed.positions().rolled_back(lost.vbucket, lost.to_seqno))
                     step()
                     table.sql.execute("COMMIT")
+                else:
+                    feed.confirm()
+                    return
 
 
-def live_and_die(connection: str, http_port: int, path: Path, policy: OnRollback, die_at: int, lose_at: int, seed: int) -> None:
+def live_and_die(
+    connection: str, http_port: int, path: Path, policy: OnRollback, die_at: int, lose_at: int, seed: int
+) -> None:
     """A life that ends at step ``die_at``, and during which the node loses history at step ``lose_at``."""
     steps = 0
     chance = random.Random(seed)
@@ -127,8 +130,8 @@ def test_no_document_is_missing_and_none_is_a_phantom(
         for generation in range(LIVES):
             keys |= write(db, chance, prefix, 60, generation)
             die_at, lose_at = chance.randrange(1, 12), chance.randrange(1, 16)
-            arguments = (server.connection_string, server.http_port, path, policy, die_at, lose_at, seed * 100 + generation)
-            child = fork.Process(target=live_and_die, args=arguments)
+            arguments = (server.connection_string, server.http_port, path, policy, die_at, lose_at)
+            child = fork.Process(target=live_and_die, args=(*arguments, seed * 100 + generation))
             child.start()
             child.join(60)
             assert child.exitcode in (0, -signal.SIGKILL), f"seed {seed}: the reader ended with {child.exitcode}"

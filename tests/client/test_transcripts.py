@@ -7,7 +7,15 @@ from scripted_producer import BRANCH, ELSEWHERE, HOME, Wire, config_json, deleti
 
 from upriver.errors import HistoryLost, RemoteProtocolError, Status, StatusError, UnknownCollection
 from upriver.model import SEQNO_MAX, Position
-from upriver.protocol.feed import Advanced, CollectionChange, FeedRequest, FilterGone, OnRollback, RollbackEvent, VbucketDone
+from upriver.protocol.feed import (
+    Advanced,
+    CollectionChange,
+    FeedRequest,
+    FilterGone,
+    OnRollback,
+    RollbackEvent,
+    VbucketDone,
+)
 from upriver.wire import Opcode, OtherResponse
 from upriver.wire.constants import OsoFlag, StreamEndStatus, StreamFlag
 from upriver.wire.dcp import (
@@ -54,7 +62,8 @@ def end(request: StreamRequest, status: int) -> bytes:
 def test_rows_arrive_however_the_bytes_are_cut(chop: int) -> None:
     wire = Wire(chop=chop)
     request = opened(wire)
-    wire.says(marker(request, 0, 3) + mutation(request, 1, b"a") + mutation(request, 2, b"b") + deletion(request, 3, b"a"))
+    wire.says(marker(request, 0, 3) + mutation(request, 1, b"a") + mutation(request, 2, b"b"))
+    wire.says(deletion(request, 3, b"a"))
     assert wire.rows == [(0, 1, b"a"), (0, 2, b"b"), (0, 3, b"a")]
     assert wire.feed.positions()[0] == Position(BRANCH, 3, 3, 3)
 
@@ -276,7 +285,10 @@ def test_a_temporary_refusal_is_tried_again_after_a_while(status: Status) -> Non
     assert len(producer.requests) == 2
 
 
-@pytest.mark.parametrize("status", [Status.EINVAL, Status.EACCESS, Status.ERANGE, Status.NOT_SUPPORTED, Status.UNKNOWN_SCOPE])
+FINAL = [Status.EINVAL, Status.EACCESS, Status.ERANGE, Status.NOT_SUPPORTED, Status.UNKNOWN_SCOPE]
+
+
+@pytest.mark.parametrize("status", FINAL)
 def test_a_final_refusal_names_vbucket_node_and_status(status: Status) -> None:
     wire = Wire()
     producer = wire.connect()

@@ -28,10 +28,16 @@ COMMANDS = {
     "buckets": Lazy("upriver.cli.buckets:buckets", "List, create and drop buckets."),
     "collections": Lazy("upriver.cli.collections:collections", "List, create and drop scopes and collections."),
     "demo": Lazy("upriver.cli.demo:demo", "Run the whole pipeline on this machine."),
+    "dump": Lazy("upriver.cli.dump:dump", "Write the changes of a bucket to Parquet or JSON lines."),
     "fault": Lazy("upriver.cli.fault:fault", "Make a running node misbehave, to test its consumers."),
+    "inspect": Lazy("upriver.cli.inspect:inspect", "Show vbuckets, seqnos, failover logs and lag."),
+    "load": Lazy("upriver.cli.load:load", "Write documents from files into a bucket."),
     "serve": Lazy("upriver.cli.serve:serve", "Run a node."),
     "stats": Lazy("upriver.cli.stats:stats", "Show the statistics of a node."),
+    "tail": Lazy("upriver.cli.tail:tail", "Print the changes of a bucket."),
+    "sync": Lazy("upriver.cli.sync:sync", "Keep lake tables equal to a bucket.", "spark"),
     "user": Lazy("upriver.cli.user:user", "Manage the users of a node."),
+    "verify": Lazy("upriver.cli.verify:verify", "Compare lake tables with a bucket.", "spark"),
     "wire": Lazy("upriver.cli.wire:wire", "Take frames of the protocol apart."),
 }
 

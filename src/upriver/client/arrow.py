@@ -80,7 +80,13 @@ class BatchMaker:
         elif link and ours:
             link.decoder.take()  # the batch keeps the memory; the decoder goes on with other
         mark = None if self._held else self.feed.standing.mark()
-        yield Made([batch] if batch.num_rows else [], held, mark)
+        yield Made(self._cut(batch), held, mark)
+
+    def _cut(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """A read may bring far more rows than were asked for at once; slices cost nothing."""
+        if batch.num_rows < 2 * self._rows:
+            return [batch] if batch.num_rows else []
+        return [batch.slice(at, self._rows) for at in range(0, batch.num_rows, self._rows)]
 
     def _collection_row(self, event: CollectionChange) -> dict[str, Any]:
         content = event.message.content()

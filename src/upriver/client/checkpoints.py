@@ -49,11 +49,12 @@ class FileCheckpoint:
         except FileNotFoundError:
             return None
 
-    def save(self, positions: Positions) -> None:
+    def save(self, positions: Positions, **beside: Any) -> None:
+        """Replace the file; ``beside`` is kept in the same JSON object, for whoever reads it."""
         handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name + ".")
         try:
             with os.fdopen(handle, "w") as file:
-                json.dump(positions.to_json(), file, separators=(",", ":"))
+                json.dump({**positions.to_json(), **beside}, file, separators=(",", ":"))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.path)

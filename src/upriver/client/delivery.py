@@ -77,8 +77,11 @@ class Delivery:
     def standpoints(self) -> dict[int, Standpoint]:
         """What may be claimed of what the caller has been given, including the item that it was given last."""
         made, standing = self._current, self.feed.standing
+        between = made is not None and self.given < len(made.items)
         place = (standing.mark() if self.idle else self._mark) if made is None else made.mark or self._mark
-        if made is not None and made.mark and made.single and self.given < len(made.items):
+        if between and made and not made.single:
+            place = self._mark
+        if between and made and made.single and made.mark:
             positions = self._inside(made.mark, [(change.vbucket, change.seqno) for change in made.items])
         else:
             positions = {vb: place.position(vb) for vb in self.feed.vbuckets}

@@ -51,7 +51,7 @@ class ReadOptions:
     ignore_purged_tombstones: bool = False
     on_rollback: OnRollback = OnRollback.EMIT
     wait_for_disk: bool = False  # hold changes back until they are on the disks of the active and all replicas
-    rows: int = 16_384  # of an Arrow batch, at most
+    rows: int = 16_384  # of an Arrow batch, about: never twice as many
     linger_s: float = 0.01  # how long rows wait for more before a batch is made of them
     idle_s: float | None = None  # stop when nothing came for so long
     name: str = ""

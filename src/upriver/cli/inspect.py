@@ -1,0 +1,96 @@
+"""``upriver inspect``: who owns which vbucket, seqnos, failover logs, and how far behind a checkpoint is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from upriver.cli.connecting import connection_options, open_database, split_options
+from upriver.errors import ConfigError
+
+if TYPE_CHECKING:
+    from upriver.client.blocking import Database
+    from upriver.client.positions import Positions
+
+
+@click.command()
+@connection_options
+@click.option("--vbucket", "vbuckets", type=int, multiple=True, help="Only this vbucket; may be repeated.")
+@click.option("--checkpoint", type=click.Path(path_type=Path, dir_okay=False), help="Show the lag of this checkpoint.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def inspect(**options: Any) -> None:
+    """Show the vbuckets of a bucket: owner, high seqno, branch and failover log; with --checkpoint, its lag."""
+    connecting, rest = split_options(options)
+    with open_database(connecting) as db:
+        found = report(db, rest["vbuckets"], _saved(rest["checkpoint"]))
+    if rest["as_json"]:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print(found)
+
+
+def _saved(path: Path | None) -> Positions | None:
+    from upriver.client.checkpoints import FileCheckpoint
+
+    if path is None:
+        return None
+    saved = FileCheckpoint(path).load()
+    if saved is None:
+        raise ConfigError(f"there is no checkpoint at {path}")
+    return saved
+
+
+def report(db: Database, only: tuple[int, ...], saved: Positions | None) -> dict[str, Any]:
+    """What there is to say, as one JSON value."""
+    topology, seqnos = db.topology, db.high_seqnos()
+    wanted = [vb for vb in (only or range(topology.vbuckets)) if vb in seqnos]
+    logs = db.failover_logs(wanted)
+    vbuckets = [_vbucket(db, vb, seqnos[vb], logs[vb], saved) for vb in wanted]
+    found: dict[str, Any] = {
+        "bucket": topology.bucket, "bucket_uuid": topology.bucket_uuid, "revision": list(topology.revision),
+        "nodes": [str(node) for node in topology.nodes], "vbuckets": vbuckets,
+        "high_seqno_sum": sum(seqnos[vb] for vb in wanted),
+    }  # fmt: skip
+    if saved is not None:
+        found["lag"] = sum(entry["lag"] for entry in vbuckets)
+        found["rolled_back"] = sum(entry["rollback_to"] is not None for entry in vbuckets)
+    return found
+
+
+def _vbucket(db: Database, vb: int, high: int, log: Any, saved: Positions | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "vbucket": vb, "node": str(db.topology.active(vb)), "high_seqno": high, "vbuuid": f"{log.uuid:x}",
+        "failover_log": [{"uuid": f"{e.uuid:x}", "seqno": e.seqno} for e in log],
+    }  # fmt: skip
+    if saved is not None:
+        from upriver.protocol.history import History, RollbackTo, decide
+
+        position = saved.get(vb)
+        decision = decide(History(log, high), position) if position else None
+        back = decision.seqno if isinstance(decision, RollbackTo) else None
+        at = position.seqno if position else 0
+        entry |= {"position": at, "lag": high - min(at, high if back is None else back), "rollback_to": back}
+    return entry
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console, lag = Console(), "lag" in found
+    console.print(f"bucket {found['bucket']} {found['bucket_uuid']}  map {found['revision']}", highlight=False)
+    columns = ["vbucket", "node", "high seqno", "branch", "failovers"] + (["position", "lag"] if lag else [])
+    table = Table(*columns, box=None)
+    for entry in found["vbuckets"]:
+        log = " ".join(f"{e['uuid'][:6]}@{e['seqno']}" for e in entry["failover_log"][1:4])
+        row = [entry["vbucket"], entry["node"], f"{entry['high_seqno']:,}", entry["vbuuid"], log]
+        if lag:
+            back = f" (rolls back to {entry['rollback_to']:,})" if entry["rollback_to"] is not None else ""
+            row += [f"{entry['position']:,}", f"{entry['lag']:,}{back}"]
+        table.add_row(*map(str, row))
+    console.print(table)
+    if lag:
+        console.print(f"lag: {found['lag']:,} seqnos; {found['rolled_back']} vbuckets will roll back", highlight=False)

@@ -1,0 +1,82 @@
+"""``upriver tail``: the change feed on a terminal, or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from upriver.cli.connecting import connection_options, open_database, split_options, start_of
+
+if TYPE_CHECKING:
+    from upriver.client.changes import Change
+
+_COLOURS = {"mutation": "green", "deletion": "red", "expiration": "magenta", "rollback": "bright_red"}
+
+
+@click.command()
+@connection_options
+@click.option("--from", "start", default="beginning", show_default=True, help="beginning, now, or a checkpoint file.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for more at the end, instead of stopping there.")
+@click.option("--scope", default="", help="Only this scope.")
+@click.option("--collection", "collections", multiple=True, help="Only scope.collection; may be repeated.")
+@click.option("--vbucket", "vbuckets", type=int, multiple=True, help="Only this vbucket; may be repeated.")
+@click.option("--event", "events", multiple=True, help="Only these events, such as deletion; may be repeated.")
+@click.option("--key", "key_prefix", default="", help="Only keys that start with this.")
+@click.option("--keys-only", is_flag=True, help="Do not fetch values.")
+@click.option("--xattrs", is_flag=True, help="Fetch extended attributes.")
+@click.option("--limit", type=int, help="Stop after so many changes.")
+@click.option("--on-rollback", type=click.Choice(["emit", "fail", "rewind"]), default="emit", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+def tail(**options: Any) -> None:
+    """Print the changes of a bucket at CONNECTION (couchbase://host, or host:port)."""
+    connecting, rest = split_options(options)
+    wanted = _filter(rest.pop("events"), rest.pop("key_prefix").encode())
+    limit, show = rest.pop("limit"), _as_json if rest.pop("as_json") else _as_text
+    reading = _reading(**rest)
+    shown = 0
+    with open_database(connecting) as db:
+        for change in db.changes(**reading):
+            if wanted(change):
+                show(change)
+                shown += 1
+                if limit is not None and shown >= limit:
+                    return
+
+
+def _reading(
+    start: str, follow: bool, keys_only: bool, vbuckets: tuple[int, ...], collections: tuple[str, ...], **rest: Any
+) -> dict[str, Any]:
+    return {
+        **rest, "start": start_of(start), "end": "forever" if follow else "now",
+        "content": "keys" if keys_only else "values", "vbuckets": vbuckets or None, "collections": collections,
+    }  # fmt: skip
+
+
+def _filter(events: tuple[str, ...], prefix: bytes) -> Callable[[Change], bool]:
+    from upriver.cli.rendering import event_of
+
+    def wanted(change: Change) -> bool:
+        if events and event_of(change) not in events:
+            return False
+        return getattr(change, "key", prefix).startswith(prefix)
+
+    return wanted
+
+
+def _as_json(change: Change) -> None:
+    from upriver.cli.rendering import to_json
+
+    sys.stdout.write(json.dumps(to_json(change), ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def _as_text(change: Change) -> None:
+    from upriver.cli.rendering import WIDTH, to_text
+
+    where, what, rest = to_text(change)
+    line = rest if len(rest) <= WIDTH else rest[: WIDTH - 1] + "…"
+    click.echo(f"{where:>12}  {click.style(f'{what:<10}', fg=_COLOURS.get(what, 'cyan'))}  {line}")

@@ -30,11 +30,34 @@ class Batch:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Lag:
+    """How many changes the bucket was ahead at a moment."""
+
+    at: float
+    lag: int
+
+
 class Journal:
     """The file of batches of a lake, on the machine that commits."""
 
     def __init__(self, lake: str) -> None:
         self.path = Path(lake) / NAME if "://" not in lake else Path(os.devnull)
+
+    def add_lag(self, lag: Lag) -> None:
+        if self._lags.parent.is_dir():
+            with self._lags.open("a") as out:
+                out.write(json.dumps(asdict(lag)) + "\n")
+
+    def lags(self, since: float = 0.0) -> list[Lag]:
+        if not self._lags.is_file():
+            return []
+        whole = [line for line in self._lags.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [lag for lag in (Lag(**json.loads(line)) for line in whole) if lag.at >= since]
+
+    @property
+    def _lags(self) -> Path:
+        return self.path.with_name("lag.jsonl")
 
     def add(self, batch: Batch) -> None:
         """Append; an old file makes room when it has grown large."""

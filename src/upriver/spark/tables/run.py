@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from upriver.spark.tables.history import History
 from upriver.spark.tables.job import BETWEEN_BATCHES, Applier, start
 from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.options import SyncOptions
-from upriver.spark.tables.progress import Batch, Journal
+from upriver.spark.tables.progress import Batch, Journal, Lag
 from upriver.spark.tables.reconcile import reconcile
 
 
@@ -27,6 +28,8 @@ class Live:
     lag: int | None = None  # changes behind, as the source last said
     batches: list[Batch] = field(default_factory=list)
     started: float = field(default_factory=time.time)
+
+    loading: bool = True  # until the tables have caught up once
 
     @property
     def rows(self) -> int:
@@ -79,7 +82,18 @@ def _look(query: Any, lake: Lake, live: Live) -> None:
     progress = query.lastProgress
     if progress:
         latest = progress["sources"][0].get("latestOffset") if progress.get("sources") else None
-        live.lag = latest.get("lag", live.lag) if isinstance(latest, dict) else live.lag
+        known = live.lag
+        live.lag = _lag_of(latest, known)
+        if live.lag == 0 or (live.batches and live.rows >= live.expected):
+            live.loading = False
+        if live.lag is not None and live.lag != known:
+            Journal(lake.root).add_lag(Lag(time.time(), live.lag))
+
+
+def _lag_of(latest: Any, known: int | None) -> int | None:
+    if isinstance(latest, str):
+        latest = json.loads(latest)
+    return latest.get("lag", known) if isinstance(latest, dict) else known
 
 
 def first_cause(text: str) -> str:

@@ -1,0 +1,51 @@
+"""``--dry-run``: what a sync would do, without doing it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from upriver.spark.tables import bucket
+from upriver.spark.tables.apply import Tables
+from upriver.spark.tables.job import table_options
+from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.options import SyncOptions
+
+
+def explain(options: SyncOptions) -> dict[str, Any]:
+    """The plan in plain values."""
+    found = bucket.survey(options)
+    lake = Lake(options.to)
+    settings = lake.settings()
+    tables = Tables(lake, settings.get("id", ""), table_options(options, found.vbuckets))
+    names = sorted({*found.collections, *tables.names()})
+    plans = [
+        {"name": name, "plan": _plan(name, found, tables, options)} for name in names if bucket.wanted(options, name)
+    ]
+    return {
+        "bucket": options.bucket, "vbuckets": found.vbuckets, "changes": found.changes, "to": options.to,
+        "new": not settings, "batch": tables.last_batch(), "tables": plans,
+        "remarks": _remarks(settings, found, options),
+    }
+
+
+def _plan(name: str, found: bucket.Survey, tables: Tables, options: SyncOptions) -> str:
+    collection = tables.collection(name)
+    if not collection.changes.exists:
+        return "load all of it into new tables" if name in found.collections else "nothing"
+    if found.collections.get(name) not in tables.collection_ids(name):
+        return "dropped or made anew since: its rows are removed first"
+    waiting = sum(piece.rows for piece in collection.tail.pieces())
+    rows = sum(piece.rows for piece in collection.current.pieces())
+    return f"go on after batch {collection.applied}: {rows:,} rows in current, {waiting:,} waiting in the tail"
+
+
+def _remarks(settings: dict[str, Any], found: bucket.Survey, options: SyncOptions) -> list[str]:
+    remarks = []
+    if settings and (settings["bucket"], settings["vbuckets"]) != (options.bucket, found.vbuckets):
+        remarks.append(f"{options.to} holds another bucket ('{settings['bucket']}'): the sync would refuse")
+    if options.log_retention:
+        remarks.append("the log is trimmed: a rollback beyond it reads its vbuckets again")
+    missing = [name for name in options.collections if not any(known.endswith(name) for known in found.collections)]
+    if missing:
+        remarks.append(f"the bucket has no collection {', '.join(missing)}")
+    return remarks

@@ -33,10 +33,12 @@ _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _GAP = r"[ \t\n\r]*+"
 _SIMPLE = r'(?:"(?:[^"\\]++|\\.)*+"|[^\[\]{}",:\s]++)'
 _SIMPLE_VALUE = re.compile(_SIMPLE)
+_NAME = re.compile(rf'"((?:[^"\\]++|\\.)*+)"{_GAP}:{_GAP}')
+_NEXT = re.compile(rf"{_GAP}(?:,{_GAP})?+")
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_LARGE = 4096  # from here on it pays to compile a pattern for a name
+_LARGE = 2048  # from here on it pays to compile a pattern for a name
 _DECODER = json.JSONDecoder()
 
 
@@ -150,14 +152,19 @@ def _members(text: str, start: int, at: int = 0, place: int = 0) -> Iterator[tup
         begin = at
         part: Part = place
         if is_object:
-            part, at = scanstring(text, at + 1, True)
-            at = _skip(text, _skip(text, at) + 1)  # the colon
+            part, at = _name_at(text, at)
         end = _value_end(text, at)
         yield part, begin, (at, end)
         place += 1
-        at = _skip(text, end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
+        at = _NEXT.match(text, end).end()  # type: ignore[union-attr]  # matches anywhere
+
+
+def _name_at(text: str, at: int) -> tuple[str, int]:
+    """The name of a member, and where its value begins."""
+    found = _NAME.match(text, at)
+    assert found, "the text was checked"
+    name = found[1]
+    return (scanstring(text, at + 1, True)[0] if "\\" in name else name), found.end()
 
 
 def _child(text: str, span: Span, part: Part) -> tuple[int, Span] | None:

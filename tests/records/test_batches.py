@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gc
 from typing import Any
 
 import pyarrow as pa
@@ -143,7 +142,6 @@ def test_a_batch_outlives_the_decoder_and_everything_after_it() -> None:
         StreamTable().advance(columns, 0, 0)
         batches.append((change_batch(columns, ChangeOptions()), wire_batch(columns)))
         del columns
-        gc.collect()
     del decoder
     for seqno, (change, wire) in enumerate(batches, 1):
         assert change["value"].to_pylist() == wire["value"].to_pylist() == [b"v%d" % seqno]

@@ -12,10 +12,14 @@ from numba import njit, types
 from upriver.wire import kernels as k
 from upriver.wire import packed
 from upriver.wire.intrinsics import (
+    ARRAY,
+    I64,
+    INLINE,
     get8,
     get16,
     get32,
     get64,
+    kernel,
     load8,
     load_le16,
     load_le32,
@@ -53,7 +57,7 @@ _KIND_MASK = 0x7F
 _LAST_DOCUMENT_KIND = int(packed.Kind.EXPIRATION)
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def opcode_of(kind, bits):
     """The opcode that announces a record: expirations are deletions unless the peer asked for them (2.10)."""
     if kind == 0:
@@ -61,7 +65,7 @@ def opcode_of(kind, bits):
     return _EXPIRATION if kind == 2 and bits & EXPIRY_OPCODE else _DELETION
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def extras_size(op, bits):
     """Extras length of a document message in the dialect and version asked for (2.8-2.10, 12.1)."""
     if op == _MUTATION:
@@ -73,7 +77,7 @@ def extras_size(op, bits):
     return 21 if bits & DELETE_TIMES else 18
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def put_head(o, op, klen, extlen, datatype, vbucket, vlen, opaque, cas, sid):
     """Header and stream-id; returns where the extras go."""
     common = op << 48 | extlen << 24 | datatype << 16 | vbucket
@@ -91,7 +95,7 @@ def put_head(o, op, klen, extlen, datatype, vbucket, vlen, opaque, cas, sid):
     return o + _HEADER + framing
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
     """Extras; ``time`` is the expiry of a mutation and the deletion time of a tombstone."""
     store_be64(o, seqno)
@@ -112,7 +116,7 @@ def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
     return o + extlen
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def is_in(sorted_ids, count, wanted):
     """Binary search in the table at ``sorted_ids``."""
     low, high = 0, count
@@ -125,7 +129,7 @@ def is_in(sorted_ids, count, wanted):
     return low < count and word(sorted_ids, low) == wanted
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def is_wanted(kind, collection, plan):
     """Whether a stream with these options sees documents of this kind and collection."""
     bits = word(plan, BITS)
@@ -136,7 +140,7 @@ def is_wanted(kind, collection, plan):
     return not bits & FILTER or is_in(word(plan, FILTER_IDS), word(plan, FILTER_COUNT), collection)
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def is_whole(r, left):
     """Whether the record at ``r`` ends within the ``left`` bytes of its run and its lengths add up."""
     if left < _RECORD:
@@ -145,7 +149,7 @@ def is_whole(r, left):
     return size <= left and size == _RECORD + load_le16(r + _AT_KEY_LEN) + load_le32(r + _AT_VALUE_LEN)
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
     """One packed record as a frame."""
     klen = load_le16(r + _AT_KEY_LEN) - strip
@@ -165,7 +169,7 @@ def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
     k.copy_over(key + klen, source + klen, vlen, safe)
 
 
-@k.kernel(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY))
+@kernel(types.void(I64, I64, I64, I64, I64, ARRAY))
 def encode_packed(base, size, out, room, plan, state):
     """Records from ``base + state[OFFSET]`` on, as frames at ``out + state[WRITTEN]``, within ``room`` bytes."""
     bits, safe = word(plan, BITS), base + size
@@ -212,7 +216,7 @@ def encode_packed(base, size, out, room, plan, state):
     state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = at, written, records, reason
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def put_prefix(o, collection):
     """The collection id in LEB128; returns its size."""
     n = 0
@@ -224,7 +228,7 @@ def put_prefix(o, collection):
     return n + 1
 
 
-@njit(**k.INLINE)
+@njit(**INLINE)
 def prefix_length(collection):
     n = 1
     while collection >= 0x80:
@@ -233,7 +237,7 @@ def prefix_length(collection):
     return n
 
 
-@k.kernel(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY))
+@kernel(types.void(I64, I64, I64, I64, I64, I64, ARRAY))
 def encode_columns(first, last, out, room, plan, table, state):
     """Rows ``first`` to ``last`` as frames; vbucket, opaque and stream-id are the rows' own."""
     bits = word(plan, BITS)
@@ -275,7 +279,7 @@ def encode_columns(first, last, out, room, plan, table, state):
     state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = row, written, row - first, reason
 
 
-@k.kernel(types.void(k.I64, k.I64, k.I64, k.I64, k.I64, k.I64, k.ARRAY))
+@kernel(types.void(I64, I64, I64, I64, I64, I64, ARRAY))
 def pack_columns(rows, count, out, room, table, starts, state):
     """The rows named in ``rows`` as packed records from ``out + state[WRITTEN]``; ``starts`` gets their offsets."""
     written, n, reason = state[WRITTEN], 0, END

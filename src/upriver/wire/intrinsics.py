@@ -1,4 +1,4 @@
-"""Unaligned loads, stores and copies at raw addresses, for numba kernels.
+"""What numba kernels are made of: unaligned loads, stores and copies at raw addresses, and ``kernel`` itself.
 
 Each is one or two machine instructions. Byte loops in numba are five times slower, and NumPy views cannot express
 "a big-endian u64 at any byte". Everything is an ``int64``: mixing signed and unsigned makes numba fall into floats.
@@ -7,14 +7,68 @@ The caller answers for the addresses; nothing here checks bounds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
+I64 = types.int64
+ARRAY = types.Array(types.int64, 1, "C")
+INLINE: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_SOURCES = ("intrinsics.py", "kernels.py", "bulk_frames.py", "packed.py")
 _I64 = ir.IntType(64)
+
+
+@cache
+def _sources_digest() -> str:
+    return sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _SOURCES)).hexdigest()
+
+
+class _KernelCache(FunctionCache):
+    """numba's cache of compiled code, which forgets a kernel when any file that it is made of has changed.
+
+    numba itself looks only at the file of the kernel, not at those of the functions that are inlined into it.
+    """
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return (*super()._index_key(sig, codegen), _sources_digest())
+
+
+class Kernel:
+    """A function with one signature, compiled or loaded from the cache when it is first called.
+
+    Compiling at import would make every user wait for kernels that others need.
+    """
+
+    def __init__(self, signature: Any, function: Callable[..., Any]) -> None:
+        self._signature = signature
+        self._function = function
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._compiled is None:
+            self._compiled = self._compile()
+        return self._compiled(*args)
+
+    def _compile(self) -> Callable[..., Any]:
+        dispatcher: Any = njit(**_OPTIONS)(self._function)
+        dispatcher._cache = _KernelCache(self._function)
+        dispatcher.compile(self._signature)
+        dispatcher.disable_compile()
+        return dispatcher  # type: ignore[no-any-return]
+
+
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
+    """Declare a kernel: ``@kernel(types.void(I64, ARRAY))``."""
+    return partial(Kernel, signature)
 
 
 def _pointer(builder: Any, address: Any, kind: ir.Type) -> Any:

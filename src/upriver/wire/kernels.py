@@ -7,19 +7,19 @@ which knows every rule and its error. So the two readers cannot disagree about w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 from numba import njit, types
 
 from upriver.wire.intrinsics import (
+    ARRAY,
+    I64,
+    INLINE,
     copy,
     copy32,
     copy128,
     get16,
     get32,
     get64,
+    kernel,
     load8,
     load_be16,
     load_be32,
@@ -31,32 +31,6 @@ from upriver.wire.intrinsics import (
     store_le64,
     word,
 )
-
-I64 = types.int64
-ARRAY = types.Array(types.int64, 1, "C")
-OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
-INLINE: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
-
-class Kernel:
-    """A function with one signature, compiled or loaded from the cache when it is first called.
-
-    Compiling at import would make every user wait for kernels that others need.
-    """
-
-    def __init__(self, signature: Any, function: Callable[..., Any]) -> None:
-        self._signature = signature
-        self._function = function
-        self._compiled: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any) -> Any:
-        if self._compiled is None:
-            self._compiled = njit(self._signature, **OPTIONS)(self._function)
-        return self._compiled(*args)
-
-
-def kernel(signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
-    return partial(Kernel, signature)
-
 
 # Where each column's address stands in the address table of a ``Columns``; the order is that of its ``LAYOUT``.
 EVENT, VBUCKET, COLLECTION, DATATYPE, SEQNO, REV, CAS, FLAGS, EXPIRY = range(9)

@@ -89,7 +89,7 @@ streams = st.one_of(
     st.binary(max_size=300),
 )
 contexts = st.builds(
-    Context, st.sampled_from(Dialect), st.booleans(), st.one_of(st.just(7), st.integers(0, 7)), st.booleans()
+    Context, st.sampled_from(Dialect), st.booleans(), st.one_of(st.just(7), st.integers(0, 7)), st.booleans(), st.booleans()
 )
 
 

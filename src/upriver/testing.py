@@ -42,6 +42,10 @@ class RunningNode:
     def pid(self) -> int:
         return self._running().pid
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise UpriverError("the node is not running")
@@ -112,7 +116,7 @@ def node(*, data: Path | None = None, **options: Any) -> Iterator[RunningNode]:
         try:
             yield running
         finally:
-            if running._process is not None:
+            if running.running:
                 running.stop()
 
 

@@ -28,7 +28,7 @@ from upriver.wire.cluster import (
 )
 from upriver.wire.constants import Opcode
 from upriver.wire.keys import join_key
-from upriver.wire.kv import Delete, Get, GetResponse, Set
+from upriver.wire.kv import Add, Delete, Get, GetResponse, Set
 from upriver.wire.message import Message, Response
 from upriver.wire.session import Stat, StatResponse
 
@@ -160,6 +160,11 @@ class Operations:
         stored = yield from self.to_owner(raw, lambda vb: Set(0, expiry, wire_key, value, vbucket=vb, cas=cas))
         return stored.cas
 
+    def add(self, key: str | bytes, value: bytes, collection_id: int, expiry: int) -> Operation[int]:
+        raw = raw_key(key)
+        wire_key = join_key(collection_id, raw)
+        return (yield from self.to_owner(raw, lambda vb: Add(0, expiry, wire_key, value, vbucket=vb))).cas
+
     def delete(self, key: str | bytes, collection_id: int, cas: int) -> Operation[int]:
         raw = raw_key(key)
         wire_key = join_key(collection_id, raw)
@@ -254,7 +259,7 @@ class Operations:
 
     def manifest(self) -> Operation[dict[str, Any]]:
         """The collections manifest, as its JSON says it."""
-        answer = yield from self._retried(lambda: self._ask(self.topology.nodes[0], GetManifest(), "manifest"))
+        answer = yield from self._retried(lambda: self._ask(self.topology.serving[0], GetManifest(), "manifest"))
         found = config_json(getattr(answer, "value", b""))
         return found if isinstance(found, dict) else {}
 
@@ -278,7 +283,7 @@ class Operations:
         return (yield from self._id(lookup(value=name.encode()), name))
 
     def _id(self, message: Message, path: str) -> Operation[int]:
-        answer = yield from self._retried(lambda: self._ask(self.topology.nodes[0], message, repr(path)))
+        answer = yield from self._retried(lambda: self._ask(self.topology.serving[0], message, repr(path)))
         if not isinstance(answer, GetCollectionIdResponse):
             raise RemoteProtocolError("the answer has no id", "extras length", 4)
         return answer.id
@@ -288,7 +293,7 @@ class Operations:
     def stats(self, group: str) -> Operation[dict[str, dict[str, str]]]:
         """A group of statistics of every node, by its address."""
         found: dict[str, dict[str, str]] = {}
-        for address in self.topology.nodes:
+        for address in self.topology.serving:
             answers = yield Ask(address, [Stat(group.encode())], many=True)
             if answers and answers[-1].status != Status.SUCCESS:
                 raise self._refusal(answers[-1], address, f"statistics {group!r}")

@@ -38,6 +38,12 @@ class Topology:
         """The node that owns a vbucket, or None while nobody does."""
         return self.nodes[index] if (index := self.chains[vbucket][0]) >= 0 else None
 
+    @property
+    def serving(self) -> tuple[Address, ...]:
+        """The nodes that own a vbucket: a map may still list others, which nobody should ask anything."""
+        owners = {chain[0] for chain in self.chains if chain[0] >= 0}
+        return tuple(self.nodes[index] for index in sorted(owners)) or self.nodes
+
     def owned_by(self, address: Address) -> list[int]:
         return [vb for vb in range(self.vbuckets) if self.active(vb) == address]
 

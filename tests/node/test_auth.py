@@ -142,6 +142,14 @@ def test_the_user_can_be_changed_but_not_on_a_dcp_connection(raw: Raw) -> None:
     assert auth(raw, "PLAIN", encode_plain("ann", "secret")).specific == S.NOT_SUPPORTED
 
 
+def test_who_fails_to_become_somebody_else_is_nobody(raw: Raw) -> None:
+    assert auth(raw, "PLAIN", encode_plain("ann", "secret")).specific == S.SUCCESS
+    assert scram(raw, "SCRAM-SHA256", "bob", "guess")[0] == S.AUTH_ERROR
+    assert not works(raw)
+    assert auth(raw, "PLAIN", encode_plain("ann", "secret")).specific == S.SUCCESS
+    assert works(raw)
+
+
 def test_a_clear_password_is_refused_without_tls_if_the_operator_says_so(tmp_path: Path) -> None:
     arguments = ("--no-plain",)
     with serve(tmp_path / "data", *arguments, username="ann", password="secret", http=False) as served, Raw(

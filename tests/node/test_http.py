@@ -70,13 +70,35 @@ def test_the_streaming_config_comes_at_once_and_ends_with_its_bucket(node: Serve
     connection.request("GET", "/pools/default/bs/short-lived")
     response = connection.getresponse()
     assert response.headers["Transfer-Encoding"] == "chunked"
-    first = b""
-    while not first.endswith(b"\n\n\n\n"):
-        first += response.read1()
-    assert json.loads(first)["name"] == "short-lived"
+    assert json.loads(piece(response))["name"] == "short-lived"
     assert node.http(f"{BUCKETS}/short-lived", "DELETE")[0] == 200
     assert response.read() == b""
     connection.close()
+
+
+def test_the_streaming_config_brings_a_new_map_when_there_is_one(node: Served) -> None:
+    assert node.http(BUCKETS, "POST", {"name": "moving", "numVBuckets": 4})[0] == 202
+    connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+    connection.request("GET", "/pools/default/bs/moving")
+    response = connection.getresponse()
+    assert json.loads(piece(response))["rev"] == 1
+    me = {"host": "127.0.0.1", "kv": node.kv_port, "mgmt": node.http_port}
+    new = {"nodes": [me], "owners": [[0]] * 4, "revision": 7, "epoch": 1, "replicas": 0}
+    pushed = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+    pushed.request("POST", "/upriver/cluster/moving", json.dumps(new), {"Content-Type": "application/json"})
+    assert pushed.getresponse().status == 200
+    pushed.close()
+    assert json.loads(piece(response))["rev"] == 7
+    connection.close()
+    assert node.http(f"{BUCKETS}/moving", "DELETE")[0] == 200
+
+
+def piece(response: http.client.HTTPResponse) -> bytes:
+    """One configuration of a stream."""
+    found = b""
+    while not found.endswith(b"\n\n\n\n"):
+        found += response.read1()
+    return found
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [

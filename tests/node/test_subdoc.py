@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 import pytest
 from front_node import Served, serve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from raw import BASIC, Raw, frame, ready
 
 from upriver.errors import Status
+from upriver.model import Datatype
 from upriver.wire import Frame, Opcode, kv
 from upriver.wire.constants import DocFlag, Feature, PathFlag
 from upriver.wire.subdoc import (
@@ -420,3 +423,51 @@ def test_the_whole_body_can_be_set_or_deleted_along_with_attributes(raw: Raw) ->
 def test_replica_reads_need_a_replica(raw: Raw) -> None:
     store(raw, {"a": 1})
     assert single(raw, Op.SUBDOC_GET, b"a", doc_flags=DocFlag.REPLICA_READ).status == S.NOT_MY_VBUCKET
+
+
+@pytest.mark.parametrize(("framing", "status"), [(PRESERVE_TTL, S.NOT_SUPPORTED), (b"\x11\x01", S.EINVAL)])
+def test_a_lookup_has_no_expiry_and_cannot_be_durable(raw: Raw, framing: bytes, status: Status) -> None:
+    store(raw, {"a": 1})
+    assert single(raw, Op.SUBDOC_GET, b"a", framing=framing).status == status
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_durable_mutation_is_answered_when_it_is_durable(raw: Raw, level: int) -> None:
+    store(raw, {"a": 1})
+    done = single(raw, Op.SUBDOC_DICT_UPSERT, b"a", b"2", framing=bytes((0x11, level)))
+    assert done.status == OK
+    assert body(raw) == {"a": 2}
+
+
+opcodes = st.sampled_from([*(op for op in Opcode if op.name.startswith("SUBDOC")), Op.GET, Op.SET, Op.DELETE])
+parts = st.sampled_from([b"a", b"b", b".", b"[0]", b"[-1]", b"`c.d`", b"_s", b"$document", b"CAS", b"\xff", b"["])
+paths = st.lists(parts, max_size=5).map(b"".join)
+fragments = st.sampled_from([
+    b"", b"1", b"-7", b"[1,2]", b"{}", b'"x"', b"1,2", b"nope", b'"${Mutation.CAS}"', b'"${$document}"', b"\xff",
+    b"[" * 40,
+])  # fmt: skip
+path_flags = st.sampled_from([0, 1, 4, 5, 0x14, 0x15, 0x24, 0x25, 0x80])
+stored = st.sampled_from([b"{}", b"[]", b'{"a":{"b":[1]},"c.d":5}', b"5", b"not json", b"[[[1]]]"])
+specs = st.lists(st.tuples(opcodes, path_flags, paths, fragments), min_size=1, max_size=4)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=stored, wanted=specs, doc_flags=st.none() | st.integers(0, 0x3F), deleted=st.booleans())
+def test_whatever_is_asked_the_document_stays_whole_and_the_answer_has_a_status(
+    raw: Raw, content: bytes, wanted: list[tuple[int, int, bytes, bytes]], doc_flags: int | None, deleted: bool
+) -> None:
+    store(raw, content)
+    if deleted:
+        raw.ask(kv.Delete(b"doc"))
+    extras = bytes((doc_flags,)) if doc_flags is not None else b""
+    lookup = b"".join(pack(">BBH", op, flags, len(path)) + path for op, flags, path, _ in wanted)
+    assert raw.ask(frame(Op.SUBDOC_MULTI_LOOKUP, extras=extras, key=b"doc", value=lookup)).specific != S.EINTERNAL
+    change = b"".join(pack(">BBHI", op, fl, len(path), len(value)) + path + value for op, fl, path, value in wanted)
+    changed = raw.ask(frame(Op.SUBDOC_MULTI_MUTATION, extras=extras, key=b"doc", value=change))
+    assert changed.specific != S.EINTERNAL
+    after = raw.ask(kv.Get(b"doc"))
+    if changed.specific == OK and after.datatype & Datatype.JSON:
+        json.loads(after.value)
+    elif changed.specific not in (OK, S.SUBDOC_SUCCESS_DELETED):
+        assert (after.specific == OK) != deleted
+        assert deleted or after.value == content

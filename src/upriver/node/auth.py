@@ -88,6 +88,9 @@ async def authenticate(conn: Connection, request: SaslAuth) -> None:
             _challenge(conn, request, mechanism)
     except RemoteProtocolError as error:
         raise InvalidArguments(str(error)) from error
+    except AuthenticationFailed:
+        conn.authenticated = is_open(conn)  # who tries to become somebody else and fails is nobody
+        raise
 
 
 def _mechanism(conn: Connection, request: SaslAuth) -> Mechanism:

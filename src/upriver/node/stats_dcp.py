@@ -24,11 +24,15 @@ def dcp(query: Query) -> Figures:
     if shape not in _FORMATS:
         raise InvalidArguments(f"stream_format is one of {', '.join(_FORMATS)}")
     shown = [(name, conn) for name, conn in query.bucket.dcp_connections.items() if _passes(conn, query.options)]
+    producers = total_bytes = 0
     for name, conn in shown:
-        yield from _dcp_connection(f"eq_dcpq:{name}:", conn, shape)
+        figures = _figures(conn)
+        producers += figures["type"] == "producer"
+        total_bytes += _number(figures, "total_bytes_sent")
+        yield from _dcp_connection(f"eq_dcpq:{name}:", conn, figures, shape)
     yield "ep_dcp_count", len(query.bucket.dcp_connections)
-    yield "ep_dcp_producer_count", sum(1 for _, conn in shown if _figures(conn).get("type") == "producer")
-    yield "ep_dcp_total_bytes", sum(_number(_figures(conn), "total_bytes_sent") for _, conn in shown)
+    yield "ep_dcp_producer_count", producers
+    yield "ep_dcp_total_bytes", total_bytes
 
 
 def _passes(conn: Connection, options: dict[str, Any]) -> bool:
@@ -39,18 +43,18 @@ def _passes(conn: Connection, options: dict[str, Any]) -> bool:
     return (user is None or conn.user == user) and (port is None or conn.peer.endswith(f":{port}"))
 
 
-def _dcp_connection(prefix: str, conn: Connection, shape: str) -> Figures:
-    for name, value in _figures(conn).items():
+def _dcp_connection(prefix: str, conn: Connection, figures: dict[str, object], shape: str) -> Figures:
+    for name, value in figures.items():
         yield prefix + name, value
     yield prefix + "agent", conn.agent
     yield prefix + "connected", not conn.closed
     yield prefix + "user", conn.user
     yield prefix + "peer", conn.peer
-    for vbucket_id, figures in _streams(conn) if shape != "skip" else ():
+    for vbucket_id, stream in _streams(conn) if shape != "skip" else ():
         if shape == "json":
-            yield f"{prefix}stream_{vbucket_id}", json.dumps(figures)
+            yield f"{prefix}stream_{vbucket_id}", json.dumps(stream)
         else:
-            for name, value in figures.items():
+            for name, value in stream.items():
                 yield f"{prefix}stream_{vbucket_id}_{name}", value
 
 
@@ -58,7 +62,7 @@ def _figures(conn: Connection) -> dict[str, object]:
     """What is known of a connection as a whole."""
     producer = conn.dcp
     if not isinstance(producer, Producer):
-        return {"type": "consumer"}
+        return {"type": "consumer", "created": int(producer.created) if producer is not None else 0}
     options, window = producer.options, producer.options.window
     return {
         "type": "producer",
@@ -106,8 +110,7 @@ def _streams(conn: Connection) -> Iterator[tuple[int, dict[str, object]]]:
 
 def _remaining(stream: ProducerStream) -> int:
     """An estimate, by seqnos: deduplication may leave fewer."""
-    vb = stream.producer.bucket.store.vbucket(stream.vbucket_id)
-    return max(0, min(vb.high_seqno, stream.end_seqno) - stream.last_read_seqno)
+    return max(0, min(stream.vbucket.high_seqno, stream.end_seqno) - stream.last_read_seqno)
 
 
 def _number(figures: dict[str, object], name: str) -> int:

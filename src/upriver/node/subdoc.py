@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
-from upriver.errors import Status, StatusError, SyncWriteAmbiguous
+from upriver.errors import InvalidArguments, NotSupported, Status, StatusError, SyncWriteAmbiguous
 from upriver.model import SEQNO_MAX, Datatype
 from upriver.node import subdoc_specs as specs
 from upriver.node import subdoc_write
@@ -35,6 +35,10 @@ _Mutation = subdoc.SubdocMutation | subdoc.SubdocMultiMutation
 
 def lookup(conn: Connection, request: _Lookup) -> Awaitable[None] | None:
     """A lookup reads the active vbucket, or with the replica flag the replica."""
+    if conn.preserve_ttl(request):
+        raise NotSupported("a lookup has no expiry to preserve")
+    if conn.durability(request) is not None:
+        raise InvalidArguments("a lookup cannot be durable")
     if (request.doc_flags or 0) & DocFlag.REPLICA_READ:
         _lookup(conn, request, conn.vbucket(request.vbucket))
         return None

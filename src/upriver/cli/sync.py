@@ -75,11 +75,12 @@ def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool) -> Non
     import upriver.spark
 
     stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     shown = JsonLines() if as_json else Display(options)
     shown.say("starting Spark ...")
     with nullcontext() if verbose else _stderr_to(options):
         spark = upriver.spark.session(master)
+    # Only now: Spark sets a handler of its own, which would cancel the batch that is running.
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         live = upriver.spark.sync(spark, options, stop=stop, on_progress=shown)
         shown.done(live)

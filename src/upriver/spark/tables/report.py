@@ -37,8 +37,9 @@ def page(batches: Sequence[Batch], lags: Sequence[Lag], title: str) -> str:
     busy = [batch for batch in batches if batch.rows or batch.rollbacks]
     start = min((batch.at - batch.total_s for batch in busy), default=0.0)
     rolled = [batch.at - start for batch in busy if batch.rollbacks]
+    until = max((batch.at - start for batch in busy), default=0.0)
     charts = "".join(
-        _figure(heading, note, chart(series, rolled, unit))
+        _figure(heading, note, chart(series, rolled, unit, until))
         for heading, note, series, unit in _charts(busy, lags, start)
     )
     when = datetime.fromtimestamp(start, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if busy else "nothing ran"
@@ -90,12 +91,14 @@ def _growth(busy: Sequence[Batch], start: float) -> list[Series]:
     return [*shown, Series("tail, all tables", tail)]
 
 
-def chart(series: Sequence[Series], rolled: Sequence[float], unit: Callable[[float], str]) -> str:
-    """Lines over time as SVG; rollbacks are marked."""
+def chart(
+    series: Sequence[Series], rolled: Sequence[float], unit: Callable[[float], str], until: float = 0.0
+) -> str:
+    """Lines over time, at least ``until`` then, as SVG; rollbacks are marked."""
     points = [point for one in series for point in one.points]
     if not points:
         return "<p class='none'>nothing to show</p>"
-    x_max = max(max(x for x, _ in points), 1e-9)
+    x_max = max(max(x for x, _ in points), until, 1e-9)
     y_max = max(max(y for _, y in points), 1e-9) * 1.08
 
     def x(value: float) -> float:

@@ -86,7 +86,7 @@ def _look(query: Any, lake: Lake, live: Live) -> None:
         live.lag = _lag_of(latest, known)
         if live.lag == 0 or (live.batches and live.rows >= live.expected):
             live.loading = False
-        if live.lag is not None and live.lag != known:
+        if live.lag is not None and (live.lag or known):
             Journal(lake.root).add_lag(Lag(time.time(), live.lag))
 
 

@@ -30,6 +30,7 @@ from upriver.spark.tables.state import JSON_DATATYPE, text_keys, winners
 
 MAX_KEYS = 20
 GROUP_CHANGES = 500_000
+PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,15 @@ def _document(row: Mapping[str, Any]) -> object:
     return value if found is None else found
 
 
-def table_states(lake: Lake, name: str, span: tuple[int, int]) -> dict[str, State]:
-    """What the fresh table says about a stretch of vbuckets, by key."""
+def table_states(
+    lake: Lake, name: str, span: tuple[int, int], keys: Iterable[str] | None = None
+) -> dict[str, State]:
+    """What the fresh table says about a stretch of vbuckets, or some keys of it, by key."""
     if not lake.table("current", name).exists:
         return {}
     table = read_arrow(lake.root, name, span=span)
+    if keys is not None:
+        table = table.filter(pc.is_in(table.column("_key"), value_set=pa.array(keys, pa.string())))
     shape = shape_of(table.schema)
     found = {}
     for batch in table.to_batches(max_chunksize=32_768):
@@ -186,10 +191,11 @@ def _confirm(
     db: Database, lake: Lake, result: Comparison, suspects: dict[str, int], collection_id: int | None, rounds: int
 ) -> None:
     """Look again, key by key, until what is left is wrong, or only late and the patience is over."""
+    before: dict[int, int] = {}
     for remaining in range(rounds, -1, -1):
         highs = db.high_seqnos(collection_id) if collection_id is not None else {}
         reached = positions(lake, result.name, set(suspects.values()))
-        said = table_states(lake, result.name, (min(suspects.values()), max(suspects.values())))
+        said = table_states(lake, result.name, (min(suspects.values()), max(suspects.values())), list(suspects))
         truth = {key: _get(db, key, collection_id) for key in suspects}
         after = db.high_seqnos(collection_id) if collection_id is not None else {}
         suspects = {key: vb for key, vb in suspects.items() if truth[key] != _content(said.get(key))}
@@ -197,9 +203,11 @@ def _confirm(
             vb for vb in suspects.values()
             if highs.get(vb, 0) > reached.get(vb, 0) or after.get(vb) != highs.get(vb)
         }
-        if not suspects or not remaining or not any(vb in late for vb in suspects.values()):
+        nobody_writes = before == reached  # the tables stand still: waiting changes nothing
+        if not late or not remaining or (nobody_writes and remaining < rounds):
             break
-        time.sleep(1.0)
+        before = reached
+        time.sleep(PATIENCE_S)
     result.late = sum(vb in late for vb in suspects.values())
     wrong = {key: vb for key, vb in sorted(suspects.items()) if vb not in late}
     result.differing_vbuckets = sorted(set(wrong.values()))

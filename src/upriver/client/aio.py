@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from upriver.client.aio_kv import AsyncKvConnection
 from upriver.client.operations import Ask, Connect, Operation, Operations, Pause
 from upriver.client.options import ConnectOptions, srv_seeds
+from upriver.client.tracing import span
 from upriver.errors import ConnectFailed
 from upriver.model import Document, FailoverLog
 from upriver.protocol.topology import Address, Topology
@@ -67,6 +68,10 @@ class AsyncDatabase:
 
     async def run(self, operation: Operation[T]) -> T:
         """Do what an operation asks for until it has its result."""
+        with span(getattr(operation, "__name__", "operation")):
+            return await self._run(operation)
+
+    async def _run(self, operation: Operation[T]) -> T:
         try:
             step = next(operation)
             while True:
@@ -111,6 +116,10 @@ class AsyncDatabase:
     ) -> int:
         """Write a document (with ``cas``: only if that is still its CAS); its new CAS."""
         return await self.run(self._operations.set(key, value, collection_id, expiry, cas))
+
+    async def add(self, key: str | bytes, value: bytes, collection_id: int = 0, *, expiry: int = 0) -> int:
+        """Write a document that must not exist yet (``KeyExists``); its CAS."""
+        return await self.run(self._operations.add(key, value, collection_id, expiry))
 
     async def delete(self, key: str | bytes, collection_id: int = 0, *, cas: int = 0) -> int:
         """Remove a document; the CAS of its tombstone."""

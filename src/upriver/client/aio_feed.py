@@ -115,7 +115,7 @@ class AsyncFeed(Generic[T]):
         async with self:
             assert self._delivery is not None
             loop, delivery, idle_s = asyncio.get_running_loop(), self._delivery, self.reader.read.idle_s
-            quiet_since = loop.time()
+            quiet_since = 0.0  # not before all streams are open
             while True:
                 while (items := delivery.take(loop.time())) is not None:
                     self._caught_up()
@@ -127,8 +127,9 @@ class AsyncFeed(Generic[T]):
                     raise self._failure
                 if self.reader.feed.done and delivery.idle:
                     return
-                quiet_since = quiet_since or loop.time()
-                if idle_s is not None and delivery.idle and loop.time() - quiet_since >= idle_s:
+                now = loop.time()
+                quiet_since = quiet_since or (now if self.reader.feed.settled else 0.0)
+                if idle_s is not None and quiet_since and delivery.idle and now - quiet_since >= idle_s:
                     return
                 await self._wait(delivery.wait_s(loop.time()))
 

@@ -16,6 +16,7 @@ from upriver.client.kv import KvConnection
 from upriver.client.names import Names
 from upriver.client.operations import Ask, Connect, Operation, Operations, Pause
 from upriver.client.options import ConnectOptions, srv_seeds
+from upriver.client.tracing import span
 from upriver.errors import ConnectFailed
 from upriver.model import Document, FailoverLog
 from upriver.protocol.feed import FeedRequest
@@ -68,6 +69,10 @@ class Database:
 
     def run(self, operation: Operation[T]) -> T:
         """Do what an operation asks for until it has its result."""
+        with span(getattr(operation, "__name__", "operation")):
+            return self._run(operation)
+
+    def _run(self, operation: Operation[T]) -> T:
         try:
             step = next(operation)
             while True:
@@ -112,6 +117,10 @@ class Database:
     def set(self, key: str | bytes, value: bytes, collection_id: int = 0, *, expiry: int = 0, cas: int = 0) -> int:
         """Write a document (with ``cas``: only if that is still its CAS); its new CAS."""
         return self.run(self._operations.set(key, value, collection_id, expiry, cas))
+
+    def add(self, key: str | bytes, value: bytes, collection_id: int = 0, *, expiry: int = 0) -> int:
+        """Write a document that must not exist yet (``KeyExists``); its CAS."""
+        return self.run(self._operations.add(key, value, collection_id, expiry))
 
     def delete(self, key: str | bytes, collection_id: int = 0, *, cas: int = 0) -> int:
         """Remove a document; the CAS of its tombstone."""

@@ -86,7 +86,7 @@ class BlockingFeed:
     def _items(self, make: MakeMaker, idle_s: float | None, **options: Any) -> Iterator[Any]:
         delivery = self.reader.deliver(make, **options)
         idle_s = self.reader.read.idle_s if idle_s is None else idle_s
-        quiet_since = time.monotonic()
+        quiet_since = 0.0  # not before all streams are open
         while True:
             while (items := delivery.take(time.monotonic())) is not None:
                 for delivery.given, item in enumerate(items, 1):
@@ -95,7 +95,8 @@ class BlockingFeed:
             if self.feed.done and delivery.idle:
                 return
             now = time.monotonic()
-            if idle_s is not None and delivery.idle and now - quiet_since >= idle_s:
+            quiet_since = quiet_since or (now if self.feed.settled else 0.0)
+            if idle_s is not None and quiet_since and delivery.idle and now - quiet_since >= idle_s:
                 return
             self._round(delivery.wait_s(now))
 

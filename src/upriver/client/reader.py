@@ -17,11 +17,12 @@ from upriver.client.pacing import Pacing, jitter
 from upriver.client.positions import Positions
 from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, UnknownCollection, UnknownScope
-from upriver.protocol.feed import CollectionChange, Feed, FeedEvent, FeedRequest, FilterGone
+from upriver.protocol.feed import CollectionChange, Documents, Feed, FeedEvent, FeedRequest, FilterGone
 from upriver.protocol.session import FeedSettings
 from upriver.wire.events import CollectionEnded
 
 POLL_PERSISTENCE_S = 0.1
+POLL_LAG_S = 5.0
 ASK_OTHERS_S = 1.0
 MakeMaker = Callable[..., Maker]
 
@@ -39,6 +40,10 @@ class Reader:
             request, operations.topology, lambda: make_session(options, settings), settings.buffer_bytes,
             parse=options.parse_map, noop_interval_s=settings.noop_interval_s, jitter=jitter,
         )  # fmt: skip
+        self.rows = self.bytes = 0
+        self.track_lag = False
+        self._high_seqnos: dict[int, int] = {}
+        self._lag_at = 0.0
         self.delivery: Delivery | None = None
         self._made_by: tuple[MakeMaker, dict[str, Any]] | None = None
         self._filter_stale, self._filter_at, self._filter_tries = False, 0.0, 0
@@ -65,7 +70,10 @@ class Reader:
 
     def add(self, event: FeedEvent, now: float) -> None:
         """Something came from the feed."""
-        if isinstance(event, FilterGone):
+        if isinstance(event, Documents):
+            self.rows += event.rows.last - event.rows.first
+            self.bytes += event.rows.bytes
+        elif isinstance(event, FilterGone):
             self._filter_stale = True
         elif isinstance(event, CollectionChange) and self.read.collections:
             self._watch_drop(event)
@@ -103,6 +111,9 @@ class Reader:
         if self.delivery and now >= self._persistence_at and (unsafe := self.delivery.unsafe()):
             self._persistence_at = now + POLL_PERSISTENCE_S
             return self._observe(unsafe)
+        if self.track_lag and now >= self._lag_at:
+            self._lag_at = now + POLL_LAG_S
+            return self._poll_seqnos()
         return None
 
     def _refresh_map(self) -> Operation[None]:
@@ -125,6 +136,17 @@ class Reader:
         if complete:
             self._filter_stale, self._filter_tries = False, 0
         self.feed.refilter(value, again=complete)
+
+    def _poll_seqnos(self) -> Operation[None]:
+        try:
+            self._high_seqnos = yield from self.operations.high_seqnos()
+        except ConnectFailed:
+            return
+
+    def lag(self) -> dict[int, int]:
+        """How many seqnos each vbucket was behind when somebody last looked; needs ``track_lag``."""
+        seqno = self.feed.standing.seqno
+        return {vb: max(0, self._high_seqnos[vb] - seqno(vb)) for vb in self.feed.vbuckets if vb in self._high_seqnos}
 
     def _observe(self, branches: dict[int, int]) -> Operation[None]:
         try:

@@ -119,6 +119,11 @@ class Feed:
         return self._left == 0
 
     @property
+    def settled(self) -> bool:
+        """Whether every stream that is wanted has been opened."""
+        return not self._waiting and not self._opening
+
+    @property
     def vbuckets(self) -> list[int]:
         return list(self._state)
 

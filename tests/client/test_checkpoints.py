@@ -1,0 +1,130 @@
+"""Positions as values, and the stores that keep them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upriver.client.blocking import Database
+from upriver.client.checkpoints import BucketCheckpoint, FileCheckpoint, SqliteCheckpoint
+from upriver.client.positions import Positions, Standpoint
+from upriver.errors import CorruptCheckpoint, ForeignCheckpoint
+from upriver.model import SEQNO_MAX, Position
+
+seqnos = st.integers(0, 2**40)
+
+
+@st.composite
+def standpoints(draw: Any) -> Standpoint:
+    start, seqno, end = sorted(draw(st.tuples(seqnos, seqnos, st.one_of(seqnos, st.just(SEQNO_MAX)))))
+    points = tuple(sorted(draw(st.sets(st.integers(1, 2**40), max_size=3))))
+    return Standpoint(Position(draw(st.integers(0, 2**64 - 1)), seqno, start, end), points, draw(st.integers(0, 9)))
+
+
+any_positions = st.builds(
+    Positions, st.dictionaries(st.integers(0, 1023), standpoints(), max_size=5), st.text(max_size=8), st.just(1024)
+)
+
+
+@given(any_positions)
+def test_json_undoes_json(positions: Positions) -> None:
+    again = Positions.from_json(json.loads(json.dumps(positions.to_json())))
+    assert again == positions
+    assert again.standpoints == positions.standpoints
+
+
+@given(any_positions, st.data())
+def test_a_damaged_checkpoint_is_corrupt_and_nothing_else(positions: Positions, data: Any) -> None:
+    text = json.dumps(positions.to_json())
+    at = data.draw(st.integers(0, len(text) - 1))
+    damaged = text[:at] + data.draw(st.characters()) + text[at + 1 :]
+    try:
+        Positions.from_json(json.loads(damaged))
+    except (CorruptCheckpoint, ValueError):
+        return
+
+
+def positions_of(seqno: int, branch: int = 7, uuid: str = "u") -> Positions:
+    return Positions({0: Standpoint(Position(branch, seqno, seqno, seqno), (1, 2))}, uuid, 8)
+
+
+def test_positions_compare_by_what_they_cover() -> None:
+    assert positions_of(5) <= positions_of(6)
+    assert not positions_of(6) <= positions_of(5)
+    assert not positions_of(5, branch=7) <= positions_of(6, branch=8)
+    assert positions_of(5) == positions_of(5)
+    assert positions_of(5) != positions_of(5, uuid="other")
+
+
+def test_undoing_a_vbucket_keeps_the_points_below() -> None:
+    back = positions_of(9).rolled_back(0, 2)
+    assert back.standpoints[0] == Standpoint(Position(7, 2, 2, 2), (1,), 1)
+    assert back.rolled_back(0, 0)[0] == Position()
+
+
+@pytest.fixture(params=["file", "sqlite", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "file":
+        return FileCheckpoint(tmp_path / "checkpoint.json")
+    if request.param == "sqlite":
+        return SqliteCheckpoint(tmp_path / "checkpoints.db", "mine")
+    return BucketCheckpoint(request.getfixturevalue("db"), "mine")
+
+
+def test_a_store_gives_back_what_was_saved_last(store: Any) -> None:
+    store.delete()
+    assert store.load() is None
+    store.save(positions_of(1))
+    store.save(positions_of(2))
+    assert store.load().standpoints == positions_of(2).standpoints
+    store.delete()
+    store.delete()
+    assert store.load() is None
+
+
+def test_a_checkpoint_of_garbage_says_what_to_do(tmp_path: Path, db: Database) -> None:
+    path = tmp_path / "c.json"
+    path.write_text("{")
+    with pytest.raises(CorruptCheckpoint, match=r"c\.json is not readable .* delete it"):
+        FileCheckpoint(path).load()
+    path.write_text('{"format": "something else"}')
+    with pytest.raises(CorruptCheckpoint, match="not a checkpoint of upriver"):
+        FileCheckpoint(path).load()
+    sqlite = tmp_path / "c.db"
+    sqlite.write_bytes(b"not a database, but long enough to be taken for one" * 20)
+    with pytest.raises(CorruptCheckpoint, match="delete the file"):
+        SqliteCheckpoint(sqlite)
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    store = FileCheckpoint(tmp_path / "c.json")
+    store.save(positions_of(1))
+    with pytest.raises(TypeError):
+        store.save(positions_of(2), beside=object())
+    assert store.load() == positions_of(1)
+
+
+def test_positions_and_data_can_be_one_transaction(tmp_path: Path) -> None:
+    sql = sqlite3.connect(tmp_path / "t.db", isolation_level=None)
+    store = SqliteCheckpoint(connection=sql)
+    store.save(positions_of(1))
+    sql.execute("BEGIN")
+    store.save(positions_of(2))
+    sql.execute("ROLLBACK")
+    assert store.load() == positions_of(1)
+
+
+def test_a_checkpoint_of_another_bucket_is_refused(db: Database, tmp_path: Path) -> None:
+    foreign = FileCheckpoint(tmp_path / "c.json")
+    foreign.save(Positions({0: Standpoint()}, "f00", db.topology.vbuckets))
+    with pytest.raises(ForeignCheckpoint, match="use another checkpoint name, or delete it"):
+        db.feed(checkpoint=foreign)
+    foreign.save(Positions({0: Standpoint()}, db.topology.bucket_uuid, 4))
+    with pytest.raises(ForeignCheckpoint, match="4 vbuckets"):
+        db.feed(checkpoint=foreign)

@@ -1,0 +1,293 @@
+"""The client against a real node: what can be read, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import upriver
+from upriver.client.blocking import Database, connect
+from upriver.client.changes import CollectionChanged, Deletion, Mutation
+from upriver.client.metrics import serve_metrics
+from upriver.client.operations import Ask, Operation
+from upriver.errors import AuthenticationFailed, ConnectFailed, KeyNotFound, UnknownCollection
+from upriver.testing import RunningNode, node
+from upriver.wire.cluster import SetManifest
+
+Fault = Callable[..., Any]
+
+
+def set_manifest(db: Database, uid: int, **collections: int) -> None:
+    """Make these the collections of scope ``shop``."""
+    entries = [{"name": name, "uid": f"{number:x}"} for name, number in collections.items()]
+    default = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
+    manifest = {"uid": f"{uid:x}", "scopes": [default, {"name": "shop", "uid": "8", "collections": entries}]}
+
+    def operation() -> Operation[None]:
+        answers = yield Ask(db.topology.nodes[0], [SetManifest(json.dumps(manifest).encode())])
+        assert answers[0].status == 0, answers
+
+    db.run(operation())
+
+
+@pytest.fixture(scope="module")
+def shop() -> Any:
+    """A node of its own, because manifests cannot go back."""
+    with node(vbuckets=4, lazy=True) as running, connect(running.connection_string) as database:
+        yield database
+
+
+def keys_of(changes: Any) -> set[bytes]:
+    return {change.key for change in changes if isinstance(change, Mutation | Deletion)}
+
+
+def test_documents_are_written_read_and_removed(db: Database) -> None:
+    cas = db.set("doc", b'{"a": 1}')
+    assert (db.get("doc").value, db.get("doc").cas) == (b'{"a": 1}', cas)
+    db.delete("doc")
+    with pytest.raises(KeyNotFound, match="vbucket"):
+        db.get("doc")
+
+
+def test_from_now_means_only_what_comes_after(db: Database) -> None:
+    db.set("before", b"1")
+    with db.feed(start="now") as feed:
+        db.set("after", b"2")
+        assert keys_of(feed.changes(idle_s=0.3)) == {b"after"}
+
+
+def test_to_now_ends_there_and_a_position_goes_on(db: Database) -> None:
+    db.set("now:1", b"1")
+    with db.feed(end="now") as feed:
+        assert b"now:1" in keys_of(feed.changes())
+        saved = feed.positions()
+    db.set("now:2", b"2")
+    assert keys_of(db.changes(start=saved, end="now")) == {b"now:2"}
+    assert keys_of(db.changes(start=saved, end=saved)) == set()
+
+
+def test_a_position_between_two_changes_covers_exactly_what_was_given(db: Database) -> None:
+    db.set_many({b"mid:%d" % n: b"x" for n in range(100)})
+    everything = [(c.vbucket, c.seqno) for c in db.changes(end="now")]
+    for stop in (1, 7, 50, len(everything) - 1):
+        with db.feed(end="now") as feed:
+            seen = []
+            for change in feed.changes():
+                seen.append((change.vbucket, change.seqno))
+                if len(seen) == stop:
+                    break
+            saved = feed.positions()
+        rest = [(c.vbucket, c.seqno) for c in db.changes(start=saved, end="now")]
+        assert sorted(seen + rest) == sorted(everything)
+
+
+def test_keys_only_come_without_values(db: Database) -> None:
+    db.set("keys:only", b"some value")
+    found = {c.key: c.value for c in db.changes(end="now", content="keys") if isinstance(c, Mutation)}
+    assert found[b"keys:only"] is None
+    batch = next(iter(db.change_batches(end="now", content="metadata")))
+    assert batch["value"].null_count == batch.num_rows
+
+
+def test_values_may_travel_compressed(db: Database) -> None:
+    db.set("compressible", b"abc" * 1000)
+    found = {c.key: c.value for c in db.changes(end="now", compressed=True) if isinstance(c, Mutation)}
+    assert found[b"compressible"] == b"abc" * 1000
+
+
+def test_batches_have_about_as_many_rows_as_asked_for(db: Database) -> None:
+    db.set_many({b"rows:%d" % n: b"x" for n in range(300)})
+    sizes = [batch.num_rows for batch in db.change_batches(end="now", rows=20)]
+    assert max(sizes) < 40
+
+
+def test_a_collection_is_followed_when_it_is_created_again(shop: Database) -> None:
+    set_manifest(shop, 1, orders=0x10, carts=0x11)
+    shop.set("order:1", b"1", 0x10)
+    shop.set("elsewhere", b"1")
+    with shop.feed(collections="shop.orders") as feed:
+        assert keys_of(feed.changes(idle_s=0.3)) == {b"order:1"}
+        set_manifest(shop, 2, carts=0x11)
+        set_manifest(shop, 3, carts=0x11, orders=0x12)
+        shop.set("order:2", b"2", 0x12)
+        found = list(feed.changes(idle_s=1.0))
+    assert keys_of(found) == {b"order:2"}
+    events = [c.collection for c in found if isinstance(c, CollectionChanged)]
+    assert set(events) == {"orders"}
+    assert {c.scope for c in found if isinstance(c, Mutation)} == {"shop"}
+
+
+def test_one_of_several_collections_is_followed_without_missing_anything(shop: Database) -> None:
+    uid = int(shop.manifest()["uid"], 16)
+    set_manifest(shop, uid + 1, left=0x20, right=0x21)
+    with shop.feed(collections=("shop.left", "shop.right")) as feed:
+        list(feed.changes(idle_s=0.3))
+        set_manifest(shop, uid + 2, left=0x20)
+        shop.set("left:1", b"1", 0x20)
+        assert b"left:1" in keys_of(feed.changes(idle_s=0.5))
+        set_manifest(shop, uid + 3, left=0x20, right=0x22)
+        shop.set("right:2", b"2", 0x22)
+        deadline, found = time.monotonic() + 20, set()
+        while b"right:2" not in found and time.monotonic() < deadline:
+            found |= keys_of(feed.changes(idle_s=0.5))
+    assert b"right:2" in found
+
+
+def test_a_scope_includes_collections_that_come_later(shop: Database) -> None:
+    uid = int(shop.manifest()["uid"], 16)
+    set_manifest(shop, uid + 1, first=0x30)
+    with shop.feed(scope="shop", start="now") as feed:
+        list(feed.changes(idle_s=0.2))
+        set_manifest(shop, uid + 2, first=0x30, second=0x31)
+        shop.set("in second", b"1", 0x31)
+        assert keys_of(feed.changes(idle_s=0.5)) == {b"in second"}
+
+
+def test_an_unknown_collection_is_an_error_with_its_name(shop: Database) -> None:
+    with pytest.raises(UnknownCollection, match=r"shop\.nope"):
+        shop.feed(collections="shop.nope")
+
+
+def test_changes_wait_until_they_are_on_disk(db: Database) -> None:
+    with db.feed(start="now", wait_for_disk=True) as feed:
+        db.set("safe", b"1")
+        assert keys_of(feed.changes(idle_s=2.0)) == {b"safe"}
+        assert feed.reader.wait_for_disk
+
+
+def test_a_dropped_connection_is_made_again_and_nothing_is_lost(db: Database, fault: Fault) -> None:
+    with db.feed(start="now") as feed:
+        db.set("drop:1", b"1")
+        assert keys_of(feed.changes(idle_s=0.3)) == {b"drop:1"}
+        fault("drop-connection")
+        db.set("drop:2", b"2")
+        assert keys_of(feed.changes(idle_s=1.0)) == {b"drop:2"}
+        assert feed.reconnects >= 1
+
+
+def test_a_node_that_falls_silent_is_left_and_found_again(server: RunningNode, fault: Fault) -> None:
+    with connect(server.connection_string, noop_interval_s=0.4) as db, db.feed(start="now") as feed:
+        list(feed.changes(idle_s=0.2))
+        fault("stall", seconds=60)
+        db.set("stall:1", b"1")
+        assert keys_of(feed.changes(idle_s=2.0)) == {b"stall:1"}
+        assert feed.reconnects >= 1
+        assert "silent" in str(feed.pacing.last_error)
+
+
+def test_a_slow_caller_is_not_taken_for_a_dead_node(server: RunningNode) -> None:
+    with connect(server.connection_string, noop_interval_s=0.2) as db, db.feed(start="now") as feed:
+        list(feed.changes(idle_s=0.2))
+        db.set("slow:1", b"1")
+        time.sleep(1.5)
+        assert keys_of(feed.changes(idle_s=0.3)) == {b"slow:1"}
+        assert feed.reconnects == 0
+
+
+def test_a_killed_node_is_waited_for() -> None:
+    with node(vbuckets=4) as running, connect(running.connection_string) as db:
+        db.set("kill:1", b"1")
+        with db.feed() as feed:
+            assert b"kill:1" in keys_of(feed.changes(idle_s=0.5))
+            again = threading.Thread(target=running.restart, kwargs={"kill": True})
+            again.start()
+            found: set[bytes] = set()
+            again.join()
+            db.set("kill:2", b"2")
+            deadline = time.monotonic() + 30
+            while b"kill:2" not in found and time.monotonic() < deadline:
+                found |= keys_of(feed.changes(idle_s=0.2))
+            assert b"kill:2" in found
+
+
+def test_the_window_bounds_what_a_caller_that_takes_nothing_is_sent(db: Database) -> None:
+    db.set_many({b"window:%d" % n: b"x" * 1000 for n in range(500)})
+    window = 50_000
+    with db.feed(window=window) as feed:
+        batches = feed.batches(rows=5)
+        next(batches)
+        for _ in range(20):
+            feed._round(None)
+        [link] = feed.feed.links.values()
+        assert link.charged <= link.acknowledged + window + 2_000
+        assert sum(batch.num_rows for batch in feed.batches(rows=5, idle_s=0.3)) >= 400
+
+
+def test_a_wrong_password_is_said_at_once_and_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with node(vbuckets=4, username="ada", password="lovelace") as running:
+        with connect(running.connection_string, username="ada", password="lovelace") as db:
+            db.set("k", b"v")
+        caplog.set_level(logging.DEBUG)
+        with pytest.raises(AuthenticationFailed):
+            connect(running.connection_string, username="ada", password="hunter2")
+    assert "hunter2" not in caplog.text
+
+
+def test_no_node_is_said_with_host_and_port() -> None:
+    with pytest.raises(ConnectFailed, match=r"no node could be reached: cannot connect to 127\.0\.0\.1:1"):
+        connect("couchbase://127.0.0.1:1")
+
+
+def test_prometheus_sees_rows_rollbacks_and_lag(db: Database, fault: Fault) -> None:
+    db.set_many({b"metrics:%d" % n: b"x" for n in range(50)})
+    with db.feed() as feed:
+        endpoint = serve_metrics(feed.reader, 0)
+        try:
+            list(feed.changes(idle_s=0.5))
+            fault("failover", vbucket=0, lose=1)
+            list(feed.changes(idle_s=0.5))
+            text = urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=5).read().decode()
+        finally:
+            endpoint.close()
+    assert 'upriver_feed_rollbacks_total{feed="feed"} 1.0' in text
+    assert 'upriver_feed_lag_seqnos{feed="feed",vbucket="0"}' in text
+    assert "upriver_feed_rows_total" in text
+
+
+def test_the_async_client_does_the_same(server: RunningNode, fault: Fault) -> None:
+    async def scenario() -> None:
+        async with upriver.connect(server.connection_string) as db:
+            await db.set("async:1", b"1")
+            assert (await db.get("async:1")).value == b"1"
+            await asyncio.gather(*(db.set(f"async:{n}", b"x") for n in range(50)))
+            feed = db.changes(end="now")
+            keys = {change.key async for change in feed if isinstance(change, Mutation)}
+            assert {f"async:{n}".encode() for n in range(50)} <= keys
+            rows = sum([batch.num_rows async for batch in db.change_batches(end="now")])
+            assert rows > 50
+            saved = feed.positions()
+            await db.delete("async:1")
+            fresh = db.changes(start=saved, idle_s=1.0)
+            changes = [change async for change in fresh]
+            assert [type(change) for change in changes] == [Deletion]
+
+    asyncio.run(scenario())
+
+
+def test_the_async_client_reconnects_and_hears_of_rollbacks(server: RunningNode, fault: Fault) -> None:
+    async def scenario() -> None:
+        async with upriver.connect(server.connection_string) as db:
+            await db.set_many({b"again:%d" % n: b"x" for n in range(50)})
+            async with db.changes() as feed:
+                kinds = set()
+                provoked = False
+                async for change in feed:
+                    kinds.add(type(change).__name__)
+                    if change.vbucket == 0 and not provoked:
+                        provoked = True
+                        await asyncio.sleep(0.2)
+                        await asyncio.to_thread(fault, "failover", vbucket=0, lose=2)
+                        await asyncio.to_thread(fault, "drop-connection")
+                    if isinstance(change, upriver.Rollback):
+                        break
+                assert kinds >= {"Mutation", "Rollback"}
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -1,0 +1,111 @@
+"""Connection strings, the environment, TOML files, cluster maps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upriver.client.options import ConnectOptions, parse_connection_string, srv_seeds
+from upriver.client.reading import Content, ReadOptions
+from upriver.errors import ConfigError, RemoteProtocolError
+from upriver.protocol.feed import OnRollback
+from upriver.protocol.topology import Address, parse_topology
+
+
+def test_a_connection_string_names_hosts_ports_and_options() -> None:
+    options = ConnectOptions.parse("couchbases://a,b:12000,[::1]:7?network=external&connect_timeout_s=2.5", bucket="x")
+    assert options.seeds == (Address("a", 11207), Address("b", 12000), Address("::1", 7))
+    assert (options.tls, options.network, options.connect_timeout_s, options.bucket) == (True, "external", 2.5, "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", "http://host", "couchbase://", "couchbase://h:port", "couchbase://u:p@h", "couchbase://h?nope=1",
+     "couchbase://h?network=mars", "couchbase://h?allow_plain=perhaps", "couchbase://h?window_bytes=-1"],
+)  # fmt: skip
+def test_what_cannot_work_is_a_config_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        ConnectOptions.parse(text)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_options_or_a_config_error(text: str) -> None:
+    try:
+        parse_connection_string("couchbase://" + text)
+    except ConfigError:
+        return
+
+
+def test_arguments_win_over_the_string_which_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPRIVER_USERNAME", "from-environment")
+    monkeypatch.setenv("UPRIVER_BUCKET", "from-environment")
+    monkeypatch.setenv("UPRIVER_NETWORK", "external")
+    found = ConnectOptions.parse("couchbase://h?bucket=from-string&network=default", network="auto")
+    assert (found.username, found.bucket, found.network) == ("from-environment", "from-string", "auto")
+
+
+def test_a_toml_file_has_a_connection_table(tmp_path: Path) -> None:
+    path = tmp_path / "upriver.toml"
+    path.write_text('[connection]\nconnection = "couchbase://h:1"\nbucket = "b"\nnoop_interval_s = 5.0\n')
+    assert ConnectOptions.from_toml(path).noop_interval_s == 5.0
+    path.write_text("[other]\n")
+    with pytest.raises(ConfigError, match="expected a \\[connection\\] table"):
+        ConnectOptions.from_toml(path)
+
+
+def test_secrets_do_not_show() -> None:
+    secret = {"username": "u", "password": "hunter2", "client_cert": "c", "client_key": "k9"}
+    shown = repr(ConnectOptions.parse("couchbase://h", **secret))
+    assert "hunter2" not in shown
+    assert "k9" not in shown
+
+
+def test_addresses_are_not_looked_up_as_services() -> None:
+    for text in ("couchbase://127.0.0.1", "couchbase://localhost", "couchbase://a,b", "couchbase://a:1"):
+        options = ConnectOptions.parse(text)
+        assert srv_seeds(options) == options.seeds
+
+
+def test_reading_options_take_words_for_enums() -> None:
+    read = ReadOptions.of(content="keys", on_rollback="fail", collections="shop.orders")
+    assert (read.content, read.on_rollback, read.paths) == (Content.KEYS, OnRollback.FAIL, {("shop", "orders")})
+    both = {"scope": "s", "collections": "a.b"}
+    for wrong in ({"start": "yesterday"}, {"end": "never"}, {"content": "x"}, {"nope": 1}, both):
+        with pytest.raises(ConfigError):
+            ReadOptions.of(**wrong)
+
+
+def _config(**node: object) -> dict[str, object]:
+    server_map = {"serverList": ["$HOST:11210"], "vBucketMap": [[0, -1], [-1]]}
+    return {"rev": 3, "nodesExt": [{"services": {"kv": 11210, "kvSSL": 11207}, **node}], "vBucketServerMap": server_map}
+
+
+def test_a_map_without_host_names_means_the_host_that_we_asked() -> None:
+    topology = parse_topology(_config(), "seed")
+    assert topology.active(0) == Address("seed", 11210)
+    assert topology.active(1) is None
+    assert parse_topology(_config(), "seed", tls=True).active(0) == Address("seed", 11207)
+
+
+def test_alternate_addresses_are_used_when_we_came_by_one() -> None:
+    alternate = {"external": {"hostname": "public", "ports": {"kv": 30001}}}
+    config = _config(hostname="10.1.1.1", alternateAddresses=alternate)
+    assert parse_topology(config, "public").active(0) == Address("public", 30001)
+    assert parse_topology(config, "10.1.1.1").active(0) == Address("10.1.1.1", 11210)
+    assert parse_topology(config, "10.1.1.1", network="external").active(0) == Address("public", 30001)
+
+
+NAMES = st.sampled_from(["vBucketServerMap", "nodesExt", "serverList", "vBucketMap", "rev"])
+LEAVES = st.none() | st.integers() | st.text(max_size=5)
+
+
+@given(st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4)))
+def test_a_map_that_makes_no_sense_is_the_servers_fault(config: object) -> None:
+    try:
+        parse_topology(json.loads(json.dumps(config)), "h")
+    except RemoteProtocolError:
+        return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from upriver.store import Bucket, StoreOptions
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
+    from upriver.node.durability import SyncWrites
     from upriver.node.persistence import PersistenceWaits
     from upriver.node.replicator import Replicator
     from upriver.store import VBucket
@@ -38,6 +39,8 @@ class NodeBucket:
         self.passive_streams = Registry()  # what this node consumes, over all connections
         self.waits = waits
         self.member = False  # of a cluster: a manager's map rules
+        self.waits_for_map = False  # and none came in this run yet: what is on disk may be from before a failover
+        self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
@@ -57,7 +60,20 @@ class NodeBucket:
         """Change a vbucket's state and let go on who waited for that (7.4)."""
         vbucket = self.store.set_state(vbucket_id, state, **how)
         self._state_changed(vbucket_id)
+        if state is VbucketState.ACTIVE and not how.get("takeover"):
+            self.passive_streams.kill(vbucket_id)  # 7.2
+        self.sync_writes.state_changed(vbucket)
         return vbucket
+
+    def set_states(self, states: Mapping[int, VbucketState]) -> None:
+        """``set_state`` for many vbuckets at once, by a cluster map."""
+        self.store.set_states(states)
+        for vbucket_id, state in states.items():
+            self._state_changed(vbucket_id)
+            if state is VbucketState.ACTIVE:
+                self.passive_streams.kill(vbucket_id)
+                self.sync_writes.commit_all(self.store.vbucket(vbucket_id))
+            self.sync_writes.state_changed(self.store.vbucket(vbucket_id))
 
     def delete_vbucket(self, vbucket_id: int) -> None:
         self.store.delete_vbucket(vbucket_id)
@@ -87,6 +103,7 @@ class NodeBucket:
     def close(self) -> None:
         if self.replicator is not None:
             self.replicator.stop()
+        self.sync_writes.cancel()
         self.waits.cancel()
         self.store.close()
 
@@ -100,6 +117,7 @@ class Buckets:
         vbuckets: int,
         options: StoreOptions,
         make_waits: Callable[[Bucket], PersistenceWaits],
+        make_sync_writes: Callable[[NodeBucket], SyncWrites],
         *,
         member: bool = False,
     ) -> None:
@@ -108,6 +126,7 @@ class Buckets:
         self._vbuckets = vbuckets
         self._options = options
         self._make_waits = make_waits
+        self._make_sync_writes = make_sync_writes
         self._open: dict[str, NodeBucket] = {}
         self.broken: dict[str, str] = {}
 
@@ -131,7 +150,9 @@ class Buckets:
 
     def _node_bucket(self, store: Bucket, path: Path) -> NodeBucket:
         bucket = NodeBucket(store, self._make_waits(store), path)
-        bucket.traffic = not self._member  # a member waits for its map
+        bucket.sync_writes = self._make_sync_writes(bucket)
+        bucket.traffic = not self._member
+        bucket.waits_for_map = self._member
         return bucket
 
     def create(self, name: str, vbuckets: int | None = None) -> NodeBucket:
@@ -144,8 +165,8 @@ class Buckets:
         path.mkdir(parents=True, exist_ok=True)
         count = vbuckets or self._vbuckets
         store = Bucket.open(path, name=name, vbuckets=count, options=self._options)
-        for vbucket in () if self._member else range(count):
-            store.set_state(vbucket, VbucketState.ACTIVE)
+        if not self._member:
+            store.create_all(VbucketState.ACTIVE)
         store.flush()
         _write(path / _MARK, str(count))
         self._open[name] = self._node_bucket(store, path)
@@ -182,6 +203,9 @@ class Buckets:
         loop = asyncio.get_running_loop()
         for bucket in self:
             try:
+                if bucket.replicator is not None:
+                    bucket.replicator.stop()
+                bucket.sync_writes.cancel()
                 bucket.waits.cancel()
                 await loop.run_in_executor(None, bucket.store.close)
             except (UpriverError, OSError):

@@ -33,7 +33,7 @@ def run(node: Node, name: str, arguments: Arguments) -> dict[str, Any]:
     if fault is None:
         raise ConfigError(f"no fault {name!r}; there are {', '.join(sorted(FAULTS))}")
     result = fault(node, arguments)
-    log.warning("fault", name=name, **{key: str(value) for key, value in arguments.items()})
+    log.warning("fault", fault=name, **{key: str(value) for key, value in arguments.items()})
     return result
 
 

@@ -119,8 +119,9 @@ def traffic(conn: Connection, request: Any) -> None:
 
 
 def persistence(conn: Connection, request: Any) -> None:
-    pause = request.opcode == Opcode.STOP_PERSISTENCE
-    conn.require_bucket().store.pause_persistence(pause)
+    """The flusher always runs; who wants to see unpersisted data kills the node instead (``upriver fault crash``)."""
+    if request.opcode == Opcode.STOP_PERSISTENCE:
+        raise NotSupported("persistence cannot be stopped")
     conn.reply(request)
 
 

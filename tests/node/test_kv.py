@@ -7,6 +7,7 @@ import json
 import struct
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from node_thread import NodeThread
@@ -206,6 +207,9 @@ def test_a_seqno_that_is_never_persisted_gives_up(make_node, key: bytes):  # typ
         pytest.param(
             frame(Opcode.SET, extras=bytes(8), key=b"k", framing=b"\x11\x07"), Status.DURABILITY_INVALID_LEVEL, id="7"
         ),
+        pytest.param(frame(Opcode.GET, key=b"k", framing=b"\x11\1"), EINVAL, id="a durable GET"),
+        pytest.param(frame(Opcode.DELETE, key=b"k", framing=b"\x50"), Status.NOT_SUPPORTED, id="DELETE keeps expiry"),
+        pytest.param(frame(Opcode.GET, key=b"k", framing=b"\x41x"), Status.EACCESS, id="acting for somebody else"),
         pytest.param(frame(Opcode.GET_META, key=b"k", extras=b"\3"), EINVAL, id="GET_META version 3"),
         pytest.param(frame(Opcode.HELLO, value=b"\0"), EINVAL, id="HELLO with half a feature"),
         pytest.param(frame(Opcode.HELLO, value=b"\0\x0d"), EINVAL, id="HELLO feature without what it needs"),
@@ -369,6 +373,22 @@ def test_the_error_map_and_config_come_before_and_after_a_bucket(node: NodeThrea
         assert len(config["vBucketServerMap"]["vBucketMap"]) == 8
         assert config["nodesExt"][0]["services"]["kv"] == node.port
         assert raw.ask(cluster.GetClusterConfig(config["revEpoch"], config["rev"])).value == b""
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_new_map_is_pushed_to_those_who_asked(node: NodeThread, brief: bool):
+    kind = Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF if brief else Feature.CLUSTERMAP_CHANGE_NOTIFICATION
+    with ready(node.port, *BASIC, Feature.DUPLEX, kind) as raw, ready(node.port) as other:
+        bucket = node.node.buckets.get("default")
+        new = replace(node.node.cluster_map(bucket), revision=node.node.cluster_map(bucket).revision + 1)
+        node.call(lambda: node.node.set_cluster_map(bucket, new))
+        pushed = raw.receive()
+        assert (pushed.magic, pushed.opcode, pushed.key) == (Magic.SERVER_REQUEST, 1, b"default")
+        assert struct.unpack(">qq", pushed.extras) == (new.epoch, new.revision)
+        assert bool(pushed.value) is not brief
+        raw.send(frame(1, magic=Magic.SERVER_RESPONSE, opaque=pushed.opaque))
+        assert raw.ask(session.Noop()).specific == OK
+        assert other.ask(session.Noop()).specific == OK, "and nothing came before"
 
 
 class TestLimits:

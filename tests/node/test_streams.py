@@ -458,8 +458,8 @@ def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):
     """Large backfills over several vbuckets on one connection, read back against the store."""
     numbers = range(40, 56)
     for number in numbers:
-        node.call(lambda number=number: node.vbucket(number).set_many(
-            [b"%d-%d" % (number, n) for n in range(3000)], [b"v" * 200] * 3000))  # fmt: skip
+        keys = [b"%d-%d" % (number, n) for n in range(3000)]
+        node.call(lambda number=number, keys=keys: node.vbucket(number).set_many(keys, [key * 30 for key in keys]))
     to_disk(node)
     with producer(node, connection_buffer_size="100000") as raw:
         for number in numbers:
@@ -475,6 +475,7 @@ def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):
                 raw.send(dcp.BufferAck(unacked))
                 unacked = 0
             if got.opcode == 0x57:
+                assert got.value == got.key[1:] * 30, "the buffer was written over while it was being sent"
                 seqnos[got.specific].append(int.from_bytes(got.extras[:8], "big"))
             open_streams -= got.opcode == 0x55
         for number in numbers:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from upriver.node.server import Node
     from upriver.store import Stored, VBucket
 
+DCP_OUTPUT = 32  # in units of the output limit: a turn of the producer and one large document fit in
 _numbers = itertools.count(1)
 _RESPONSE = 0x81
 _REQUEST = 0x80
@@ -121,9 +122,15 @@ class Connection(asyncio.Protocol):
     @property
     def _held(self) -> bool:
         """Requests have to wait: for an answer that is under way, or for the client to read."""
-        if self.dcp is not None:
-            return self.closed
-        return self._waiting > 0 or self._write_paused or self.closed
+        if self.closed:
+            return True
+        if self.dcp is None:
+            return self._waiting > 0 or self._write_paused
+        limits = self.node.options.limits
+        if self._waiting >= limits.parked_ops:
+            return True
+        # Acknowledgements must be read while data waits to be sent; a flood of other requests must not.
+        return self._write_paused and self.transport.get_write_buffer_size() > DCP_OUTPUT * limits.output_bytes
 
     def _take_frames(self) -> None:
         if self._taking:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import AccessDenied, InvalidArguments, NoBucket, Status, UnknownCommand
+from upriver.errors import AccessDenied, InvalidArguments, NoBucket, NotSupported, Status, UnknownCommand
 from upriver.wire import Frame, Message, Opcode, OtherResponse, decode
-from upriver.wire.constants import Magic, ServerOpcode
+from upriver.wire.constants import Magic, RequestFrameId, ServerOpcode
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
@@ -23,6 +23,18 @@ QUIET = frozenset(
 )  # fmt: skip
 _BEFORE_LOGIN = frozenset(
     {Opcode.HELLO, Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP, Opcode.GET_ERROR_MAP}
+)
+_SUBDOC_WRITES = frozenset({*range(Opcode.SUBDOC_DICT_ADD, Opcode.SUBDOC_COUNTER + 1), Opcode.SUBDOC_MULTI_MUTATION,
+                            Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR})  # fmt: skip
+_COUNTERS = frozenset({Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ})
+_WITH_TTL = _SUBDOC_WRITES | _COUNTERS | {
+    Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ,
+}  # fmt: skip
+_DURABLE = _WITH_TTL | {
+    Opcode.DELETE, Opcode.DELETEQ, Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ,
+}  # fmt: skip
+_IMPERSONATION = frozenset(
+    {RequestFrameId.IMPERSONATE_USER, RequestFrameId.IMPERSONATE_PRIVILEGE, RequestFrameId.IMPERSONATE_TOKEN}
 )
 _FIRST_DCP, _LAST_DCP = Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END
 
@@ -52,10 +64,23 @@ def dispatch(conn: Connection, frame: Frame) -> Awaitable[None] | None:
     entry = _entry_of(type(request))
     if entry is None:
         raise UnknownCommand
+    if request.frame_infos:
+        _check_frame_infos(request)
     handler, needs_bucket = entry
     if needs_bucket and conn.bucket is None:
         raise NoBucket
     return handler(conn, request)
+
+
+def _check_frame_infos(request: Message) -> None:
+    """Framing extras that mean something only on some commands (1.2)."""
+    for info in request.frame_infos:
+        if info.id == RequestFrameId.DURABILITY and request.opcode not in _DURABLE:
+            raise InvalidArguments("this command cannot be durable")
+        if info.id == RequestFrameId.PRESERVE_TTL and request.opcode not in _WITH_TTL:
+            raise NotSupported("this command has no expiry to preserve")
+        if info.id in _IMPERSONATION:
+            raise AccessDenied("nobody may act for somebody else here")
 
 
 def _server_request(conn: Connection, frame: Frame) -> None:

@@ -63,6 +63,7 @@ class Producer:
         self._resume_at = 0.0
         self._ready: deque[ProducerStream] = deque()
         self._woken: deque[ProducerStream] = deque()  # also appended to by the flusher thread
+        self._wake_scheduled = False
         self._backfills: set[ProducerStream] = set()
         self._waiting_backfills: deque[ProducerStream] = deque()
         self._scheduled = False
@@ -89,12 +90,14 @@ class Producer:
 
         def wake() -> None:
             self._woken.append(stream)
-            if len(self._woken) == 1 and not self._closed:
+            if not self._wake_scheduled and not self._closed:
+                self._wake_scheduled = True
                 loop.call_soon_threadsafe(self._take_woken)
 
         return wake
 
     def _take_woken(self) -> None:
+        self._wake_scheduled = False  # first, so that whoever comes during the loop schedules another
         while self._woken:
             self.make_ready(self._woken.popleft())
 
@@ -170,7 +173,8 @@ class Producer:
             self.total_bytes_sent += buffer.used
             if self.slow_bytes_per_s:
                 self._resume_at = time.monotonic() + buffer.used / self.slow_bytes_per_s
-            self.conn.transport.write(buffer.view())
+            view = buffer.view()
+            self.conn.transport.write(bytes(view) if self.conn.tls else view)  # TLS may keep what it has not encrypted
         if self.conn.can_write:
             self.conn.node.send_buffers.give_back(buffer)
         else:

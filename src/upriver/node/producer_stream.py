@@ -11,6 +11,8 @@ from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from upriver.errors import StoreError
+from upriver.node import log
 from upriver.protocol.controls import Oso
 from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.producer_frames import MarkerFacts, StreamFrames
@@ -140,9 +142,14 @@ class ProducerStream:
                 return Outcome.FULL
             if out.used - began >= RUN_BYTES:
                 return Outcome.MORE
-            stuck = self._step(out)
-            if stuck is not None:
-                return stuck
+            try:
+                stuck = self._step(out)
+            except StoreError as error:
+                log.warning("backfill_failed", name=self.producer.name, vbucket=self.vbucket_id, reason=error)
+                self.end(StreamEndStatus.BACKFILL_FAIL)
+            else:
+                if stuck is not None:
+                    return stuck
 
     def _step(self, out: SendBuffer) -> Outcome | None:
         if self._run is not None:

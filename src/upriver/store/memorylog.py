@@ -7,6 +7,7 @@ sees half of a dedup, and every closed segment of an active vbucket ends in a st
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_right
 from collections import deque
 
@@ -15,7 +16,15 @@ import numpy as np
 from upriver.store.disk import Octets
 
 SMALLEST = 4096
+MAPPED = 64 * 1024
 NOTHING: Octets = np.empty(0, np.uint8)
+
+
+def buffer(size: int) -> Octets:
+    """Memory for records. Large pieces come straight from the system, so that they go back to it when let go."""
+    if size < MAPPED:
+        return np.empty(size, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 class Segment:
@@ -49,7 +58,7 @@ class Checkpoint:
     def __init__(self, log: MemoryLog, serial: int, capacity: int) -> None:
         self.log = log
         self.serial = serial
-        self.data: Octets = np.empty(capacity, np.uint8)
+        self.data: Octets = buffer(capacity)
         self.segments: list[Segment] = []
         self.closed = False
 
@@ -96,7 +105,7 @@ class MemoryLog:
             return True
         if needed > self.most_bytes:
             return False
-        grown = np.empty(min(max(needed, 2 * checkpoint.data.size), self.most_bytes), np.uint8)
+        grown = buffer(min(max(needed, 2 * checkpoint.data.size), self.most_bytes))
         grown[:used] = checkpoint.data[:used]
         self._gauge.bytes += grown.size - checkpoint.data.size
         checkpoint.data = grown
@@ -134,7 +143,9 @@ class MemoryLog:
         used = last.segments[-1].end if last.segments else 0
         if used < last.data.size * 3 // 4:
             self._gauge.bytes -= last.data.size - used
-            last.data = last.data[:used].copy()
+            trimmed = buffer(used)
+            trimmed[:] = last.data[:used]
+            last.data = trimmed
 
     def close_segment(self, last: int, snap_end: int, exact: bool) -> None:
         """Freeze the open segment; the flusher will find it."""

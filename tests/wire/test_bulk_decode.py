@@ -88,9 +88,8 @@ streams = st.one_of(
     st.lists(st.one_of(pieces, broken_headers, st.binary(max_size=30)), max_size=14).map(b"".join),
     st.binary(max_size=300),
 )
-contexts = st.builds(
-    Context, st.sampled_from(Dialect), st.booleans(), st.one_of(st.just(7), st.integers(0, 7)), st.booleans(), st.booleans()
-)
+datatypes = st.one_of(st.just(7), st.integers(0, 7))
+contexts = st.builds(Context, st.sampled_from(Dialect), st.booleans(), datatypes, st.booleans(), st.booleans())
 
 
 @st.composite

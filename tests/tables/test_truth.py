@@ -68,7 +68,7 @@ def run(op: tuple[object, ...], feed: Feed, which: str) -> None:
             feed.drop(str(name))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ops, st.sampled_from(POLICIES), st.randoms(use_true_random=False))
 def test_tables_equal_the_bucket_after_every_batch(ops, policy, random) -> None:
     feed = Feed(collections=("orders", "users"))

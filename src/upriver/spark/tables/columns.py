@@ -227,7 +227,8 @@ def spill(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _spilled(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
-    inexact = pc.greater(pc.abs(column.fill_null(0).cast(pa.float64(), safe=False)), float(_EXACT))
+    known = column.fill_null(0)
+    inexact = pc.or_(pc.greater(known, _EXACT), pc.less(known, -_EXACT))
     if not pc.any(inexact).as_py():
         return table
     rest = table.column("_rest").to_pylist()

@@ -1,0 +1,58 @@
+"""Documents become columns, and come back as they were."""
+
+from __future__ import annotations
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from upriver.spark.tables.columns import Kind, evolve, observe, row_schema, to_columns, to_document
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8).filter(lambda text: text.isprintable()),
+)
+values = st.recursive(scalars, lambda inner: st.one_of(
+    st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["a", "b"]), inner, max_size=2)), max_leaves=4)
+names = st.sampled_from(["n", "N", "name", "_key", "with space", "a.b", "", "é", "x" * 200])
+documents = st.lists(st.dictionaries(names, values, max_size=5), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents, documents)
+def test_every_document_comes_back_whatever_the_columns_were_made_for(first, later) -> None:
+    shape = evolve({}, observe(first), len(first))
+    arrays, rest = to_columns(later, shape)
+    table = pa.table([*arrays, pa.array(rest, pa.string()), pa.nulls(len(later), pa.binary())],
+                     names=[*shape, "_rest", "_value"])
+    for row, document in zip(table.to_pylist(), later, strict=True):
+        said = {name: value for name, value in document.items() if value is not None}
+        assert to_document(row, shape) == said
+        assert orjson.dumps(to_document(row, shape), option=orjson.OPT_SORT_KEYS).replace(b".0", b"") == \
+            orjson.dumps(said, option=orjson.OPT_SORT_KEYS).replace(b".0", b"")
+
+
+@pytest.mark.parametrize(("first", "then", "kind"), [
+    ([{"a": 1}], [{"a": 2.5}], Kind.DOUBLE),
+    ([{"a": 1}], [{"a": "x"}], Kind.BIGINT),
+    ([{"a": None}], [{"a": True}], Kind.BOOLEAN),
+    ([{"a": {"b": 1}}], [{"a": [1]}], Kind.JSON),
+    ([{"a": 1}, {"a": 1.5}], [], Kind.DOUBLE),
+])
+def test_a_column_takes_the_kind_of_its_values_and_widens_only_without_loss(first, then, kind) -> None:
+    shape = evolve({}, observe(first), len(first))
+    assert evolve(shape, observe(then), len(then))["a"] is kind
+
+
+def test_names_that_readers_cannot_tell_apart_share_no_table() -> None:
+    shape = evolve({}, observe([{"Name": 1, "name": 2, "_Key": 3, "_key": 4}]), 1)
+    lowered = [name.lower() for name in row_schema(shape).names]
+    assert len(lowered) == len(set(lowered))
+
+
+def test_columns_are_bounded_and_rare_fields_wait() -> None:
+    many = [{f"field{index}": 1} for index in range(1000)] + [{"common": 1}] * 1000
+    shape = evolve({}, observe(many), len(many), max_columns=5)
+    assert list(shape) == ["common"]

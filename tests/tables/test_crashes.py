@@ -1,0 +1,164 @@
+"""A sync that dies at any commit, or on a full disk, leaves tables that the replayed batch makes right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Desk
+from test_truth import normal
+
+from upriver.spark.tables.deltas import Table
+from upriver.spark.tables.log import Written, write_log
+from upriver.spark.tables.pieces import Piece
+from upriver.spark.tables.policy import Policy
+
+
+def scenario(desk: Desk) -> None:
+    """Batches with everything in them: two collections, updates, a rollback, a drop, a wider type."""
+    feed = desk.feed
+    for index in range(20):
+        feed.put(f"k{index}", {"n": index})
+        feed.put(f"u{index}", {"n": index}, "users")
+    desk.commit()
+    for index in range(0, 20, 3):
+        feed.put(f"k{index}", {"n": index + 0.5})
+        feed.delete(f"u{index}", "users")
+    desk.commit()
+    feed.fail_over(1, feed.histories[1].seqno // 2)
+    feed.put("after", {"n": 1, "new": "x"})
+    desk.commit()
+    feed.drop("users")
+    feed.put("u1", {"again": True}, "users")
+    desk.commit()
+
+
+ORDER_CHANGES = 20 + 7 + 1 + 1  # each once, and the rollback
+
+
+class Crash(Exception):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("landed", [False, True], ids=["before it landed", "after it landed"])
+@pytest.mark.parametrize("policy", [Policy(small_rows=0), Policy(small_rows=10**6)], ids=["tail", "merged"])
+def test_a_crash_at_any_commit_is_made_good_by_the_replay(tmp_path, monkeypatch, policy, landed) -> None:
+    write, left = Table._write, [0]
+
+    def dying(self, *arguments):
+        left[0] -= 1
+        if left[0] != 0:
+            return write(self, *arguments)
+        if landed:
+            write(self, *arguments)
+        raise Crash
+
+    for crash_at in range(1, 60):
+        desk = Desk(tmp_path / f"lake{crash_at}", policy=policy)
+        monkeypatch.setattr(Table, "_write", dying)
+        left[0] = crash_at
+        crashed = _run_with_replays(desk)
+        monkeypatch.setattr(Table, "_write", write)
+        for name in ("orders", "users"):
+            assert desk.read(f"shop.{name}") == {k: normal(v) for k, v in desk.feed.truth(name).items()}, crash_at
+        assert desk.orders.changes.delta.to_pyarrow_table().num_rows == ORDER_CHANGES, crash_at
+        if not crashed:
+            return
+    pytest.fail("never got through without a crash")
+
+
+def _run_with_replays(desk: Desk) -> bool:
+    """As Spark does: a batch that failed is read again, from the same changes, by a new process."""
+    crashed = [False]
+
+    def commit() -> None:
+        batches = desk.feed.batch()
+        for _ in range(3):
+            try:
+                written = write_log(batches, desk.root, desk.number)
+                desk.tables.apply(desk.number, Written.gather([written.plain()]))
+                break
+            except Crash:
+                crashed[0] = True
+                desk.open()
+        desk.number += 1
+
+    desk.commit = commit  # type: ignore[method-assign]
+    scenario(desk)
+    return crashed[0]
+
+
+def test_the_same_batch_again_changes_nothing(desk: Desk) -> None:
+    desk.feed.put("a", {"n": 1})
+    batches = desk.feed.batch()
+    for _ in range(3):
+        desk.tables.apply(0, write_log(batches, desk.root, 0))
+        desk.open()
+    assert desk.orders.changes.delta.to_pyarrow_table().num_rows == 1
+    committed = {piece.path for piece in desk.orders.changes.pieces()}
+    on_disk = {str(p.relative_to(desk.orders.changes.uri)) for p in Path(desk.orders.changes.uri).rglob("vb*/*.parquet")}
+    assert on_disk == committed  # files of the replays are gone
+
+
+FULL = """
+import resource, sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from conftest import Desk
+from upriver.spark.tables.log import Written, write_log
+desk = Desk(Path({lake!r}))
+desk.feed.put("small", {{"n": 1}})
+desk.commit()
+import random
+noise = random.Random(1)
+for index in range(400):
+    desk.feed.put(f"k{{index}}", {{"n": index, "text": "%x" % noise.getrandbits(2000)}})
+batches = desk.feed.batch()
+limited = int(sys.argv[1])
+if limited:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limited, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+try:
+    desk.tables.apply(1, write_log(batches, desk.root, 1))
+except Exception as error:
+    print("failed:", type(error).__name__, error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    desk.open()
+    assert set(desk.read()) >= {{"small"}}, "what was there before is gone"
+    desk.tables.apply(1, write_log(batches, desk.root, 1))
+from test_truth import normal
+assert desk.read() == {{k: normal(v) for k, v in desk.feed.truth().items()}}
+assert desk.orders.changes.delta.to_pyarrow_table().num_rows == 401
+print("right")
+"""
+
+
+@pytest.mark.parametrize("limit", [1_500, 4_000, 60_000, 95_000, 0])
+def test_a_full_disk_fails_the_batch_and_the_next_try_makes_it_right(tmp_path, limit) -> None:
+    here = str(Path(__file__).parent)
+    script = FULL.format(here=here, lake=str(tmp_path / "lake"))
+    environment = {**os.environ, "PYTHONPATH": here}
+    done = subprocess.run([sys.executable, "-c", script, str(limit)], env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["right"], done.stdout + done.stderr
+    assert ("failed:" in done.stdout) == bool(limit)
+
+
+def test_a_commit_that_raised_but_landed_keeps_its_files(desk: Desk, monkeypatch) -> None:
+    desk.feed.put("a", {"n": 1})
+    written = write_log(desk.feed.batch(), desk.root, 0)
+    write = Table._write
+
+    def landing(self, *arguments):
+        write(self, *arguments)
+        raise Crash
+
+    monkeypatch.setattr(Table, "_write", landing)
+    with pytest.raises(Crash):
+        desk.tables.apply(0, written)
+    monkeypatch.setattr(Table, "_write", write)
+    pieces: list[Piece] = written.pieces["shop.orders"]
+    desk.open()
+    desk.orders.changes.drop_uncommitted(pieces)
+    assert desk.orders.changes.delta.to_pyarrow_table().num_rows == 1

@@ -1,0 +1,55 @@
+"""SCD type 2: every version, valid from when to when; a rollback changes the past."""
+
+from __future__ import annotations
+
+from conftest import Desk
+
+from upriver.spark.tables.history import History
+
+
+def intervals(desk: Desk) -> list[tuple[object, ...]]:
+    History(desk.orders).advance(force=True)
+    table = History(desk.orders).table.delta.to_pyarrow_table().sort_by([("_key", "ascending"), ("_seqno", "ascending")])
+    return [
+        (row["_key"], row["n"], row["_valid_from"] is not None, row["_valid_to"]) for row in table.to_pylist()
+    ]
+
+
+def test_versions_follow_each_other_without_gaps(desk: Desk) -> None:
+    for number in (1, 2, 3):
+        desk.feed.put("a", {"n": number})
+        desk.commit()
+    desk.feed.delete("a")
+    desk.feed.put("b", {"n": 9})
+    desk.commit()
+    History(desk.orders).advance()
+    rows = History(desk.orders).table.delta.to_pyarrow_table().to_pylist()
+    mine = sorted((row for row in rows if row["_key"] == "a"), key=lambda row: row["_valid_from"])
+    assert [row["n"] for row in mine] == [1, 2, 3]
+    assert [row["_valid_to"] for row in mine[:2]] == [row["_valid_from"] for row in mine[1:]]
+    assert mine[2]["_valid_to"] is not None  # it was deleted
+    assert [row["_valid_to"] for row in rows if row["_key"] == "b"] == [None]
+
+
+def test_a_lost_version_is_no_version(desk: Desk) -> None:
+    desk.feed.put("a", {"n": 1})
+    desk.commit()
+    vbucket = desk.feed.vbucket("a")
+    good = desk.feed.histories[vbucket].seqno
+    desk.feed.put("a", {"n": 2})
+    desk.commit()
+    assert [(n, to is None) for _, n, _, to in intervals(desk)] == [(1, False), (2, True)]
+    desk.feed.fail_over(vbucket, good)
+    desk.commit()
+    assert [(n, to is None) for _, n, _, to in intervals(desk)] == [(1, True)]
+
+
+def test_a_new_column_reaches_the_history(desk: Desk) -> None:
+    desk.feed.put("a", {"n": 1})
+    desk.commit()
+    History(desk.orders).advance()
+    desk.feed.put("a", {"n": 1.5, "city": "Bern"})
+    desk.commit()
+    History(desk.orders).advance()
+    rows = History(desk.orders).table.delta.to_pyarrow_table().sort_by("_seqno").to_pylist()
+    assert [(row["n"], row["city"]) for row in rows] == [(1.0, None), (1.5, "Bern")]

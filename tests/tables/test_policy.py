@@ -1,0 +1,51 @@
+"""What a change costs does not depend on how large the table is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from upriver.spark.tables.pieces import Piece
+from upriver.spark.tables.policy import Policy, covered, cut, hold, ranges_of, worth_merging
+
+
+def rewritten_per_change(rows: int, batch_rows: int, batches: int) -> float:
+    """Rows of ``current`` rewritten per change, in a model of the table made of file names alone."""
+    policy = Policy()
+    parts = cut(0, 1023, -(-rows // policy.target_rows))
+    current = [Piece(f"{part.lo}", part.lo, part.hi, 0, 0, rows // len(parts)) for part in parts]
+    tail: list[Piece] = []
+    written = 0
+    for batch in range(1, batches + 1):
+        ranges = ranges_of(current, 1024, 0, policy)
+        fresh = [batch_rows * part.width // 1024 for part in ranges]
+        chosen = worth_merging(ranges, tail, fresh, policy)
+        current = [
+            Piece(p.path, p.lo, p.hi, 0, batch if (p.lo, p.hi) in chosen else p.last, p.rows) for p in current
+        ]
+        written += sum(piece.rows for piece in current if (piece.lo, piece.hi) in chosen)
+        tail.append(Piece(str(batch), 0, 1023, batch, batch, batch_rows))
+        tail = [piece for piece in tail if not covered(piece, ranges_of(current, 1024, 0, policy))]
+    return written / (batch_rows * batches)
+
+
+def test_rewriting_per_change_stays_flat_from_a_hundred_thousand_rows_to_ten_million() -> None:
+    costs = [rewritten_per_change(rows, rows // 100, 400) for rows in (100_000, 1_000_000, 10_000_000)]
+    assert max(costs) <= 1.25 * min(costs), costs
+    assert max(costs) < 2 / Policy().share
+
+
+@pytest.mark.parametrize("vbuckets", [1, 7, 64, 1024])
+def test_cuts_cover_every_vbucket_once(vbuckets: int) -> None:
+    for parts in (1, 2, random.randrange(1, 2000)):
+        found = [vb for part in cut(0, vbuckets - 1, parts) for vb in range(part.lo, part.hi + 1)]
+        assert found == list(range(vbuckets))
+
+
+def test_a_large_load_waits_for_its_log_but_not_for_ever() -> None:
+    policy = Policy()
+    assert hold(1_000_000, 0, lag=9_000_000, policy=policy)
+    assert not hold(2_000_000, 0, lag=8_000_000, policy=policy)
+    assert hold(1_000_000, 2_000_000, lag=7_000_000, policy=policy)
+    assert not hold(1_000_000, 9_000_000, lag=100, policy=policy)

@@ -1,0 +1,88 @@
+"""Readers that know nothing of upriver see correct tables, before, during and after maintenance."""
+
+from __future__ import annotations
+
+import duckdb
+import pytest
+from conftest import Desk
+from deltalake import DeltaTable
+from test_truth import normal
+
+from upriver.errors import ConfigError
+from upriver.spark.tables.policy import Policy
+from upriver.spark.tables.read import read_arrow, view_sql
+from upriver.spark.tables.upkeep import fold_log, fold_tail, vacuum
+
+
+@pytest.fixture
+def busy(tmp_path) -> Desk:
+    """A table with rows in current, newer ones in the tail, and deletions in both."""
+    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, share=0.5, tail_files=4))
+    for index in range(60):
+        desk.feed.put(f"k{index}", {"n": index, "name": f"name {index}"})
+    desk.commit()
+    for index in range(0, 20, 2):
+        desk.feed.put(f"k{index}", {"n": index + 0.5, "city": "Bern"})
+        desk.feed.delete(f"k{index + 1}")
+        desk.commit()
+    return desk
+
+
+def truth(desk: Desk) -> dict[str, object]:
+    return {key: normal(value)["n"] for key, value in desk.feed.truth().items()}  # type: ignore[index]
+
+
+def test_the_documented_view_in_duckdb_is_fresh(busy: Desk) -> None:
+    tail = busy.orders.tail.delta.to_pyarrow_dataset()
+    current = busy.orders.current.delta.to_pyarrow_dataset()
+    assert busy.orders.tail.pieces()
+    with duckdb.connect() as db:
+        db.register("tail_table", tail)
+        db.register("current_table", current)
+        sql = view_sql(busy.root, "shop.orders", view="orders", tail="tail_table", current="current_table")
+        db.execute(sql.replace("CREATE OR REPLACE VIEW", "CREATE OR REPLACE TEMP VIEW"))
+        assert dict(db.execute("SELECT _key, n FROM orders").fetchall()) == truth(busy)
+
+
+def test_current_alone_is_a_plain_table_that_two_readers_agree_on(busy: Desk) -> None:
+    busy.orders.advance(busy.number - 1, 0, busy.tables.run, None, force=True)
+    delta = DeltaTable(busy.orders.current.uri)
+    by_duckdb = duckdb.read_parquet(list(delta.file_uris()), union_by_name=True)
+    assert dict(by_duckdb.project("_key, n").fetchall()) == truth(busy)
+    by_arrow = delta.to_pyarrow_table()
+    assert dict(zip(by_arrow["_key"].to_pylist(), by_arrow["n"].to_pylist(), strict=True)) == truth(busy)
+    assert (delta.protocol().min_reader_version, delta.protocol().min_writer_version) == (1, 2)
+
+
+def test_duckdb_reads_the_change_log(busy: Desk) -> None:
+    files = list(DeltaTable(busy.orders.changes.uri).file_uris())
+    assert duckdb.read_parquet(files).aggregate("count(*), max(batch)").fetchall() == [(60 + 20, 10)]
+
+
+def test_a_reader_keeps_its_version_through_merges_folds_and_vacuum(busy: Desk) -> None:
+    old = DeltaTable(busy.orders.current.uri)
+    before = old.to_pyarrow_table().sort_by("_key")
+    busy.orders.advance(busy.number - 1, 0, busy.tables.run, None, force=True)
+    fold_tail(busy.orders)
+    fold_log(busy.orders)
+    assert vacuum(busy.orders, retention_hours=24) == 0
+    assert old.to_pyarrow_table().sort_by("_key").equals(before)
+    assert vacuum(busy.orders, retention_hours=0) > 0
+    with pytest.raises(FileNotFoundError):
+        old.to_pyarrow_table()
+    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+
+
+def test_folding_the_log_keeps_every_row(busy: Desk) -> None:
+    before = busy.orders.changes.delta.to_pyarrow_table().sort_by("seqno")
+    files = len(busy.orders.changes.pieces())
+    assert fold_log(busy.orders) > 0
+    assert len(busy.orders.changes.pieces()) < files
+    after = busy.orders.changes.delta.to_pyarrow_table()
+    keys = [("vbucket", "ascending"), ("seqno", "ascending")]
+    assert after.sort_by(keys).equals(before.sort_by(keys))
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"no tables of 'shop\.none'"):
+        read_arrow(str(tmp_path), "shop.none")

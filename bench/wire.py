@@ -158,8 +158,8 @@ def verdict(name: str, value_bytes: int, ratio: float, times: float) -> str:
 CAPTION = (
     "Mutations with 18-byte keys; {mib} MiB of frames, CPU time, best of {repeat}. memcpy copies the same frames in "
     "the same 2 MiB chunks into one reused buffer, as the decoder writes reused columns and the encoder a reused "
-    "send buffer: all read each source byte once, from memory. 'memcpy at once' copies them to as much other memory, as a "
-    "program without chunks would. Targets are against the faster one; '50x' the object path, up to 1 KiB."
+    "send buffer: all read each source byte once, from memory. 'memcpy at once' copies them to as much other memory, "
+    "as a program without chunks would. Targets are against the faster one; '50x' the object path, up to 1 KiB."
 )
 
 FIRST_CALL = """

@@ -239,6 +239,8 @@ class BulkDecoder:
         self._controls_address = address_of(self._controls)
         self._receive_bytes = receive_bytes
         self._error: FramingError | None = None
+        self._agreed, self._limited, self._shaped = context, limit, shape  # what ``_rules`` were made for
+        self._rules = _rules(context, limit, shape)
         self._allocate(receive_bytes)
         self._begin = self._end = 0
         self._use(Columns(shape, self._pool))
@@ -355,8 +357,10 @@ class BulkDecoder:
     def _step(self, source: memoryview, address: int, end: int, safe: int) -> tuple[Decoded, int]:
         columns, state = self.columns, self._state
         first = columns.rows
-        _, rules = _rules(self.context, self.limit, columns.shape)
-        _kernel()(address, end, safe, rules, columns.address, self._controls_address, state)
+        if self._agreed is not self.context or self._limited != self.limit or self._shaped is not columns.shape:
+            self._agreed, self._limited, self._shaped = self.context, self.limit, columns.shape
+            self._rules = _rules(self.context, self.limit, columns.shape)
+        _kernel()(address, end, safe, self._rules[1], columns.address, self._controls_address, state)
         _, columns.rows, _, _, _, count, charged, reason = state.tolist()
         found = self._controls[:count].tolist() if count else ()
         controls = [Control(row, source[at : at + size]) for row, at, size in found]

@@ -14,6 +14,7 @@ from upriver.errors import CorruptStore, InvalidArguments, OutOfRange, UnknownCo
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
 from upriver.store import runs
+from upriver.store.arrays import words
 from upriver.store.disk import BLOCK, BLOCK_KEY, NO_WORDS, Octets, Words, read_json
 from upriver.store.memorylog import MemoryLog, Segment
 from upriver.store.shared import Shared
@@ -287,7 +288,7 @@ class Core:
 
     def grow_overlay(self) -> None:
         slots = max(SMALLEST_TABLE, self.overlay.size // k.ENTRY * 2)
-        grown = np.zeros(slots * k.ENTRY, np.uint64)
+        grown = words(slots * k.ENTRY)
         k.rehash(self.overlay, k.ENTRY, grown)
         self.replace_overlay(grown, int(self.registers[k.ENTRIES]))
 
@@ -298,10 +299,10 @@ class Core:
 
     def trim_overlay(self, upto: int) -> None:
         """The table on disk knows everything up to ``upto`` now."""
-        fresh = np.zeros(max(SMALLEST_TABLE, int(self.registers[k.ENTRIES]) // 4) * k.ENTRY, np.uint64)
+        fresh = words(max(SMALLEST_TABLE, int(self.registers[k.ENTRIES]) // 4) * k.ENTRY)
         above = int(np.count_nonzero((self.overlay[1 :: k.ENTRY] & k.SEQNO_BITS) > np.uint64(upto)))
         if above * 5 >= fresh.size:
-            fresh = np.zeros(above * 2 * k.ENTRY, np.uint64)
+            fresh = words(above * 2 * k.ENTRY)
         self.replace_overlay(fresh, k.keep_newer(self.overlay, np.uint64(upto), fresh))
 
     def _load_overlay(self) -> None:

@@ -16,6 +16,7 @@ import orjson
 from upriver.errors import DiskFull
 from upriver.store import kernels as k
 from upriver.store import runs
+from upriver.store.arrays import words
 from upriver.store.core import Core, Tally
 from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, VB_KEY, Disk, Octets, Words
 from upriver.store.memorylog import Segment
@@ -111,7 +112,7 @@ def write_table(transaction: Any, disk: Disk, vbucket: Core, overlay: Words, rem
     found = transaction.get(key, db=disk.index)
     old = NO_WORDS if found is None else np.frombuffer(found, np.uint64)
     entries = (int(old[0]) if old.size else 0) + int(np.count_nonzero(overlay[:: k.ENTRY]))
-    table = np.zeros(1 + max(FEWEST_SLOTS, int(entries / TABLE_LOAD) + 2) * k.SLOT, np.uint64)
+    table = words(1 + max(FEWEST_SLOTS, int(entries / TABLE_LOAD) + 2) * k.SLOT)
     table[0] = k.merge_tables(old[1:], overlay, removed, table[1:])
     transaction.put(key, table.data, db=disk.index)
 
@@ -206,7 +207,10 @@ class Flusher:
         vbucket.close_segment()
         segments = list(vbucket.memory.unflushed)
         vbucket.memory.unflushed.clear()
-        overlay = vbucket.overlay.copy() if self._wants_table(vbucket) else None
+        overlay = None
+        if self._wants_table(vbucket):
+            overlay = words(vbucket.overlay.size)
+            overlay[:] = vbucket.overlay
         size = sum(segment.end - segment.at for segment in segments)
         return Frozen(vbucket, segments, vbucket.high_seqno, vbucket.describe(), overlay, size)
 

@@ -7,24 +7,16 @@ sees half of a dedup, and every closed segment of an active vbucket ends in a st
 
 from __future__ import annotations
 
-import mmap
 from bisect import bisect_right
 from collections import deque
 
 import numpy as np
 
+from upriver.store.arrays import octets
 from upriver.store.disk import Octets
 
 SMALLEST = 4096
-MAPPED = 64 * 1024
 NOTHING: Octets = np.empty(0, np.uint8)
-
-
-def buffer(size: int) -> Octets:
-    """Memory for records. Large pieces come straight from the system, so that they go back to it when let go."""
-    if size < MAPPED:
-        return np.empty(size, np.uint8)
-    return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 class Segment:
@@ -58,7 +50,7 @@ class Checkpoint:
     def __init__(self, log: MemoryLog, serial: int, capacity: int) -> None:
         self.log = log
         self.serial = serial
-        self.data: Octets = buffer(capacity)
+        self.data: Octets = octets(capacity)
         self.segments: list[Segment] = []
         self.closed = False
 
@@ -105,7 +97,7 @@ class MemoryLog:
             return True
         if needed > self.most_bytes:
             return False
-        grown = buffer(min(max(needed, 2 * checkpoint.data.size), self.most_bytes))
+        grown = octets(min(max(needed, 2 * checkpoint.data.size), self.most_bytes))
         grown[:used] = checkpoint.data[:used]
         self._gauge.bytes += grown.size - checkpoint.data.size
         checkpoint.data = grown
@@ -143,7 +135,7 @@ class MemoryLog:
         used = last.segments[-1].end if last.segments else 0
         if used < last.data.size * 3 // 4:
             self._gauge.bytes -= last.data.size - used
-            trimmed = buffer(used)
+            trimmed = octets(used)
             trimmed[:] = last.data[:used]
             last.data = trimmed
 

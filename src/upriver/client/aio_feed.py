@@ -159,6 +159,7 @@ class AsyncFeed(Generic[T]):
         link = reader.feed.links[address]
         try:
             for event in reader.feed.received(address, size, now):
+                reader.pacing.progressed(address)
                 reader.add(event, now)
         except UpriverError as error:
             self._lost(address, error)
@@ -166,7 +167,7 @@ class AsyncFeed(Generic[T]):
         connection = self._connections[address]
         connection.write(link.data_to_send())
         if link.ready:
-            reader.pacing.worked(address)
+            reader.pacing.ready(address, now)
         if self._delivery and self._delivery.waiting >= MOST_WAITING:
             connection.pause()
         self._wake.set()

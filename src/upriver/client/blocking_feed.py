@@ -140,12 +140,17 @@ class BlockingFeed:
             if size == 0:
                 self._lost(address, ConnectFailed(f"{address} closed the connection"))
             elif size > 0:
-                yield from self.feed.received(address, size, time.monotonic())
+                yield from self._progress(address, size)
                 if link.ready:
-                    self.pacing.worked(address)
+                    self.pacing.ready(address, link.heard_at)
                 pipe.write(link.data_to_send())
         except (OSError, UpriverError) as error:
             self._lost(address, error)
+
+    def _progress(self, address: Address, size: int) -> Iterator[FeedEvent]:
+        for event in self.feed.received(address, size, time.monotonic()):
+            self.pacing.progressed(address)
+            yield event
 
     def _flush(self) -> None:
         for address, pipe in list(self._pipes.items()):

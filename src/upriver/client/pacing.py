@@ -10,6 +10,7 @@ from upriver.protocol.feed import backoff
 from upriver.protocol.topology import Address
 
 TRIES_OF_A_BROKEN_PEER = 5  # in a row, without anything in between that made sense
+LONG_ENOUGH_S = 10.0  # a connection that lived so long was a good one
 
 
 def jitter() -> float:
@@ -25,6 +26,7 @@ class Pacing:
     reconnects: int = 0
     last_error: UpriverError | OSError | None = None
     _try_at: dict[Address, float] = field(default_factory=dict)
+    _ready_at: dict[Address, float] = field(default_factory=dict)
     _worked: set[Address] = field(default_factory=set)
 
     def may_try(self, address: Address, now: float) -> bool:
@@ -32,13 +34,19 @@ class Pacing:
 
     def failed(self, address: Address, now: float) -> None:
         self.reconnects += 1
+        if now - self._ready_at.pop(address, now) > LONG_ENOUGH_S:
+            self.progressed(address)
         self.failures[address] = self.failures.get(address, 0) + 1
         self._try_at[address] = now + backoff(self.failures[address]) * jitter()
 
-    def worked(self, address: Address) -> None:
+    def ready(self, address: Address, now: float) -> None:
         """Its handshake is over: from now on, refusals are taken for a node that restarts."""
-        self.failures.pop(address, None)
+        self._ready_at.setdefault(address, now)
         self._worked.add(address)
+
+    def progressed(self, address: Address) -> None:
+        """It has said something useful: what failed before does not count any more."""
+        self.failures.pop(address, None)
 
     def forgive(self, address: Address, error: UpriverError | OSError) -> None:
         """Remember an error of a connection that will be tried again; raise one that no other try can mend."""

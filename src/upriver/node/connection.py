@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from upriver.store import Stored, VBucket
 
 DCP_OUTPUT = 32  # in units of the output limit: a turn of the producer and one large document fit in
+TURN_S = 0.003  # requests of one connection, before the others have a turn
+MOST_INPUT = 1 << 20  # unread requests of a connection that waits only for its next turn
 _numbers = itertools.count(1)
 _RESPONSE = 0x81
 _REQUEST = 0x80
@@ -69,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._input: bytes | bytearray = b""
         self._output: list[bytes] = []
         self._output_bytes = 0
+        self._yielded = False
         self._taking = False  # inside _take_frames
         self._write_paused = False
         self._waiting = 0  # handlers that have not answered yet
@@ -122,7 +125,7 @@ class Connection(asyncio.Protocol):
     @property
     def _held(self) -> bool:
         """Requests have to wait: for an answer that is under way, or for the client to read."""
-        if self.closed:
+        if self.closed or self._yielded:
             return True
         if self.dcp is None:
             return self._waiting > 0 or self._write_paused
@@ -150,7 +153,8 @@ class Connection(asyncio.Protocol):
     def _take_all(self) -> int:
         """Handle every complete frame; returns how many bytes they were."""
         data, at, end = self._input, 0, len(self._input)
-        fast = kv_fast.HANDLERS
+        fast, clock = kv_fast.HANDLERS, time.monotonic
+        deadline = clock() + TURN_S
         while end - at >= HEADER_SIZE and not self._held:
             size = frame_size(data, at, self._limit)
             if end - at < size:
@@ -162,9 +166,20 @@ class Connection(asyncio.Protocol):
             if self.receive_raw is not None:
                 self.receive_raw(bytes(memoryview(data)[at:]))
                 return end
+            if clock() > deadline:
+                self._yield()
             if self._output_bytes > self.node.options.limits.output_bytes:
                 self.flush()
         return at
+
+    def _yield(self) -> None:
+        """Let the other connections have a turn before the rest of the requests."""
+        self._yielded = True
+        self.node.loop.call_soon(self._after_yield)
+
+    def _after_yield(self) -> None:
+        self._yielded = False
+        self._go_on()
 
     def _forget_input(self, taken: int) -> None:
         if taken == len(self._input) or self.closed:
@@ -178,7 +193,7 @@ class Connection(asyncio.Protocol):
         """Read no more while requests have to wait; the kernel's buffers then slow the client."""
         if self.closed:
             return
-        if self._held and self._input:
+        if self._held and (len(self._input) > MOST_INPUT if self._yielded else self._input):
             self.transport.pause_reading()
         elif not self.transport.is_reading():
             self.transport.resume_reading()

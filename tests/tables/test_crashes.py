@@ -99,7 +99,8 @@ def test_the_same_batch_again_changes_nothing(desk: Desk) -> None:
         desk.open()
     assert desk.orders.changes.delta.to_pyarrow_table().num_rows == 1
     committed = {piece.path for piece in desk.orders.changes.pieces()}
-    on_disk = {str(p.relative_to(desk.orders.changes.uri)) for p in Path(desk.orders.changes.uri).rglob("vb*/*.parquet")}
+    home = Path(desk.orders.changes.uri)
+    on_disk = {str(path.relative_to(home)) for path in home.rglob("vb*/*.parquet")}
     assert on_disk == committed  # files of the replays are gone
 
 

@@ -9,7 +9,8 @@ from upriver.spark.tables.history import History
 
 def intervals(desk: Desk) -> list[tuple[object, ...]]:
     History(desk.orders).advance(force=True)
-    table = History(desk.orders).table.delta.to_pyarrow_table().sort_by([("_key", "ascending"), ("_seqno", "ascending")])
+    table = History(desk.orders).table.delta.to_pyarrow_table()
+    table = table.sort_by([("_key", "ascending"), ("_seqno", "ascending")])
     return [
         (row["_key"], row["n"], row["_valid_from"] is not None, row["_valid_to"]) for row in table.to_pylist()
     ]

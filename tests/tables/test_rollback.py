@@ -15,7 +15,8 @@ from upriver.spark.tables.upkeep import trim_log
 
 VOID = """
 SELECT count(*) FROM changes c WHERE c.event <> 'rollback' AND EXISTS (
-  SELECT 1 FROM changes r WHERE r.event = 'rollback' AND r.vbucket = c.vbucket AND c.seqno > r.seqno AND c.epoch < r.epoch
+  SELECT 1 FROM changes r
+  WHERE r.event = 'rollback' AND r.vbucket = c.vbucket AND c.seqno > r.seqno AND c.epoch < r.epoch
 )"""
 
 

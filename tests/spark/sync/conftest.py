@@ -1,0 +1,11 @@
+"""A lake beside every world."""
+
+from __future__ import annotations
+
+import pytest
+from lakes import LakeWorld
+
+
+@pytest.fixture
+def lake(world, tmp_path) -> LakeWorld:
+    return LakeWorld(world, tmp_path / "lake")

@@ -1,0 +1,73 @@
+"""A world with a lake: run the sync, and hold its tables against the node document by document."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+from spark_world import World
+
+import upriver.spark
+from upriver.spark.tables.options import SyncOptions
+from upriver.spark.tables.read import read_documents
+from upriver.spark.tables.verify import Comparison, verify
+
+DEFAULT = "_default._default"
+
+
+def normal(value: bytes) -> object:
+    """A document as the tables can say it."""
+    try:
+        document = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+    return {k: v for k, v in document.items() if v is not None} if isinstance(document, dict) else value
+
+
+class LakeWorld:
+    """A node and the lake that follows it."""
+
+    def __init__(self, world: World, lake: Path) -> None:
+        self.world, self.lake = world, str(lake)
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        return {"connection": self.world.node.connection_string, "to": self.lake, "once": True, **more}
+
+    def sync(self, spark: Any, **more: Any) -> Any:
+        return upriver.spark.sync(spark, self.options(**more))
+
+    def truth(self) -> dict[str, object]:
+        return {key.decode(): normal(value) for key, value in self.world.state().items()}
+
+    def assert_equal(self) -> None:
+        """The fresh table, the log and a checksum comparison all say what the node says."""
+        said, truth = read_documents(self.lake, DEFAULT), self.truth()
+        wrong = {key for key in {*said, *truth} if said.get(key) != truth.get(key)}
+        assert not wrong, [(key, said.get(key), truth.get(key)) for key in sorted(wrong)[:5]]
+        assert self.verify()[0].equal
+
+    def verify(self) -> list[Comparison]:
+        return verify(SyncOptions.parse(self.options()), [DEFAULT], rounds=1)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """``upriver sync`` as a process group of its own, to be killed as one."""
+        command = [sys.executable, "-c", "from upriver.cli import main; main()", "sync"]
+        command += [self.world.node.connection_string, "--to", self.lake, "--master", "local[2]", *arguments]
+        log = (Path(self.lake).parent / "sync.log").open("ab")
+        with log:
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """``kill -9`` for the sync, its JVM and its workers, at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=30)
+    if process.stdout:
+        process.stdout.close()

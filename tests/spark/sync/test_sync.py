@@ -1,0 +1,180 @@
+"""``upriver.spark.sync`` on a real node: load, follow, lose history, drop collections, be compared."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+from lakes import DEFAULT, LakeWorld
+
+import upriver.spark
+from upriver.client.blocking import connect
+from upriver.errors import ConfigError, UpriverError
+from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.read import read_arrow, read_documents
+from upriver.spark.tables.run import first_cause
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_first_load_fills_both_tables_and_the_next_run_goes_on(spark, lake: LakeWorld) -> None:
+    lake.world.put(3000, value='{"n": %d, "name": "x"}')
+    live = lake.sync(spark)
+    assert live.rows == 3000
+    lake.assert_equal()
+    current = DeltaTable(f"{lake.lake}/current/{DEFAULT}")
+    assert duckdb.read_parquet(list(current.file_uris())).aggregate("count(*), sum(n)").fetchall() == [
+        (3000, 3000 * 2999 // 2)
+    ]
+    changes = DeltaTable(f"{lake.lake}/changes/{DEFAULT}").to_pyarrow_table()
+    assert changes.num_rows == 3000
+    for number in range(0, 3000, 100):
+        lake.world.db.delete(f"k{number}")
+    lake.world.put(10, "new", '{"n": %d, "late": true}')
+    assert lake.sync(spark).rows == 40
+    lake.assert_equal()
+    assert lake.sync(spark).rows == 0
+
+
+def test_spark_reads_the_fresh_table_without_jars(spark, lake: LakeWorld) -> None:
+    lake.world.put(2000)
+    lake.sync(spark)
+    lake.world.put(50, value='{"n": %d, "twice": 1}')
+    lake.sync(spark)
+    assert read_arrow(lake.lake, DEFAULT).num_rows == 2000
+    frame = upriver.spark.read_table(spark, lake.lake, DEFAULT)
+    assert frame.count() == 2000
+    assert frame.where("twice = 1").count() == 50
+
+
+def test_lost_history_is_repaired_whatever_was_lost(spark, lake: LakeWorld) -> None:
+    lake.world.put(400)
+    lake.sync(spark)
+    for round_ in range(3):
+        lake.world.put(200, value='{"n": %d, "round": ' + str(round_) + "}")
+        lake.world.db.delete(f"k{300 + round_}")
+        lake.sync(spark)
+        for vbucket in range(lake.world.vbuckets):
+            lake.world.fault("failover", vbucket=vbucket, lose=7 * (round_ + 1) + vbucket)
+        lake.world.put(5, f"after{round_}")
+        live = lake.sync(spark)
+        assert sum(batch.rollbacks for batch in live.batches) == lake.world.vbuckets
+        lake.assert_equal()
+
+
+def test_tombstones_purged_while_away_are_swept(spark, lake: LakeWorld) -> None:
+    lake.world.put(300)
+    lake.sync(spark)
+    for number in range(0, 300, 3):
+        lake.world.db.delete(f"k{number}")
+    for vbucket in range(lake.world.vbuckets):
+        lake.world.fault("purge", vbucket=vbucket)
+    lake.world.put(10, "later")
+    lake.sync(spark)
+    lake.assert_equal()
+
+
+def manifest(uid: str, *collections: tuple[str, str]) -> dict[str, object]:
+    default = {"name": "_default", "uid": "0"}
+    named = [{"name": name, "uid": identity} for name, identity in collections]
+    return {"uid": uid, "scopes": [{"name": "_default", "uid": "0", "collections": [default, *named]}]}
+
+
+def test_a_collection_that_was_dropped_and_made_again_starts_empty(spark, lake: LakeWorld) -> None:
+    world = lake.world
+    world.set_manifest(manifest("1", ("orders", "8"), ("users", "9")))
+    orders, users = world.db.collection_id("_default.orders"), world.db.collection_id("_default.users")
+    world.db.set_many({b"o%d" % n: b'{"n": 1}' for n in range(50)}, orders)
+    world.db.set_many({b"u%d" % n: b'{"n": 1}' for n in range(30)}, users)
+    lake.sync(spark)
+    assert len(read_documents(lake.lake, "_default.orders")) == 50
+    world.set_manifest(manifest("2", ("users", "9")))
+    world.set_manifest(manifest("3", ("orders", "a"), ("users", "9")))
+    with connect(world.node.connection_string) as fresh:
+        fresh.set_many({b"o%d" % n: b'{"n": 2}' for n in range(5)}, 10)
+        lake.sync(spark)
+    assert read_documents(lake.lake, "_default.orders") == {f"o{n}": {"n": 2} for n in range(5)}
+    assert len(read_documents(lake.lake, "_default.users")) == 30
+
+
+def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
+    lake.world.put(100)
+    stop, seen = threading.Event(), []
+
+    def watch(live) -> None:
+        if live.batches and not seen:
+            seen.append(True)
+            lake.world.put(50, "more")
+        if live.rows >= 150 or time.time() - live.started > 90:
+            stop.set()
+
+    live = upriver.spark.sync(spark, lake.options(once=False, every="200ms"), stop=stop, on_progress=watch)
+    assert live.rows == 150
+    lake.assert_equal()
+
+
+def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld, tmp_path) -> None:
+    from upriver.spark.tables.job import Applier
+    from upriver.spark.tables.options import SyncOptions
+
+    lake.world.put(500)
+    options = SyncOptions.parse(lake.options())
+    settings = Lake(lake.lake).settle("default", lake.world.vbuckets)
+    apply = Applier(options, settings["id"], lake.world.vbuckets)
+    frame = spark.readStream.format("dcp").options(**lake.world.options()).load()
+    query = frame.writeStream.foreachBatch(apply).option("checkpointLocation", str(tmp_path / "cp"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    lake.assert_equal()
+
+
+def test_large_steps_run_on_executors(spark, lake: LakeWorld) -> None:
+    from upriver.spark.tables.apply import TableOptions, Tables
+    from upriver.spark.tables.job import spark_runner
+    from upriver.spark.tables.policy import Policy
+
+    lake.world.put(2000)
+    lake.sync(spark)
+    options = TableOptions(Policy(inline_rows=10, target_rows=300), vbuckets=lake.world.vbuckets)
+    tables = Tables(Lake(lake.lake), Lake(lake.lake).settings()["id"], options)
+    tables.run = spark_runner(spark, options)
+    collection = tables.collection(DEFAULT)
+    for _ in range(2):  # the first cuts it into parts, the second has several tasks
+        collection.advance(tables.last_batch(), 0, tables.run, None, force=True)
+    assert len(collection.current.pieces()) == lake.world.vbuckets
+    lake.assert_equal()
+
+
+def test_verify_names_what_differs(spark, lake: LakeWorld) -> None:
+    lake.world.put(200)
+    lake.sync(spark)
+    table = DeltaTable(f"{lake.lake}/current/{DEFAULT}")
+    table.delete("_key = 'k7'")
+    table.update(updates={"n": "-1"}, predicate="_key = 'k8'")
+    found = lake.verify()[0]
+    assert (found.missing, found.extra, found.different) == (["k7"], [], ["k8"])
+
+
+def test_a_lake_of_another_bucket_is_refused(spark, lake: LakeWorld) -> None:
+    lake.world.put(10)
+    lake.sync(spark)
+    with pytest.raises(ConfigError, match="holds tables of bucket 'default'"):
+        Lake(lake.lake).settle("other", lake.world.vbuckets)
+
+
+def test_tables_without_their_checkpoint_are_refused(spark, lake: LakeWorld) -> None:
+    import shutil
+
+    for _ in range(2):
+        lake.world.put(10, value='{"n": %d}')
+        lake.sync(spark)
+    shutil.rmtree(f"{lake.lake}/_upriver/checkpoint")
+    with pytest.raises(UpriverError, match="checkpoint"):
+        lake.sync(spark)
+
+
+def test_the_cause_of_a_spark_error_is_its_last_line_of_ours() -> None:
+    text = "[STREAM_FAILED] x\nTraceback\nupriver.errors.ConfigError: no such bucket\n\tat org.apache"
+    assert first_cause(text) == "ConfigError: no such bucket"

@@ -25,10 +25,10 @@ START_S = 120.0  # the first start on a machine compiles kernels
 class RunningNode:
     """A node process. ``restart`` keeps its data and its port."""
 
-    def __init__(self, data: Path, options: dict[str, Any]) -> None:
+    def __init__(self, data: Path, options: dict[str, Any], kv_port: int = 0) -> None:
         self.data = data
         self._options = options
-        self.kv_port = 0
+        self.kv_port = kv_port
         self.log = data.parent / f"{data.name}.log"
         data.mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,6 +45,11 @@ class RunningNode:
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended; None while it runs, and after it was told to end."""
+        return self._process.poll() if self._process is not None else None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:

@@ -79,11 +79,11 @@ class NodeBucket:
         self.store.delete_vbucket(vbucket_id)
         self._state_changed(vbucket_id)
 
-    def state_change(self, vbucket_id: int) -> asyncio.Future[None]:
-        """Done at the next change of the vbucket's state; shared by all who wait."""
+    async def state_change(self, vbucket_id: int, timeout_s: float | None = None) -> None:
+        """Until the vbucket's state changes, or it is time to look at something else."""
         if vbucket_id not in self._state_changes:
             self._state_changes[vbucket_id] = asyncio.get_running_loop().create_future()
-        return asyncio.shield(self._state_changes[vbucket_id])
+        await asyncio.wait([self._state_changes[vbucket_id]], timeout=timeout_s)
 
     def _state_changed(self, vbucket_id: int) -> None:
         future = self._state_changes.pop(vbucket_id, None)

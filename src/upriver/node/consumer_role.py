@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError
+from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError, Status, UpriverError
 from upriver.model import VbucketState
 from upriver.node import dcp_commands, log
-from upriver.protocol.consumer import Consumer, ConsumerOptions, Foreign, StateSet, StreamClosed
+from upriver.protocol.consumer import Consumer, Foreign, StateSet, StreamClosed
+from upriver.protocol.consumer_negotiation import ConsumerOptions
 from upriver.wire import Message, dcp, upr
 from upriver.wire.constants import DurabilityLevel
 
@@ -31,6 +33,12 @@ class BucketStore:
 
     def __init__(self, bucket: NodeBucket) -> None:
         self._bucket = bucket
+
+    @property
+    def under_pressure(self) -> bool:
+        """What came in waits for the disk in too great numbers."""
+        store = self._bucket.store
+        return store.dirty_bytes > store.options.dirty_bytes
 
     def vbucket(self, number: int) -> Any:
         return self._bucket.store.vbucket(number)
@@ -51,6 +59,7 @@ class ConsumerRole:
             consumer_name=consumer_name, collections=conn.context.collections, datatypes=conn.context.datatypes
         )
         self.machine = Consumer(BucketStore(bucket), bucket.passive_streams, options)
+        self._prepares = PrepareAcks(self.machine, bucket, self.flush)
 
     def receive(self, data: bytes | memoryview) -> None:
         """Every byte of the connection goes through the machine; commands that are not DCP's go back to dispatch."""
@@ -61,7 +70,11 @@ class ConsumerRole:
             self.flush()
             self.conn.close(f"consumer: {error}")
             return
-        acknowledge_prepares(self.machine, self.bucket, self.flush)
+        except UpriverError as error:  # the store cannot go on: a full disk, a damaged file
+            log.failure("consumer_failed", connection=self.conn.id, name=self.name)
+            self.conn.abort(f"consumer: {error}")
+            return
+        self._prepares.send()
         self.flush()
 
     def _happened(self, event: Foreign | StateSet | StreamClosed) -> None:
@@ -92,6 +105,8 @@ class ConsumerRole:
 
     def close(self) -> None:
         self.machine.receive_eof()
+        if self.bucket.dcp_connections.get(self.name) is self.conn:
+            del self.bucket.dcp_connections[self.name]
 
     def stats(self) -> Mapping[str, Any]:
         streams = self.machine.streams.values()
@@ -100,23 +115,33 @@ class ConsumerRole:
             "created": int(self.created),
             "num_streams": len(streams),
             "total_bytes_received": self.machine.received_bytes,
+            "total_backoffs": self.machine.backoffs,
         }
 
 
-def acknowledge_prepares(machine: Consumer, bucket: NodeBucket, flush: Callable[[], None]) -> None:
-    """Prepares that came in are acknowledged: at once, or when they are on disk if their level says so."""
-    for vb, seqno, level in machine.take_prepared():
-        if level < DurabilityLevel.PERSIST_TO_MAJORITY:
-            machine.acknowledge_prepares(vb, seqno)
-            continue
-        on_disk = bucket.waits.until(vb, seqno)
-        on_disk.add_done_callback(partial(_on_disk, machine, vb, seqno, flush))
+class PrepareAcks:
+    """Tells the producer which prepares are safe here: at once, or when they are on disk if their level says so.
 
+    An acknowledgement covers every prepare before it, so behind one that waits for the disk all others wait too.
+    """
 
-def _on_disk(machine: Consumer, vb: int, seqno: int, flush: Callable[[], None], done: asyncio.Future[None]) -> None:
-    if not done.cancelled():
-        machine.acknowledge_prepares(vb, seqno)
-        flush()
+    def __init__(self, machine: Consumer, bucket: NodeBucket, flush: Callable[[], None]) -> None:
+        self._machine, self._bucket, self._flush = machine, bucket, flush
+        self._waiting: Counter[int] = Counter()
+
+    def send(self) -> None:
+        for vb, seqno, level in self._machine.take_prepared():
+            if level < DurabilityLevel.PERSIST_TO_MAJORITY and not self._waiting[vb]:
+                self._machine.acknowledge_prepares(vb, seqno)
+                continue
+            self._waiting[vb] += 1
+            self._bucket.waits.until(vb, seqno).add_done_callback(partial(self._on_disk, vb, seqno))
+
+    def _on_disk(self, vb: int, seqno: int, done: asyncio.Future[None]) -> None:
+        self._waiting[vb] -= 1
+        if not done.cancelled():
+            self._machine.acknowledge_prepares(vb, seqno)
+            self._flush()
 
 
 def open_consumer(conn: Connection, request: dcp.Open, consumer_name: str) -> None:
@@ -148,7 +173,12 @@ async def _handshakes(role: ConsumerRole, vbuckets: tuple[int, ...]) -> tuple[up
     role.machine.add_streams(list(waits), done)
     role.flush()
     await asyncio.gather(*waits.values())
-    return tuple(upr.VbucketStatus(vb, waits[vb].result()) for vb in vbuckets)
+    return tuple(upr.VbucketStatus(vb, _upr_status(waits[vb].result())) for vb in vbuckets)
+
+
+def _upr_status(status: int) -> int:
+    """The older command knows five outcomes; any other handshake just failed (12.2)."""
+    return status if status in upr.UPR_STREAM_STATUSES else Status.EINTERNAL
 
 
 HANDLERS: dict[type, Handler] = {upr.UprAddStreams: add_streams}

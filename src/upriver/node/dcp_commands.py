@@ -16,6 +16,7 @@ from upriver.errors import (
     Rollback,
     Status,
     StreamIdInvalid,
+    TemporaryFailure,
 )
 from upriver.model import DEFAULT_COLLECTION, Datatype, VbucketState
 from upriver.node import log
@@ -112,7 +113,9 @@ def seqno_acknowledged(conn: Connection, request: dcp.SeqnoAcknowledged, produce
         raise InvalidArguments("sync replication is not enabled on this connection")
     conn.vbucket(request.vbucket)
     stream = producer.streams.get((request.vbucket, 0))
-    if stream is not None and request.prepared_seqno > max(stream.last_sent_seqno, stream.start_seqno):
+    if stream is None or stream.opaque != request.opaque:
+        return  # of a stream that has ended: what it acknowledged may be of another branch
+    if request.prepared_seqno > max(stream.last_sent_seqno, stream.start_seqno):
         conn.close(f"acknowledged seqno {request.prepared_seqno}, which was never sent")
         return
     acknowledged = producer.bucket.on_seqno_acknowledged
@@ -144,6 +147,8 @@ def stream_request(conn: Connection, request: Any, producer: Producer) -> None:
 
 
 def _attempt(conn: Connection, request: Any, producer: Producer) -> Attempt:
+    if producer.bucket.waits_for_map:
+        raise TemporaryFailure("this node does not know yet what it owns")
     store = producer.bucket.store
     try:
         vbucket: VBucket | None = store.vbucket(request.vbucket)

@@ -5,18 +5,17 @@ Quiet rule: the success of a quiet mutation and the miss of a quiet get produce 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import InvalidArguments, KeyNotFound, NotSupported, SyncWriteAmbiguous
-from upriver.model import SEQNO_MAX, Datatype, Document
+from upriver.errors import InvalidArguments, KeyNotFound, NotSupported
+from upriver.model import SEQNO_MAX, Document
 from upriver.node.dispatch import Handler
+from upriver.node.durability import durably, finish
+from upriver.node.kept_xattrs import with_old_xattrs
 from upriver.node.vbucket_gate import on_active
 from upriver.wire import Message, Opcode, kv
-from upriver.wire.constants import DurabilityLevel
-from upriver.wire.values import inflate, join_xattrs, split_xattrs
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
@@ -65,43 +64,15 @@ _get_active = on_active(_get)
 
 
 def store(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
-    """SET and REPLACE; a durable SET is prepared, then committed."""
+    """SET and REPLACE."""
     collection, key = conn.split(request.key)
-    level = conn.durability(request)
-    if level is not None and request.opcode in (Opcode.SET, Opcode.SETQ) and not conn.preserve_ttl(request):
-        prepared = vb.prepare(
-            key, request.value, collection, level=level, flags=request.flags, expiry=request.expiry,
-            datatype=request.datatype, cas=request.cas,
-        )  # fmt: skip
-        return _commit(conn, request, vb, prepared, level)
     write = vb.replace if request.opcode in (Opcode.REPLACE, Opcode.REPLACEQ) else vb.set
-    datatype, value = _with_old_xattrs(conn, request, vb)
+    datatype, value = with_old_xattrs(conn, request, vb)
     stored = write(
         key, value, collection, flags=request.flags, expiry=request.expiry, datatype=datatype, cas=request.cas,
         preserve_ttl=conn.preserve_ttl(request),
     )  # fmt: skip
     return acknowledge(conn, request, vb, stored)
-
-
-def _with_old_xattrs(conn: Connection, request: Any, vb: VBucket) -> tuple[int, bytes]:
-    """A SET replaces the body only: extended attributes of the document stay, unless it brings its own."""
-    datatype, value = request.datatype, request.value
-    bucket = conn.require_bucket()
-    if datatype & Datatype.XATTR:
-        bucket.expect_xattrs()
-    if datatype & Datatype.XATTR or not bucket.has_xattrs:
-        return datatype, value
-    collection, key = conn.split(request.key)
-    try:
-        current = vb.get(key, collection)
-    except KeyNotFound:
-        return datatype, value
-    if not current.datatype & Datatype.XATTR:
-        return datatype, value
-    stored = inflate(current.value) if current.datatype & Datatype.SNAPPY else current.value
-    body = inflate(value) if datatype & Datatype.SNAPPY else value
-    xattrs, _ = split_xattrs(stored)
-    return Datatype.XATTR | datatype & Datatype.JSON, join_xattrs(xattrs, body)
 
 
 def add(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
@@ -117,11 +88,6 @@ def add(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
 def delete(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     _no_ttl(conn, request)
     collection, key = conn.split(request.key)
-    level = conn.durability(request)
-    if level is not None:
-        vb.get(key, collection)
-        prepared = vb.prepare(key, b"", collection, level=level, deleted=True, cas=request.cas)
-        return _commit(conn, request, vb, prepared, level)
     return acknowledge(conn, request, vb, vb.delete(key, collection, cas=request.cas))
 
 
@@ -178,60 +144,20 @@ def _no_ttl(conn: Connection, request: Any) -> None:
         raise NotSupported("this command has no expiry to preserve")
 
 
-# ---------------------------------------------------------------------------------------------- durability
-
-
 def acknowledge(
     conn: Connection, request: Any, vb: VBucket, stored: Stored, value: bytes = b""
 ) -> Awaitable[None] | None:
-    """Answer a mutation, at once or when it is as durable as was asked for.
-
-    Without replicas the active node is the majority, so only the levels that name the disk have to wait.
-    """
-    level = conn.durability(request)
-    if level is None or level == DurabilityLevel.MAJORITY:
-        reply_stored(conn, request, stored, value)
-        return None
-    return _acknowledge_persisted(conn, request, vb, stored, value)
-
-
-async def _acknowledge_persisted(conn: Connection, request: Any, vb: VBucket, stored: Stored, value: bytes) -> None:
-    await _persisted(conn, request, vb, stored.seqno)
-    reply_stored(conn, request, stored, value)
-
-
-def _commit(conn: Connection, request: Any, vb: VBucket, prepared: Stored, level: int) -> Awaitable[None] | None:
-    if level == DurabilityLevel.MAJORITY:
-        _finish_commit(conn, request, vb, prepared)
-        return None
-    return _commit_persisted(conn, request, vb, prepared)
-
-
-async def _commit_persisted(conn: Connection, request: Any, vb: VBucket, prepared: Stored) -> None:
-    await _persisted(conn, request, vb, prepared.seqno)
-    _finish_commit(conn, request, vb, prepared)
-
-
-def _finish_commit(conn: Connection, request: Any, vb: VBucket, prepared: Stored) -> None:
-    collection, key = conn.split(request.key)
-    reply_stored(conn, request, vb.commit(key, collection, prepared.seqno))
-
-
-async def _persisted(conn: Connection, request: Any, vb: VBucket, seqno: int) -> None:
-    waiting = conn.require_bucket().waits.until(vb.id, seqno)
-    try:
-        await asyncio.wait_for(waiting, conn.node.options.limits.persistence_wait_s)
-    except TimeoutError as error:
-        raise SyncWriteAmbiguous("not on disk in time") from error
+    """Answer a mutation, at once or when it is as durable as was asked for."""
+    return finish(conn, request, vb, stored, lambda final: reply_stored(conn, request, final, value))
 
 
 HANDLERS: dict[type[Message], Handler] = {
     kv.Get: get,
-    kv.Set: on_active(store),
-    kv.Add: on_active(add),
-    kv.Delete: on_active(delete),
-    kv.Append: on_active(concatenate),
-    kv.Counter: on_active(count),
+    kv.Set: on_active(durably(store)),
+    kv.Add: on_active(durably(add)),
+    kv.Delete: on_active(durably(delete)),
+    kv.Append: on_active(durably(concatenate)),
+    kv.Counter: on_active(durably(count)),
     kv.Touch: on_active(touch),
     kv.GetLocked: on_active(lock),
     kv.Unlock: on_active(unlock),

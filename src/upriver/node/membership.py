@@ -20,11 +20,11 @@ from upriver.node.http_cluster import bucket_or_404
 from upriver.node.http_server import Result, route
 from upriver.node.http_wire import Answer, HttpError, Request
 from upriver.node.replicator import Replicator
-from upriver.wire.keys import split_key
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
     from upriver.node.server import Node
+    from upriver.store import VBucket
 
 
 def parse_map(data: Any) -> ClusterMap:
@@ -40,22 +40,46 @@ def parse_map(data: Any) -> ClusterMap:
     return found
 
 
-def apply_map(node: Node, bucket: NodeBucket, new: ClusterMap) -> dict[str, int]:
-    """Become what the map says; an older map is refused."""
+def apply_map(node: Node, bucket: NodeBucket, new: ClusterMap, *, welcome: bool = False) -> dict[str, int]:
+    """Become what the map says; an older map is refused.
+
+    So is every map, after a crash, that does not welcome the node back: what its replicas have acknowledged may be
+    lost here, so whoever sends the map must know.
+    """
     current = node.cluster_map(bucket)
     if bucket.member and not new.is_newer_than(current.epoch, current.revision):
         raise ConfigError(f"revision {new.revision} is not newer than {current.revision}")
+    if bucket.waits_for_map and not bucket.store.opened_clean and not welcome:
+        raise ConfigError("this node has crashed since it last had a map")
     if len(new.owners) != bucket.store.vbuckets:
         raise ConfigError(f"the map has {len(new.owners)} vbuckets, the bucket {bucket.store.vbuckets}")
     me = node.index_in(new)
-    changed = 0
-    for vb, chain in enumerate(new.owners):
-        changed += _set(bucket, vb, _wanted_state(chain, me))
+    changes = _changes(bucket, new, me)
+    bucket.set_states(changes)
     node.set_cluster_map(bucket, new)
     bucket.member = bucket.traffic = True
+    bucket.waits_for_map = False
     _replicate(node, bucket, new, me)
-    log.info("cluster_map", bucket=bucket.name, revision=new.revision, changed=changed)
-    return {"changed": changed}
+    _resume(bucket)
+    log.info("cluster_map", bucket=bucket.name, revision=new.revision, changed=len(changes))
+    return {"changed": len(changes)}
+
+
+def _changes(bucket: NodeBucket, new: ClusterMap, me: int) -> dict[int, VbucketState]:
+    """The vbuckets that are not what the map wants them to be."""
+    changes = {}
+    for vb, chain in enumerate(new.owners):
+        current, wanted = state_of(bucket, vb), _wanted_state(chain, me)
+        if current is not wanted and not (current is None and wanted is VbucketState.DEAD):
+            changes[vb] = wanted
+    return changes
+
+
+def _resume(bucket: NodeBucket) -> None:
+    """Durable writes that were under way when the node stopped."""
+    for vbucket in bucket.store.existing():
+        if vbucket.state is VbucketState.ACTIVE and vbucket.pending:
+            bucket.sync_writes.resume(vbucket)
 
 
 def _wanted_state(chain: Any, me: int) -> VbucketState:
@@ -69,19 +93,6 @@ def state_of(bucket: NodeBucket, vb: int) -> VbucketState | None:
         return bucket.store.vbucket(vb).state
     except NotMyVbucket:
         return None
-
-
-def _set(bucket: NodeBucket, vb: int, wanted: VbucketState) -> bool:
-    current = state_of(bucket, vb)
-    if current is wanted or (current is None and wanted is VbucketState.DEAD):
-        return False
-    vbucket = bucket.set_state(vb, wanted)
-    if wanted is VbucketState.ACTIVE:
-        # What a majority had prepared may have been acknowledged to a client: it must not be lost (7, durability).
-        for wire_key, seqno in list(vbucket.pending.items()):
-            collection_id, key = split_key(wire_key)
-            vbucket.commit(key, collection_id, seqno)
-    return True
 
 
 def _replicate(node: Node, bucket: NodeBucket, new: ClusterMap, me: int) -> None:
@@ -98,21 +109,33 @@ def _replicate(node: Node, bucket: NodeBucket, new: ClusterMap, me: int) -> None
 def push(node: Node, request: Request, name: str) -> Result:
     """A manager's new map."""
     try:
-        return Answer(apply_map(node, bucket_or_404(node, name), parse_map(orjson.loads(request.body))))
+        data = orjson.loads(request.body)
+        welcome = isinstance(data, dict) and bool(data.get("welcome"))
+        return Answer(apply_map(node, bucket_or_404(node, name), parse_map(data), welcome=welcome))
     except (ConfigError, orjson.JSONDecodeError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
 @route("GET", "/upriver/cluster/*")
 def report(node: Node, request: Request, name: str) -> Result:
-    """Revision, and per vbucket state, seqnos and branch: what a manager decides by."""
+    """Revision, and per vbucket state, seqnos and history: what a manager decides by."""
     bucket = bucket_or_404(node, name)
     current = node.cluster_map(bucket)
-    vbuckets = {
-        str(vb.id): [int(vb.state), vb.high_seqno, vb.persisted_seqno, vb.uuid, int(vb.snapshot_complete)]
-        for vb in bucket.store.existing()
-    }
-    return Answer({"revision": current.revision, "epoch": current.epoch, "member": bucket.member, "vbuckets": vbuckets})
+    return Answer(
+        {
+            "revision": current.revision,
+            "epoch": current.epoch,
+            "member": bucket.member,
+            "clean": bucket.store.opened_clean,
+            "vbuckets": {str(vb.id): _standing(vb) for vb in bucket.store.existing()},
+        }
+    )
+
+
+def _standing(vb: VBucket) -> list[Any]:
+    """State, high seqno, persisted seqno, the last seqno where it is consistent, and its branches."""
+    consistent = vb.high_seqno if vb.state is VbucketState.ACTIVE or vb.snapshot_complete else vb.complete_seqno
+    return [int(vb.state), vb.high_seqno, vb.persisted_seqno, consistent, [entry.uuid for entry in vb.failover_log]]
 
 
 def replicator_of(bucket: NodeBucket) -> Replicator:
@@ -128,9 +151,17 @@ async def take_over(node: Node, request: Request, name: str) -> Result:
     try:
         wanted = orjson.loads(request.body)
         vb, timeout_s = int(wanted["vbucket"]), float(wanted.get("timeout_s", 60.0))
+        _check_revision(node, bucket, int(wanted["revision"]))
         await replicator_of(bucket).take_over(vb, timeout_s)
     except (KeyError, ValueError, ConfigError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
     except (StatusError, TimeoutError) as error:
         raise HttpError(HTTPStatus.CONFLICT, str(error) or "timed out") from error
     return Answer({"vbucket": vb, "state": "active"})
+
+
+def _check_revision(node: Node, bucket: NodeBucket, revision: int) -> None:
+    """A request that waited while this node was stopped may be from a plan that was given up."""
+    current = node.cluster_map(bucket).revision
+    if revision != current:
+        raise ConfigError(f"the takeover was planned for revision {revision}, this is {current}")

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from upriver.errors import ConfigError, RemoteProtocolError, Status, StatusError, TemporaryFailure, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log
-from upriver.node.consumer_role import BucketStore, acknowledge_prepares
-from upriver.protocol.consumer import Consumer, ConsumerOptions, StreamClosed
+from upriver.node.consumer_role import BucketStore, PrepareAcks
+from upriver.protocol.consumer import Consumer, StreamClosed
+from upriver.protocol.consumer_negotiation import ConsumerOptions
 from upriver.protocol.scram import ScramClient
 from upriver.protocol.session import Credentials, Session
 from upriver.wire import FrameSplitter
@@ -32,7 +33,8 @@ READ_SIZE = 1 << 18
 RETRY_S = 0.25
 MAX_RETRY_S = 5.0
 CONNECT_S = 5.0
-SILENCE_S = 30.0  # the producer sends a noop every second
+CHECK_S = 0.2
+SILENCE_S = 10.0  # the producer sends a noop every second
 _FLAGS = (
     OpenFlag.PRODUCER
     | OpenFlag.INCLUDE_XATTRS
@@ -96,21 +98,32 @@ class ReplicationSource:
         machine = self._machine
         if machine is None:
             raise TemporaryFailure("the source is not connected")
-        deadline = time.monotonic() + timeout_s
-        self._retry_at[vb] = deadline  # no ordinary stream gets in between
+        self._retry_at[vb] = time.monotonic() + timeout_s  # no ordinary stream gets in between
         machine.drop_stream(vb)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ask_for_takeover(machine, vb)
+                await self._until_active(machine, vb)
+        except BaseException:
+            # Whoever told us to may now decide otherwise, so nothing of this stream may make us active later.
+            machine.drop_stream(vb)
+            self._retry_at.pop(vb, None)
+            raise
+        self._wanted.discard(vb)
+
+    async def _ask_for_takeover(self, machine: Consumer, vb: int) -> None:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         machine.add_streams([vb], lambda _, status: answer.set_result(status), StreamFlag.TAKEOVER)
         self._flush()
-        async with asyncio.timeout(timeout_s):
-            status = await answer
-            if status != Status.SUCCESS:
-                raise StatusError.of(status, f"takeover of vbucket {vb}")
-            while self._bucket.store.vbucket(vb).state is not VbucketState.ACTIVE:
-                if self._machine is not machine or vb not in machine.streams:
-                    raise TemporaryFailure(f"the takeover of vbucket {vb} was interrupted")
-                await asyncio.sleep(0.002)
-        self._wanted.discard(vb)
+        status = await answer
+        if status != Status.SUCCESS:
+            raise StatusError.of(status, f"takeover of vbucket {vb}")
+
+    async def _until_active(self, machine: Consumer, vb: int) -> None:
+        while self._bucket.store.vbucket(vb).state is not VbucketState.ACTIVE:
+            if self._machine is not machine or vb not in machine.streams:
+                raise TemporaryFailure(f"the takeover of vbucket {vb} was interrupted")
+            await self._bucket.state_change(vb, CHECK_S)
 
     def stop(self) -> None:
         self._task.cancel()
@@ -118,6 +131,7 @@ class ReplicationSource:
     async def _run(self) -> None:
         delay = RETRY_S
         while True:
+            began = time.monotonic()
             try:
                 await self._connect_and_consume()
             except (OSError, UpriverError, TimeoutError) as error:
@@ -126,8 +140,8 @@ class ReplicationSource:
                 log.failure("replication_failed", source=str(self.address.kv), bucket=self._bucket.name)
             finally:
                 self._forget()
+            delay = RETRY_S if time.monotonic() - began > MAX_RETRY_S else min(MAX_RETRY_S, delay * 2)
             await asyncio.sleep(delay * (0.5 + secrets.randbelow(1000) / 1000))
-            delay = min(MAX_RETRY_S, delay * 2) if self._machine is None else RETRY_S
 
     def _forget(self) -> None:
         if self._machine is not None:
@@ -142,28 +156,40 @@ class ReplicationSource:
             await self._handshake(reader, self._writer)
         me = self._node.address
         options = ConsumerOptions(consumer_name=f"{me.host}:{me.kv}")
-        self._machine = Consumer(BucketStore(self._bucket), self._bucket.passive_streams, options)
+        machine = self._machine = Consumer(BucketStore(self._bucket), self._bucket.passive_streams, options)
+        acks = PrepareAcks(machine, self._bucket, self._flush)
         self._retry_at.clear()
-        while True:
+        heard = time.monotonic()
+        while time.monotonic() - heard < SILENCE_S:
             self._add_missing()
             self._flush()
-            data = await self._read(reader)
-            for event in self._machine.receive(data, time.monotonic()):
-                if isinstance(event, StreamClosed):
-                    self._retry_at[event.vbucket] = time.monotonic() + RETRY_S
-            acknowledge_prepares(self._machine, self._bucket, self._flush)
+            if data := await self._read(reader):
+                heard = time.monotonic()
+                self._take(machine, data)
+                acks.send()
+            machine.tick(time.monotonic())
             self._flush()
             await self._writer.drain()
+        raise RemoteProtocolError("the producer is silent")
+
+    def _take(self, machine: Consumer, data: bytes) -> None:
+        for event in machine.receive(data, time.monotonic()):
+            if isinstance(event, StreamClosed):
+                self._retry_at[event.vbucket] = time.monotonic() + RETRY_S
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        async with asyncio.timeout(SILENCE_S):
-            data = await reader.read(READ_SIZE)
+        """What came, or nothing if it is time to look after streams and acknowledgements."""
+        try:
+            async with asyncio.timeout(CHECK_S):
+                data = await reader.read(READ_SIZE)
+        except TimeoutError:
+            return b""
         if not data:
             raise RemoteProtocolError("the producer closed the connection")
         return data
 
     def _add_missing(self) -> None:
-        """Ask for every stream that is wanted and not there; the producer's noops bring us here every second."""
+        """Ask for every stream that is wanted and not there."""
         if self._machine is None:
             return
         now = time.monotonic()

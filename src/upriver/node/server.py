@@ -15,7 +15,9 @@ from upriver.node import auth, commands, log, warmup
 from upriver.node.buckets import Buckets, NodeBucket
 from upriver.node.cluster_map import ClusterMap, NodeAddress
 from upriver.node.connection import Connection
+from upriver.node.durability import SyncWrites
 from upriver.node.housekeeping import Housekeeping
+from upriver.node.map_pushes import push_map
 from upriver.node.options import VERSION, NodeOptions
 from upriver.node.persistence import PersistenceWaits
 from upriver.node.producer import SendBuffers
@@ -46,7 +48,10 @@ class Node:
         commands.register_all()
         options = self.options
         make_waits = partial(PersistenceWaits, loop=self.loop)
-        self.buckets = Buckets(options.data, options.vbuckets, options.store, make_waits, member=options.member)
+        make_sync_writes = partial(SyncWrites, self)
+        self.buckets = Buckets(
+            options.data, options.vbuckets, options.store, make_waits, make_sync_writes, member=options.member
+        )
         await self.loop.run_in_executor(None, warmup.warm_up)
         self.buckets.open_all()
         if options.bucket and self.buckets.find(options.bucket) is None and options.bucket not in self.buckets.broken:
@@ -120,9 +125,10 @@ class Node:
         return found
 
     def set_cluster_map(self, bucket: NodeBucket, new: ClusterMap) -> None:
-        """A new revision; clients see it with the next question or NOT_MY_VBUCKET."""
+        """A new revision; pushed to clients that asked for that, the others see it when they ask or go wrong."""
         self._maps[bucket.name] = new
         self._map_json.pop(bucket.name, None)
+        push_map(self, bucket)
 
     @property
     def address(self) -> NodeAddress:

@@ -6,21 +6,21 @@ in ``subdoc_xattrs``, and a mutation's way from reading to writing in ``subdoc_w
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
-from upriver.errors import InvalidArguments, NotSupported, Status, StatusError, SyncWriteAmbiguous
+from upriver.errors import InvalidArguments, NotSupported, Status, StatusError
 from upriver.model import SEQNO_MAX, Datatype
 from upriver.node import subdoc_specs as specs
 from upriver.node import subdoc_write
 from upriver.node.dispatch import Handler
+from upriver.node.durability import durably, finish
 from upriver.node.subdoc_specs import Spec
 from upriver.node.subdoc_view import View, look
 from upriver.node.subdoc_write import Failure, Outcome, Target
 from upriver.node.vbucket_gate import on_active
 from upriver.wire import Message, subdoc
-from upriver.wire.constants import DocFlag, DurabilityLevel, PathFlag
+from upriver.wire.constants import DocFlag, PathFlag
 from upriver.wire.subdoc import LookupResult, MutationResult
 
 if TYPE_CHECKING:
@@ -151,35 +151,20 @@ def _run(conn: Connection, request: _Mutation, vb: VBucket, wanted: Sequence[Spe
 def _answer(
     conn: Connection, request: _Mutation, vb: VBucket, outcome: Outcome, value: bytes, datatype: int
 ) -> Awaitable[None] | None:
-    """Answer now, or when the document is as durable as was asked for; without replicas this node is the majority."""
+    """Answer now, or when the document is as durable as was asked for."""
 
-    def reply() -> None:
+    def reply(stored: Stored) -> None:
         status = _status(failed=False, deleted=outcome.deleted)
-        extras = conn.mutation_extras(outcome.stored)
-        conn.reply(request, extras=extras, value=value, cas=outcome.stored.cas, status=status, datatype=datatype)
+        extras = conn.mutation_extras(stored)
+        conn.reply(request, extras=extras, value=value, cas=stored.cas, status=status, datatype=datatype)
 
-    async def reply_when_persisted() -> None:
-        await _persisted(conn, vb, outcome.stored)
-        reply()
-
-    if conn.durability(request) in (None, DurabilityLevel.MAJORITY):
-        reply()
-        return None
-    return reply_when_persisted()
-
-
-async def _persisted(conn: Connection, vb: VBucket, stored: Stored) -> None:
-    waiting = conn.require_bucket().waits.until(vb.id, stored.seqno)
-    try:
-        await asyncio.wait_for(waiting, conn.node.options.limits.persistence_wait_s)
-    except TimeoutError as error:
-        raise SyncWriteAmbiguous("not on disk in time") from error
+    return finish(conn, request, vb, outcome.stored, reply)
 
 
 HANDLERS: dict[type[Message], Handler] = {
     subdoc.SubdocLookup: lookup,
     subdoc.SubdocMultiLookup: lookup,
-    subdoc.SubdocMutation: on_active(mutate),
-    subdoc.SubdocMultiMutation: on_active(multi_mutate),
+    subdoc.SubdocMutation: on_active(durably(mutate)),
+    subdoc.SubdocMultiMutation: on_active(durably(multi_mutate)),
 }
 BUCKETLESS: frozenset[type[Message]] = frozenset()

@@ -1,35 +1,95 @@
-"""Messages that are not plain documents, as the records a replica keeps: system events and prepares."""
+"""Messages that do not come as rows, as the records a replica keeps: events, prepares, and odd documents."""
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
+from upriver.errors import Status, StatusError
+from upriver.model import SEQNO_MAX
 from upriver.protocol.consumer_streams import Replica
-from upriver.wire.dcp import Prepare
+from upriver.wire.columns import Columns
+from upriver.wire.dcp import Abort, Commit, Prepare, SeqnoAdvanced
 from upriver.wire.events import CollectionBegun, CollectionEnded, SystemEvent
 from upriver.wire.keys import join_key, split_key
+from upriver.wire.message import Message
 from upriver.wire.packed import Kind, pack
+from upriver.wire.upr import UprDeletion, UprExpiration, UprMutation
+
+_UPR_KINDS = {UprMutation: Kind.MUTATION, UprDeletion: Kind.DELETION, UprExpiration: Kind.EXPIRATION}
 
 
-def apply_event(replica: Replica, message: SystemEvent) -> int:
-    """Store a system event in its plain form, whatever version it came in; its seqno."""
+def apply_message(replica: Replica, message: Message, collections: bool) -> int:
+    """Store what one message says; the seqno that the stream is at now."""
+    if isinstance(message, SeqnoAdvanced):
+        replica.advance(message.by_seqno)
+        return message.by_seqno
+    if isinstance(message, SystemEvent):
+        return _apply_event(replica, message)
+    if isinstance(message, Prepare):
+        return _apply_prepare(replica, message, collections)
+    if isinstance(message, Commit | Abort):
+        return _complete(replica, message, collections)
+    if isinstance(message, UprMutation | UprDeletion | UprExpiration):
+        return _apply_upr_document(replica, message, collections)
+    raise StatusError.of(Status.NOT_SUPPORTED, type(message).__name__)
+
+
+def _apply_event(replica: Replica, message: SystemEvent) -> int:
+    """In its plain form, whatever version it came in."""
     content = message.content()
     plain = SystemEvent.of(message.by_seqno, content)
-    owns = isinstance(content, CollectionBegun | CollectionEnded)
+    collection_id = content.collection_id if isinstance(content, CollectionBegun | CollectionEnded) else 0
     record = pack(
         Kind.SYSTEM_EVENT, plain.key, plain.value, seqno=message.by_seqno, cas=message.cas,
-        collection_id=content.collection_id if owns else 0, extra=plain.event << 8 | plain.version,
+        collection_id=collection_id, extra=plain.event << 8 | plain.version,
     )  # fmt: skip
     replica.apply_records(record)
     return message.by_seqno
 
 
-def apply_prepare(replica: Replica, message: Prepare, collections: bool) -> int:
-    """Store a prepare; its seqno."""
-    collection_id = split_key(message.key)[0] if collections else 0
-    key = message.key if collections else join_key(0, message.key)
+def _split(wire_key: bytes, collections: bool) -> tuple[int, bytes]:
+    return split_key(wire_key) if collections else (0, wire_key)
+
+
+def _apply_prepare(replica: Replica, message: Prepare, collections: bool) -> int:
+    collection_id, key = _split(message.key, collections)
     record = pack(
-        Kind.PREPARE, key, message.value, seqno=message.by_seqno, rev_seqno=message.rev_seqno, cas=message.cas,
-        flags=message.flags, time=message.expiry, datatype=message.datatype, collection_id=collection_id,
+        Kind.PREPARE, join_key(collection_id, key), message.value, seqno=message.by_seqno,
+        rev_seqno=message.rev_seqno, cas=message.cas, flags=message.flags, time=message.expiry,
+        datatype=message.datatype, collection_id=collection_id,
         extra=message.durability_level << 8 | message.deleted,
     )  # fmt: skip
     replica.apply_records(record)
     return message.by_seqno
+
+
+def _complete(replica: Replica, message: Commit | Abort, collections: bool) -> int:
+    collection_id, key = _split(message.key, collections)
+    if isinstance(message, Commit):
+        replica.commit_replica(key, collection_id, message.prepared_seqno, message.commit_seqno)
+        return message.commit_seqno
+    replica.abort_replica(key, collection_id, message.prepared_seqno, message.abort_seqno)
+    return message.abort_seqno
+
+
+def _apply_upr_document(replica: Replica, message: UprMutation | UprDeletion | UprExpiration, collections: bool) -> int:
+    """A document with extended metadata, which nothing here has a use for: only the document is kept."""
+    collection_id, key = _split(message.key, collections)
+    flags, expiry = (message.flags, message.expiry) if isinstance(message, UprMutation) else (0, 0)
+    record = pack(
+        _UPR_KINDS[type(message)], join_key(collection_id, key), message.document, seqno=message.by_seqno,
+        rev_seqno=message.rev_seqno, cas=message.cas or replica.max_cas + 1, datatype=message.datatype,
+        flags=flags, time=expiry, collection_id=collection_id,
+    )  # fmt: skip
+    replica.apply_records(record)
+    return message.by_seqno
+
+
+def mend_cas(replica: Replica, columns: Columns, rows: npt.NDArray[np.int64]) -> None:
+    """Give documents without a usable CAS one of ours: 0 and the largest number are no versions (15.3)."""
+    cas = columns["cas"]
+    bad = rows[(cas[rows] == 0) | (cas[rows] == SEQNO_MAX)]
+    if bad.size:
+        first = max(replica.max_cas, int(cas[rows].max(initial=0, where=cas[rows] != SEQNO_MAX))) + 1
+        cas[bad] = np.arange(first, first + bad.size, dtype=np.uint64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -11,6 +11,9 @@ from upriver.model import FailoverEntry, FailoverLog, VbucketState
 from upriver.wire.constants import Dialect
 
 ACK_EVERY_S = 5.0
+
+Done = Callable[[int, int], None]
+"""Told the vbucket and the status once a handshake has ended."""
 
 
 class Replica(Protocol):
@@ -21,6 +24,10 @@ class Replica(Protocol):
 
     @property
     def high_seqno(self) -> int: ...
+    @property
+    def high_prepared_seqno(self) -> int: ...
+    @property
+    def max_cas(self) -> int: ...
     @property
     def snapshot(self) -> tuple[int, int]: ...
     @property
@@ -37,8 +44,10 @@ class Replica(Protocol):
 
 
 class ReplicaStore(Protocol):
-    """A bucket of such vbuckets; ``upriver.store.Bucket`` is one."""
+    """A bucket of such vbuckets; ``upriver.store.Bucket`` is nearly one."""
 
+    @property
+    def under_pressure(self) -> bool: ...
     def vbucket(self, number: int) -> Any: ...
     def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> Any: ...
 
@@ -52,35 +61,51 @@ class StreamPhase(Enum):
 
 @dataclass(slots=True)
 class PassiveStream:
-    """A stream that we consume. ``on_done`` is told the status once the handshake has ended."""
+    """A stream that we consume, asked for by an ADD_STREAM (``answer_opaque``) or on our own account (``done``)."""
 
     vbucket: int
     flags: int
-    answer_opaque: int | None  # of the ADD_STREAM to answer; None for the older 0xB3
+    answer_opaque: int | None = None
+    done: Done | None = None
     opaque: int = 0
     phase: StreamPhase = StreamPhase.WAITING
     dialect: Dialect = Dialect.DCP
     skipped_branches: int = 0  # uuids given up at the same seqno (15.2, step 3)
+    snapshot_start: int = 0
     snapshot_end: int = 0
     ack_marker: bool = False  # answer 0x56 when the snapshot is complete (takeover)
+    prepared_seqno: int = 0  # the last prepare of the snapshot that is being received, and the highest level so far
+    prepared_level: int = 0
 
     @property
     def is_live(self) -> bool:
         return self.phase is not StreamPhase.DEAD
 
 
+class StreamOwner(Protocol):
+    """Who consumes a vbucket."""
+
+    def kill_stream(self, vbucket: int) -> None: ...
+
+
 @dataclass(slots=True)
 class Registry:
     """The live passive streams of a bucket over all its consumer connections: one per vbucket at most (2.3)."""
 
-    owners: dict[int, object] = field(default_factory=dict)
+    owners: dict[int, StreamOwner] = field(default_factory=dict)
 
-    def claim(self, vbucket: int, owner: object) -> bool:
+    def claim(self, vbucket: int, owner: StreamOwner) -> bool:
         return self.owners.setdefault(vbucket, owner) is owner
 
-    def release(self, vbucket: int, owner: object) -> None:
+    def release(self, vbucket: int, owner: StreamOwner) -> None:
         if self.owners.get(vbucket) is owner:
             del self.owners[vbucket]
+
+    def kill(self, vbucket: int) -> None:
+        """An administrator made the vbucket active: nobody may write to it from outside any more (7.2)."""
+        owner = self.owners.pop(vbucket, None)
+        if owner is not None:
+            owner.kill_stream(vbucket)
 
 
 @dataclass(slots=True)

@@ -1,1 +1,5 @@
-"""The third party between two nodes: it tells a consumer to stream from a producer, and carries the bytes."""
+"""The third party between two nodes, and the cluster that nodes make: replication, moves, failovers."""
+
+from upriver.replicate.local import LocalCluster, local_cluster
+
+__all__ = ["LocalCluster", "local_cluster"]

@@ -1,65 +1,61 @@
 """The small manager of a cluster: pushes maps, promotes replicas, moves vbuckets, and keeps the state in one file.
 
 Nodes do the rest by themselves: whoever has the newest map knows what to serve and what to replicate. Every step is
-safe to repeat, so a manager that died in the middle is followed by another that does the same again.
+safe to repeat, so a manager that died in the middle is followed by another that does the same again. A lock beside
+the file keeps two of them apart.
 """
 
 from __future__ import annotations
 
-import base64
+import fcntl
 import json
 import os
+import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.model import VbucketState
+from upriver.replicate.nodes import TIMEOUT_S, NodeReport, Nodes, at_once
 from upriver.replicate.plan import (
-    NOBODY,
     ClusterState,
     Member,
     Move,
+    Reports,
+    VbucketReport,
     balanced_moves,
     fail_over,
-    first_owners,
     moved,
+    new_state,
+    newly_synced,
+    not_moved,
+    unsafe_without,
+    with_followers,
     with_replicas,
+    without_member,
 )
 
 STATE_FILE = "cluster.json"
-TIMEOUT_S = 10.0
+BATCH = 8  # vbuckets that are handed over between two maps
+CLOSE_ITEMS, CLOSE_PERSISTED = 100, 1000  # how near a target must be before it takes over
 
 
-class NodeUnreachable(UpriverError):
-    """A node does not answer its management port."""
-
-
-class NodeRefused(UpriverError):
-    """A node answered with an error; the message is its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class VbucketReport:
-    """What a node says of one vbucket."""
-
-    state: int
-    high_seqno: int
-    persisted_seqno: int
-    uuid: int
-    complete: int
+class UnsafeFailover(ConfigError):
+    """A failover now could lose durable writes."""
 
 
 class Manager:
     """Commands on one cluster, whose state lies in ``directory``."""
 
-    def __init__(self, directory: Path, username: str = "", password: str = "") -> None:
+    def __init__(self, directory: Path, username: str = "", password: str = "", timeout_s: float = TIMEOUT_S) -> None:
         self._path = directory / STATE_FILE
-        self._credentials = (username, password)
+        self._nodes = Nodes(username, password, timeout_s)
+        self._mutex = threading.RLock()
+        self._held = 0
 
     # ---------------------------------------------------------------------------------------------- state
 
@@ -70,9 +66,24 @@ class Manager:
         except FileNotFoundError as error:
             raise ConfigError(f"no cluster in {self._path.parent}: run `upriver cluster start` first") from error
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other manager, in this process or another, changes anything meanwhile."""
+        with self._mutex:
+            if self._held:
+                yield
+                return
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._held += 1
+                try:
+                    yield
+                finally:
+                    self._held -= 1
+
     def _save(self, state: ClusterState) -> None:
         """Atomic, and before any node hears of it: a revision is never used twice."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".new")
         with temporary.open("w") as file:
             json.dump(state.to_json(), file)
@@ -82,145 +93,204 @@ class Manager:
 
     def create(self, bucket: str, members: list[Member], vbuckets: int, replicas: int) -> ClusterState:
         """A new cluster of nodes that were started as members."""
-        state = ClusterState(bucket, replicas, tuple(members), first_owners(len(members), vbuckets, replicas))
+        with self._alone():
+            return self._commit(new_state(bucket, members, vbuckets, replicas))
+
+    def _commit(self, state: ClusterState, welcome: int = -1) -> ClusterState:
+        """Keep the state and give it to every node that can be reached; ``welcome`` is one that had crashed."""
         self._save(state)
-        self.push()
+        self._push(state, range(len(state.members)), welcome)
         return state
 
-    def push(self) -> list[Member]:
-        """Give every reachable node the current map; those that could not be reached."""
+    def _push(self, state: ClusterState, members: Sequence[int], welcome: int = -1) -> None:
+        data = state.to_json()
+        work = [
+            partial(self._nodes.push, state.members[n], state.bucket, data, welcome=n == welcome) for n in members
+        ]
+        at_once(work)  # whoever could not take it gets it from ``watch``
+
+    # ---------------------------------------------------------------------------------------------- reports
+
+    def node_reports(self) -> dict[int, NodeReport]:
+        """What every reachable member says."""
         state = self.state
-        return [member for member in state.members if not self._push_to(member, state)]
+        found = at_once([partial(self._nodes.report, member, state.bucket) for member in state.members])
+        return {number: report for number, report in enumerate(found) if isinstance(report, NodeReport)}
 
-    def _push_to(self, member: Member, state: ClusterState) -> bool:
-        try:
-            self._call(member, "POST", f"/upriver/cluster/{state.bucket}", state.to_json())
-        except NodeUnreachable:
-            return False
-        except NodeRefused:
-            report = self._call(member, "GET", f"/upriver/cluster/{state.bucket}")
-            return bool(report["revision"] >= state.revision and report["member"])
-        return True
+    def reports(self) -> dict[int, dict[int, VbucketReport]]:
+        """The vbuckets of every reachable member."""
+        return {number: report.vbuckets for number, report in self.node_reports().items()}
 
-    def _commit(self, state: ClusterState) -> None:
-        self._save(state)
-        self.push()
+    # ---------------------------------------------------------------------------------------------- upkeep
+
+    def watch(self) -> ClusterState:
+        """One round: give maps to nodes that came back, mend what differs from the map, note who is in sync."""
+        with self._alone():
+            reports = self.node_reports()
+            for number, report in reports.items():
+                if not report.is_member:
+                    self._welcome(number, report, reports)
+            self._mend(reports)
+            state = newly_synced(self.state, _rows(reports), self.reports())
+            if state != self.state:
+                self._save(state)
+            return state
+
+    def _welcome(self, number: int, report: NodeReport, reports: dict[int, NodeReport]) -> None:
+        """After a crash a node may lack what its replicas have acknowledged: those of them that can take over, do."""
+        state = self.state
+        if not report.clean:
+            others = {n: each.vbuckets for n, each in reports.items() if n != number and each.is_member}
+            unsafe = set(unsafe_without(state, number, others))
+            led = {vb for vb, chain in enumerate(state.owners) if chain[0] == number}
+            state = fail_over(state.without_sync(number), number, others, only=led - unsafe)
+            state = with_replicas(state, sorted({*others, number, *state.used()}))
+        self._commit(replace(state, revision=state.revision + 1), welcome=number)
+
+    def _mend(self, reports: dict[int, NodeReport]) -> None:
+        """A node that missed a map gets it; one that does not do what its map says gets a new one."""
+        state = self.state
+        behind = [n for n, report in reports.items() if report.is_member and report.revision < state.revision]
+        current = {n: r for n, r in reports.items() if r.is_member and r.revision == state.revision}
+        if any(_lead_is_lost(state, n, report) for n, report in current.items()):
+            self._commit(replace(state, revision=state.revision + 1))
+        elif behind:
+            self._push(state, behind)
+
+    def sync(self, timeout_s: float = 60.0) -> None:
+        """Wait until every replica has everything."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            state = self.watch()
+            behind = [vb for vb, chain in enumerate(state.owners) if len(state.synced[vb]) < _replicas_in(chain)]
+            if not behind:
+                return
+            if time.monotonic() > deadline:
+                raise UpriverError(f"the replicas of {len(behind)} vbuckets (first {behind[0]}) are behind")
+            time.sleep(0.05)
 
     # ---------------------------------------------------------------------------------------------- commands
 
-    def report(self, member: Member) -> dict[int, VbucketReport]:
-        """Every vbucket of a node; ``NodeUnreachable`` if it does not answer."""
-        found = self._call(member, "GET", f"/upriver/cluster/{self.state.bucket}")
-        return {int(vb): VbucketReport(*row) for vb, row in found["vbuckets"].items()}
-
-    def reports(self) -> dict[int, dict[int, VbucketReport]]:
-        """What every reachable member says."""
-        found = {}
-        for number, member in enumerate(self.state.members):
-            try:
-                found[number] = self.report(member)
-            except NodeUnreachable:
-                continue
-        return found
-
-    def fail_over(self, name: str) -> ClusterState:
-        """Promote the replicas of a node that is gone."""
-        state = self.state
-        lost = state.index(name)
-        reports = {number: rows for number, rows in self.reports().items() if number != lost}
-        seqnos = {(n, vb): row.high_seqno for n, rows in reports.items() for vb, row in rows.items()}
-        reachable = [n for n in range(len(state.members)) if n in reports]
-        new = fail_over(state, lost, seqnos)
-        self._commit(with_replicas(new, reachable) if len(reachable) > 1 else new)
-        return self.state
+    def fail_over(self, name: str, *, force: bool = False) -> ClusterState:
+        """Promote the replicas of a node that is gone; refused where that could lose durable writes."""
+        with self._alone():
+            state = self.state
+            lost = state.index(name)
+            members = {n: report for n, report in self.node_reports().items() if n != lost and report.is_member}
+            reports = _rows(members)
+            unsafe = unsafe_without(state, lost, reports)
+            if unsafe and not force:
+                raise UnsafeFailover(
+                    f"{len(unsafe)} vbuckets of {state.members[lost]} (first {unsafe[0]}) have no replica known "
+                    f"to be complete; bring the node back, or fail over with --force and lose what is missing"
+                )
+            new = fail_over(state, lost, reports)
+            return self._commit(with_replicas(new, sorted(reports)) if len(reports) > 1 else new)
 
     def add(self, member: Member) -> ClusterState:
         """Make a node a member; a rebalance gives it something to do."""
-        state = self.state
-        if member in state.members:
-            raise ConfigError(f"{member} is a member already")
-        self._commit(replace(state, members=(*state.members, member), revision=state.revision + 1))
-        return self.state
-
-    def rebalance(self, members: list[int], on_move: Callable[[int, int, Move], None] | None = None) -> int:
-        """Spread actives evenly over ``members`` and fill up replicas; how many vbuckets moved."""
-        moves = balanced_moves(self.state, members)
-        for number, move in enumerate(moves):
-            if on_move is not None:
-                on_move(number, len(moves), move)
-            self.move(move)
-        self._commit(with_replicas(self.state, members))
-        return len(moves)
-
-    def move(self, move: Move, timeout_s: float = 120.0) -> None:
-        """Replicate to the target, wait until it has everything on disk, and let it take over (15.4)."""
-        state = self.state
-        self._commit(_with_follower(state, move))
-        self._wait_until_close(move, time.monotonic() + timeout_s)
-        target = self.state.members[move.target]
-        body = {"vbucket": move.vbucket, "timeout_s": timeout_s}
-        try:
-            self._call(target, "POST", f"/upriver/takeover/{state.bucket}", body, timeout_s + 5)
-        except UpriverError:
-            self._repair(move)
-            raise
-        self._commit(moved(self.state, move))
-
-    def _repair(self, move: Move) -> None:
-        """A takeover was interrupted: whoever is active now stays it; if nobody is, the source is again (7.1)."""
-        target = self.reports().get(move.target, {}).get(move.vbucket)
-        if target is not None and target.state == VbucketState.ACTIVE:
-            self._commit(moved(self.state, move))
-        else:
+        with self._alone():
             state = self.state
-            self._commit(state.with_owners(list(state.owners)))
+            if member in state.members:
+                raise ConfigError(f"{member} is a member already")
+            return self._commit(replace(state, members=(*state.members, member), revision=state.revision + 1))
 
-    def _wait_until_close(self, move: Move, deadline: float) -> None:
-        """Until little is left to stream and the target has it on disk."""
-        state = self.state
-        source, target = state.members[move.source], state.members[move.target]
+    def remove(self, name: str, on_move: Callable[[int, int, Move], None] | None = None) -> ClusterState:
+        """Move everything off a node and forget it."""
+        with self._alone():
+            gone = self.state.index(name)
+            self.rebalance([n for n in range(len(self.state.members)) if n != gone], on_move)
+            before = self.state
+            after = self._commit(without_member(before, gone))
+            at_once([partial(self._nodes.push, before.members[gone], after.bucket, after.to_json())])
+            return after
+
+    def rebalance(
+        self, members: list[int] | None = None, on_move: Callable[[int, int, Move], None] | None = None
+    ) -> int:
+        """Spread actives evenly over ``members`` (all that answer) and fill up replicas; how many vbuckets moved."""
+        with self._alone():
+            if members is None:
+                members = sorted(n for n, report in self.node_reports().items() if report.is_member)
+            if not members:
+                raise ConfigError("no node answers")
+            moves = balanced_moves(self.state, members)
+            self.move_all(moves, on_move)
+            self._commit(with_replicas(self.state, members))
+            return len(moves)
+
+    def move_all(
+        self, moves: list[Move], on_move: Callable[[int, int, Move], None] | None = None, timeout_s: float = 120.0
+    ) -> None:
+        """Hand vbuckets over, a few at a time: replicate, wait for the disk, take over, and verify (15.4)."""
+        with self._alone():
+            for first in range(0, len(moves), BATCH):
+                batch = moves[first : first + BATCH]
+                self._move_batch(batch, timeout_s)
+                for number, move in enumerate(batch, first + 1):
+                    if on_move is not None:
+                        on_move(number, len(moves), move)
+
+    def _move_batch(self, moves: list[Move], timeout_s: float) -> None:
+        state = self._commit(with_followers(self.state, moves))
+        try:
+            self._wait_until_close(moves, time.monotonic() + timeout_s)
+        except UpriverError:
+            self._commit(not_moved(self.state, moves))
+            raise
+        order = self._nodes.take_over
+        outcomes = at_once(
+            [partial(order, state.members[m.target], state.bucket, m.vbucket, state.revision, timeout_s) for m in moves]
+        )
+        self._settle(moves)
+        for outcome in outcomes:
+            if isinstance(outcome, UpriverError):
+                raise outcome
+
+    def _settle(self, moves: list[Move]) -> None:
+        """Whoever is active now stays it; where nobody is, a takeover was interrupted, and the source is again."""
+        reports = self.reports()
+        done = [m for m in moves if _state_of(reports, m.target, m.vbucket) == VbucketState.ACTIVE]
+        undone = [m for m in moves if m not in done]
+        state = moved(self.state, done)
+        self._commit(not_moved(state, undone) if undone else state)
+
+    def _wait_until_close(self, moves: list[Move], deadline: float) -> None:
+        """Until little is left to stream and the targets have it on disk."""
         while True:
-            ours, theirs = self.report(source)[move.vbucket], self.report(target).get(move.vbucket)
-            if theirs is not None and _is_close(ours, theirs):
+            reports = self.reports()
+            waiting = [move for move in moves if not _is_close(reports, move)]
+            if not waiting:
                 return
             if time.monotonic() > deadline:
-                raise UpriverError(f"{target} does not catch up with vbucket {move.vbucket} of {source}")
+                state, first = self.state, waiting[0]
+                raise UpriverError(f"{state.members[first.target]} does not catch up with vbucket {first.vbucket}")
             time.sleep(0.02)
 
-    # ---------------------------------------------------------------------------------------------- talking to nodes
 
-    def _call(self, member: Member, method: str, path: str, body: Any = None, timeout_s: float = TIMEOUT_S) -> Any:
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(f"http://{member.host}:{member.mgmt}{path}", data, method=method)
-        request.add_header("Content-Type", "application/json")
-        if self._credentials[0]:
-            token = base64.b64encode(":".join(self._credentials).encode()).decode()
-            request.add_header("Authorization", f"Basic {token}")
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
-                return json.loads(answer.read() or b"null")
-        except urllib.error.HTTPError as error:
-            raise NodeRefused(f"{member}: {error.read().decode('utf-8', 'replace')[:300]}") from error
-        except (OSError, ValueError) as error:
-            raise NodeUnreachable(f"{member} (management port {member.mgmt}): {error}") from error
+def _rows(reports: dict[int, NodeReport]) -> Reports:
+    return {number: report.vbuckets for number, report in reports.items()}
 
 
-def _with_follower(state: ClusterState, move: Move) -> ClusterState:
-    """The map while a vbucket moves: the target replicates it too."""
-    chains = list(state.owners)
-    chain = [member for member in chains[move.vbucket] if member != NOBODY]
-    if move.target not in chain:
-        chain.append(move.target)
-    chains[move.vbucket] = tuple(chain)
-    return state.with_owners(chains)
+def _replicas_in(chain: tuple[int, ...]) -> int:
+    return sum(member >= 0 for member in chain[1:])
 
 
-def _is_close(source: VbucketReport, target: VbucketReport) -> bool:
-    same = target.uuid == source.uuid
-    return same and source.high_seqno - target.high_seqno < 100 and source.high_seqno - target.persisted_seqno < 1000
+def _state_of(reports: Reports, member: int, vbucket: int) -> int:
+    report = reports.get(member, {}).get(vbucket)
+    return report.state if report is not None else 0
 
 
-def members_in_use(state: ClusterState) -> Iterator[int]:
-    """Members that own or replicate anything."""
-    used = {member for chain in state.owners for member in chain if member != NOBODY}
-    return iter(sorted(used))
+def _lead_is_lost(state: ClusterState, number: int, report: NodeReport) -> bool:
+    return any(
+        chain[0] == number and _state_of({number: report.vbuckets}, number, vb) != VbucketState.ACTIVE
+        for vb, chain in enumerate(state.owners)
+    )
+
+
+def _is_close(reports: Reports, move: Move) -> bool:
+    source, target = (reports.get(n, {}).get(move.vbucket) for n in (move.source, move.target))
+    if source is None or target is None or source.uuid != target.uuid:
+        return False
+    left = source.high_seqno - target.high_seqno
+    return left < CLOSE_ITEMS and source.high_seqno - target.persisted_seqno < CLOSE_PERSISTED

@@ -6,13 +6,15 @@ A plan changes as little as possible: a failover promotes what is there, a rebal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from upriver.errors import ConfigError
+from upriver.model import VbucketState
 
 NOBODY = -1
+Chain = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +30,35 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class VbucketReport:
+    """What a node says of one vbucket; ``consistent`` is the end of the last snapshot that it has wholly."""
+
+    state: int
+    high_seqno: int
+    persisted_seqno: int
+    consistent: int
+    branches: tuple[int, ...]
+
+    @property
+    def uuid(self) -> int:
+        return self.branches[0]
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterState:
-    """One revision of everything that the cluster agrees on."""
+    """One revision of everything that the cluster agrees on.
+
+    ``owners[vb]`` is the active member and its replicas; ``synced[vb]`` are those of the replicas that were seen to
+    have everything, and so have every durable write since.
+    """
 
     bucket: str
     replicas: int
     members: tuple[Member, ...]
-    owners: tuple[tuple[int, ...], ...]
+    owners: tuple[Chain, ...]
     revision: int = 1
     epoch: int = 1
+    synced: tuple[Chain, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What is pushed to every node, and kept on disk."""
@@ -48,8 +70,8 @@ class ClusterState:
     def from_json(cls, data: Mapping[str, Any]) -> ClusterState:
         try:
             members = tuple(Member(n["host"], n["kv"], n["mgmt"]) for n in data["nodes"])
-            owners = tuple(tuple(row) for row in data["owners"])
-            return cls(data["bucket"], data["replicas"], members, owners, data["revision"], data["epoch"])
+            owners, synced = (tuple(tuple(row) for row in data[name]) for name in ("owners", "synced"))
+            return cls(data["bucket"], data["replicas"], members, owners, data["revision"], data["epoch"], synced)
         except (KeyError, TypeError) as error:
             raise ConfigError(f"the cluster's state cannot be read: {error!r} is missing") from error
 
@@ -60,12 +82,34 @@ class ClusterState:
                 return number
         raise ConfigError(f"no node {name!r}; there are {', '.join(map(str, self.members))}")
 
-    def with_owners(self, owners: list[tuple[int, ...]]) -> ClusterState:
-        return replace(self, owners=tuple(owners), revision=self.revision + 1)
+    def with_owners(self, owners: list[Chain]) -> ClusterState:
+        """The next revision. Who leads a vbucket anew has its replicas checked anew."""
+        synced = [self._still_synced(vb, chain) for vb, chain in enumerate(owners)]
+        return replace(self, owners=tuple(owners), synced=tuple(synced), revision=self.revision + 1)
+
+    def _still_synced(self, vb: int, chain: Chain) -> Chain:
+        before = self.synced[vb] if vb < len(self.synced) else ()
+        same_lead = chain[0] == self.owners[vb][0]
+        return tuple(member for member in before if same_lead and member in chain[1:])
+
+    def without_sync(self, member: int) -> ClusterState:
+        """A member has forgotten what was not on its disk."""
+        synced = tuple(tuple(each for each in row if each != member) for row in self.synced)
+        return replace(self, synced=synced)
+
+    def used(self) -> list[int]:
+        """Members that own or replicate anything."""
+        return sorted({member for chain in self.owners for member in chain if member != NOBODY})
 
 
-def first_owners(members: int, vbuckets: int, replicas: int) -> tuple[tuple[int, ...], ...]:
-    """A new cluster: actives in even ranges, each replica on the next nodes round the ring.
+def new_state(bucket: str, members: list[Member], vbuckets: int, replicas: int) -> ClusterState:
+    """A new cluster, whose replicas are as empty as its actives."""
+    owners = first_owners(len(members), vbuckets, replicas)
+    return ClusterState(bucket, replicas, tuple(members), owners, synced=tuple(chain[1:] for chain in owners))
+
+
+def first_owners(members: int, vbuckets: int, replicas: int) -> tuple[Chain, ...]:
+    """Actives in even ranges, each replica on the next nodes round the ring.
 
     >>> first_owners(3, 3, 1)
     ((0, 1), (1, 2), (2, 0))
@@ -79,16 +123,73 @@ def first_owners(members: int, vbuckets: int, replicas: int) -> tuple[tuple[int,
     return tuple(chains)
 
 
-def fail_over(state: ClusterState, lost: int, seqnos: Mapping[tuple[int, int], int]) -> ClusterState:
-    """Without a node: of each vbucket's replicas, the one with the highest seqno (``(member, vb)``) takes over."""
+# ---------------------------------------------------------------------------------------------- failover
+
+Reports = Mapping[int, Mapping[int, VbucketReport]]
+"""By member, then by vbucket."""
+
+
+def best_replica(candidates: Mapping[int, VbucketReport]) -> int:
+    """The member to promote: on the newest branch, with the longest consistent history; the first of equals.
+
+    A node that was away may have more seqnos of a branch that was given up since.
+    """
+    older = {uuid for report in candidates.values() for uuid in report.branches[1:]}
+    current = {member: report for member, report in candidates.items() if report.uuid not in older} or candidates
+    return max(current, key=lambda member: (current[member].consistent, current[member].high_seqno))
+
+
+def fail_over(state: ClusterState, lost: int, reports: Reports, only: Collection[int] | None = None) -> ClusterState:
+    """Without a node: of each vbucket's replicas that answer, the best takes over. ``only`` some vbuckets, if given.
+
+    A vbucket that nobody else has stays with the lost node: it is away until that comes back.
+    """
     chains = []
     for vb, chain in enumerate(state.owners):
         left = [member for member in chain if member not in (lost, NOBODY)]
-        if chain[0] == lost and left:
-            best = max(left, key=lambda member, vb=vb: (seqnos.get((member, vb), -1), -left.index(member)))  # type: ignore[misc]
+        candidates = {member: reports[member][vb] for member in left if vb in reports.get(member, {})}
+        keeps = chain[0] == lost and not candidates
+        if lost not in chain or keeps or (only is not None and vb not in only):
+            chains.append(chain)
+            continue
+        if chain[0] == lost:
+            best = best_replica(candidates)
             left = [best, *(member for member in left if member != best)]
         chains.append(tuple(left + [NOBODY] * (len(chain) - len(left))))
     return state.with_owners(chains)
+
+
+def unsafe_without(state: ClusterState, lost: int, reachable: Collection[int]) -> list[int]:
+    """Vbuckets of which a durable write may be on no node that is left, so that a failover could lose it.
+
+    A write is durable when a majority of the chain has it. The best replica has all of them if so many synced ones
+    can be asked that every majority must include one.
+    """
+    found = []
+    for vb, chain in enumerate(state.owners):
+        if chain[0] != lost:
+            continue
+        asked = [member for member in state.synced[vb] if member in reachable]
+        if len(asked) < len(chain) - len(chain) // 2:
+            found.append(vb)
+    return found
+
+
+def newly_synced(state: ClusterState, actives: Reports, followers: Reports) -> ClusterState:
+    """Note which replicas have what their active had in an earlier report."""
+    rows = []
+    for vb, chain in enumerate(state.owners):
+        lead = actives.get(chain[0], {}).get(vb)
+        found = list(state.synced[vb])
+        for member in chain[1:]:
+            report = followers.get(member, {}).get(vb)
+            if lead and report and lead.state == VbucketState.ACTIVE and report.uuid == lead.uuid:
+                found += [member] if report.consistent >= lead.high_seqno else []
+        rows.append(tuple(dict.fromkeys(found)))
+    return replace(state, synced=tuple(rows))
+
+
+# ---------------------------------------------------------------------------------------------- moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,56 +204,78 @@ class Move:
 def balanced_moves(state: ClusterState, members: list[int]) -> list[Move]:
     """The fewest moves after which actives are spread evenly over ``members`` and no one else has any."""
     counts = Counter(dict.fromkeys(members, 0))
-    homeless = []
-    for vb, chain in enumerate(state.owners):
-        if chain[0] in members:
-            counts[chain[0]] += 1
-        elif chain[0] != NOBODY:
-            homeless.append(vb)
+    counts.update(chain[0] for chain in state.owners if chain[0] in members)
     low, extra = divmod(len(state.owners), len(members))
     room = {m: low + (n < extra) for n, m in enumerate(sorted(members, key=lambda m: -counts[m]))}
-    moves = [Move(vb, state.owners[vb][0], _roomiest(room, counts)) for vb in _note(homeless, room, counts)]
+    moves = []
     for vb, chain in enumerate(state.owners):
         source = chain[0]
-        if source in room and counts[source] > room[source]:
-            target = _roomiest(room, counts)
-            counts[source] -= 1
-            counts[target] += 1
-            moves.append(Move(vb, source, target))
+        if source == NOBODY or (source in room and counts[source] <= room[source]):
+            continue
+        target = max(members, key=lambda m, chain=chain: (room[m] > counts[m], m in chain, room[m] - counts[m]))  # type: ignore[misc]
+        counts[source] -= 1
+        counts[target] += 1
+        moves.append(Move(vb, source, target))
     return moves
 
 
-def _roomiest(room: Mapping[int, int], counts: Counter[int]) -> int:
-    return max(room, key=lambda member: room[member] - counts[member])
-
-
-def _note(homeless: list[int], room: Mapping[int, int], counts: Counter[int]) -> Any:
-    for vb in homeless:
-        yield vb
-        counts[_roomiest(room, counts)] += 1
-
-
-def moved(state: ClusterState, move: Move) -> ClusterState:
-    """The map after a takeover: the target leads, the source follows where a replica is wanted."""
+def with_followers(state: ClusterState, moves: Collection[Move]) -> ClusterState:
+    """The map while vbuckets move: each target replicates its vbucket too."""
     chains = list(state.owners)
-    others = [m for m in chains[move.vbucket] if m not in (move.target, move.source, NOBODY)]
-    followers = [*others, move.source][: state.replicas]
-    chains[move.vbucket] = (move.target, *followers, *[NOBODY] * (state.replicas - len(followers)))
+    for move in moves:
+        chain = [member for member in chains[move.vbucket] if member != NOBODY]
+        if move.target not in chain:
+            chain.append(move.target)
+        chains[move.vbucket] = tuple(chain)
     return state.with_owners(chains)
 
 
-def with_replicas(state: ClusterState, members: list[int]) -> ClusterState:
+def moved(state: ClusterState, moves: Collection[Move]) -> ClusterState:
+    """The map after takeovers: the targets lead, the sources follow where a replica is wanted."""
+    chains = list(state.owners)
+    for move in moves:
+        others = [m for m in chains[move.vbucket] if m not in (move.target, move.source, NOBODY)]
+        chains[move.vbucket] = _chain([move.target, *others, move.source], state.replicas)
+    return state.with_owners(chains)
+
+
+def not_moved(state: ClusterState, moves: Collection[Move]) -> ClusterState:
+    """The map after takeovers that did not happen: the targets follow only where they did before."""
+    chains = list(state.owners)
+    for move in moves:
+        chains[move.vbucket] = _chain(list(chains[move.vbucket]), state.replicas)
+    return state.with_owners(chains)
+
+
+def _chain(members: list[int], replicas: int) -> Chain:
+    kept = members[: replicas + 1]
+    return tuple(kept + [NOBODY] * (replicas + 1 - len(kept)))
+
+
+def with_replicas(state: ClusterState, members: Collection[int]) -> ClusterState:
     """Every chain filled up with replicas on members that have few, never two copies on one node."""
     counts = Counter(dict.fromkeys(members, 0))
     for chain in state.owners:
         counts.update(member for member in chain[1:] if member in members)
     chains = []
     for chain in state.owners:
-        kept = [m for n, m in enumerate(chain) if (n == 0 and m != NOBODY) or m in members]
-        while kept and len(kept) < min(state.replicas + 1, len(members)):
-            candidates = [m for m in members if m not in kept]
-            best = min(candidates, key=lambda member: counts[member])
+        kept = [m for n, m in enumerate(chain) if m != NOBODY and (n == 0 or m in members)]
+        while chain[0] != NOBODY and len(kept) < min(state.replicas + 1, len(members)):
+            best = min((m for m in members if m not in kept), key=lambda member: counts[member])
             counts[best] += 1
             kept.append(best)
-        chains.append(tuple(kept[: state.replicas + 1] + [NOBODY] * (state.replicas + 1 - len(kept))))
+        chains.append(_chain(kept if chain[0] != NOBODY else [NOBODY, *kept], state.replicas))
     return state.with_owners(chains)
+
+
+def without_member(state: ClusterState, gone: int) -> ClusterState:
+    """The cluster without a member that has nothing any more; the numbers behind it move up."""
+    if gone in state.used():
+        raise ConfigError(f"{state.members[gone]} still owns or replicates vbuckets: rebalance without it first")
+
+    def renumbered(chain: Chain) -> Chain:
+        return tuple(member - (member > gone) for member in chain)
+
+    members = tuple(member for number, member in enumerate(state.members) if number != gone)
+    owners, synced = (tuple(renumbered(row) for row in rows) for rows in (state.owners, state.synced))
+    return replace(state, members=members, owners=owners, synced=synced, revision=state.revision + 1)

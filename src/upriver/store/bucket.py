@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import orjson
 from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
+from upriver.store.arrays import words
 from upriver.store.compaction import compact, wants_compaction
 from upriver.store.disk import BUCKET, FORMAT, VB_KEY, Disk
 from upriver.store.expiry import expire_due
@@ -45,6 +46,7 @@ class Bucket:
         self._vbuckets: dict[int, VBucket] = {}
         self._flusher = Flusher(shared)
         self._closed = False
+        self.opened_clean = True  # what was in memory when the bucket was last used is here
 
     @classmethod
     def open(
@@ -81,6 +83,7 @@ class Bucket:
 
     def _warm_up(self, clean: bool) -> None:
         """Read every vbucket's record; after a crash begin new branches, and make that durable before serving."""
+        self.opened_clean = clean
         disk = self._shared.disk
         with disk.read() as transaction:
             cursor = transaction.cursor(db=disk.meta)
@@ -186,6 +189,12 @@ class Bucket:
         self._flusher.flush()
         return vbucket
 
+    def set_states(self, states: Mapping[int, VbucketState]) -> None:
+        """``set_state`` for many vbuckets, made durable together."""
+        for vbucket_id, state in states.items():
+            self._change_state(vbucket_id, state, takeover=False, silent=False, topology=None)
+        self._flusher.flush()
+
     def create_all(self, state: VbucketState = VbucketState.ACTIVE) -> None:
         """Make every vbucket that is missing, in one go."""
         for vbucket_id in range(self.vbuckets):
@@ -225,6 +234,7 @@ class Bucket:
                 transaction.delete(meta_key(vbucket_id), db=disk.meta)
             disk.stale = True
             vbucket.memory.clear(0)
+            vbucket.replace_overlay(words(0), 0)
             del self._vbuckets[vbucket_id]
             self._shared.vbucket_count = len(self._vbuckets)
 

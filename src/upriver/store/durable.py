@@ -6,6 +6,9 @@ without sync writes can send it as an ordinary change; bit 63 of ``extra`` says 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from upriver.errors import InvalidArguments, KeyNotFound
@@ -23,6 +26,40 @@ LEVELS = range(1, 4)
 
 class DurableWrites(Documents, Replica):
     """Both sides: the active vbucket that decides, and the replica that is told."""
+
+    _preparing = 0  # the durability level of the writes that are made now
+
+    @contextmanager
+    def preparing(self, level: int) -> Iterator[None]:
+        """Inside, every write of a document is only prepared, whichever command makes it."""
+        if level not in LEVELS:
+            raise InvalidArguments(f"durability level {level} is not one of 1, 2, 3")
+        self._preparing = level
+        try:
+            yield
+        finally:
+            self._preparing = 0
+
+    def is_prepared(self, key: bytes, collection_id: int, seqno: int) -> bool:
+        """Whether this very write waits for its commit."""
+        return self.pending.get(self._wire_key(key, collection_id)) == seqno
+
+    def _write(
+        self, kind: Kind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, *, flags: int = 0,
+        time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
+    ) -> Stored:  # fmt: skip
+        if not self._preparing or kind not in (Kind.MUTATION, Kind.DELETION):
+            return super()._write(
+                kind, wire_key, value, datatype, collection_id, flags=flags, time=time, cas=cas, rev_seqno=rev_seqno,
+                extra=extra,
+            )  # fmt: skip
+        stored = super()._write(
+            Kind.PREPARE, wire_key, value, datatype, collection_id, flags=flags, time=time, cas=cas,
+            rev_seqno=rev_seqno or self._lookup(wire_key).rev_seqno + 1,
+            extra=self._preparing << 8 | (kind is Kind.DELETION),
+        )  # fmt: skip
+        self.pending[wire_key] = stored.seqno
+        return stored
 
     def prepare(
         self, key: bytes, value: bytes, collection_id: int = 0, *, level: int, deleted: bool = False, flags: int = 0,
@@ -94,6 +131,10 @@ class DurableWrites(Documents, Replica):
         with self.shared.lock:
             self._require_replica()
             wire_key = self._wire_key(key, collection_id)
+            if kind is Kind.ABORT and wire_key not in self.pending and self.snapshot_from_disk:
+                self._apply(np.frombuffer(_bare_abort(wire_key, collection_id, prepared, seqno), np.uint8))
+                self._finish_snapshot()
+                return
             head, value = self._prepared(wire_key, prepared)
             deletes = kind is Kind.COMMIT and head.extra & 1
             record = pack(
@@ -103,6 +144,17 @@ class DurableWrites(Documents, Replica):
             )  # fmt: skip
             self._apply(np.frombuffer(record, np.uint8))
             self._finish_snapshot()
+
+    def _finish_snapshot(self) -> None:
+        super()._finish_snapshot()
+        if self.snapshot_from_disk and self.pending and self.high_seqno == self.snap_end:
+            self.drop_completed()
+
+    def drop_completed(self) -> None:
+        """Forget prepares whose key has a later version: a disk snapshot sends commits as plain documents (6.4)."""
+        for wire_key, prepared in list(self.pending.items()):
+            if self._lookup(wire_key).seqno > prepared:
+                del self.pending[wire_key]
 
     def _apply(self, octets: Octets) -> None:
         before = (self.high_prepared_seqno, self.high_completed_seqno)
@@ -118,3 +170,8 @@ class DurableWrites(Documents, Replica):
                 self.pending[wire_key] = head.seqno
             else:
                 self.pending.pop(wire_key, None)
+
+
+def _bare_abort(wire_key: bytes, collection_id: int, prepared: int, seqno: int) -> bytes:
+    """A disk snapshot has the abort without its prepare, which the abort replaced."""
+    return pack(Kind.ABORT, wire_key, b"", seqno=seqno, collection_id=collection_id, extra=prepared)

@@ -1,0 +1,89 @@
+"""Talking to the management ports of a cluster's nodes: push a map, ask for a report, order a takeover."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from upriver.errors import UpriverError
+from upriver.replicate.plan import Member, VbucketReport
+
+TIMEOUT_S = 5.0
+T = TypeVar("T")
+
+
+class NodeUnreachable(UpriverError):
+    """A node does not answer its management port."""
+
+
+class NodeRefused(UpriverError):
+    """A node answered with an error; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a node says of itself. ``is_member``: it has had a map since it started."""
+
+    revision: int
+    is_member: bool
+    clean: bool
+    vbuckets: dict[int, VbucketReport]
+
+
+class Nodes:
+    """Requests to nodes, as one user."""
+
+    def __init__(self, username: str = "", password: str = "", timeout_s: float = TIMEOUT_S) -> None:
+        self._token = base64.b64encode(f"{username}:{password}".encode()).decode() if username else ""
+        self._timeout_s = timeout_s
+
+    def report(self, member: Member, bucket: str) -> NodeReport:
+        found = self.call(member, "GET", f"/upriver/cluster/{bucket}")
+        rows = {int(vb): _report(*row) for vb, row in found["vbuckets"].items()}
+        return NodeReport(found["revision"], found["member"], found["clean"], rows)
+
+    def push(self, member: Member, bucket: str, state: dict[str, Any], *, welcome: bool = False) -> None:
+        self.call(member, "POST", f"/upriver/cluster/{bucket}", {**state, "welcome": welcome})
+
+    def take_over(self, member: Member, bucket: str, vbucket: int, revision: int, timeout_s: float) -> None:
+        body = {"vbucket": vbucket, "timeout_s": timeout_s, "revision": revision}
+        self.call(member, "POST", f"/upriver/takeover/{bucket}", body, timeout_s + self._timeout_s)
+
+    def call(self, member: Member, method: str, path: str, body: Any = None, timeout_s: float = 0.0) -> Any:
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(f"http://{member.host}:{member.mgmt}{path}", data, method=method)
+        request.add_header("Content-Type", "application/json")
+        if self._token:
+            request.add_header("Authorization", f"Basic {self._token}")
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s or self._timeout_s) as answer:  # noqa: S310
+                return json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            raise NodeRefused(f"{member}: {error.read().decode('utf-8', 'replace')[:300]}") from error
+        except (OSError, ValueError) as error:
+            raise NodeUnreachable(f"{member} (management port {member.mgmt}): {error}") from error
+
+
+def _report(state: int, high: int, persisted: int, consistent: int, branches: list[int]) -> VbucketReport:
+    return VbucketReport(state, high, persisted, consistent, tuple(branches))
+
+
+def at_once(work: Sequence[Callable[[], T]]) -> list[T | UpriverError]:
+    """Results in order; what a node refused, or that it is away, is a result too."""
+
+    def outcome(each: Callable[[], T]) -> T | UpriverError:
+        try:
+            return each()
+        except UpriverError as error:
+            return error
+
+    if len(work) == 1:
+        return [outcome(work[0])]
+    with ThreadPoolExecutor(max(1, len(work))) as pool:
+        return list(pool.map(outcome, work))

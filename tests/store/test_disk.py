@@ -9,7 +9,7 @@ import lmdb
 import pytest
 from store_support import BACKGROUND, SMALL, Clock, changes, open_bucket
 
-from upriver.errors import CorruptStore, DiskFull, KeyNotFound, NotOurFile, TemporaryFailure
+from upriver.errors import CorruptStore, DiskFull, KeyNotFound, NotOurFile, StoreError, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.store import StoreOptions
 
@@ -61,6 +61,12 @@ def test_a_bucket_of_another_shape_is_refused(tmp_path):
     filled(tmp_path)
     with pytest.raises(NotOurFile, match="4 vbuckets"):
         open_bucket(tmp_path, vbuckets=8)
+
+
+def test_a_bucket_has_one_owner(tmp_path):
+    with open_bucket(tmp_path), pytest.raises(StoreError, match="another process"):
+        open_bucket(tmp_path)
+    open_bucket(tmp_path).close()
 
 
 def damaged_meta(path, data):
@@ -122,6 +128,21 @@ def test_the_background_flusher_recovers_from_a_full_disk_by_itself(tmp_path, sm
         assert bucket.wait_for_room(30)
         bucket.flush()
         assert vb.persisted_seqno == 4000
+
+
+def test_space_inside_the_file_is_used_when_the_disk_is_full(tmp_path, small_files):
+    with open_bucket(tmp_path) as bucket:
+        vb = bucket.set_state(0, VbucketState.ACTIVE)
+        vb.set_many([b"%d" % i for i in range(4000)], [bytes(1000)] * 4000)
+        bucket.flush()
+        vb.delete_many([b"%d" % i for i in range(3900)])
+        bucket.compact(drop_deletes=True)
+        vb.set(b"k", b"1")
+        bucket.flush()
+        small_files(bucket.disk_bytes)
+        vb.set_many([b"%d" % i for i in range(1000)], [bytes(1000)] * 1000)
+        bucket.flush()
+        assert vb.persisted_seqno == vb.high_seqno
 
 
 def test_a_map_that_is_full_is_a_full_disk(tmp_path):

@@ -54,6 +54,7 @@ class Disk:
         self._env = self._open(options)
         self._trees = {name: self._tree(name) for name in (b"log", b"dead", b"index", b"meta")}
         self.log, self.dead, self.index, self.meta = self._trees.values()
+        self._stuck = False  # the file could not grow when it was last tried
         self.view_id = 0
         self.stale = True
         self._view: Any = None
@@ -85,11 +86,16 @@ class Disk:
     def write(self, expected_bytes: int = 0) -> Iterator[Any]:
         """A write transaction that is durable when the block ends; raises ``DiskFull`` and leaves no trace."""
         try:
-            self._lengthen(expected_bytes)
+            self._lengthen(2 * expected_bytes + MIB)
             with self._env.begin(write=True, buffers=True) as transaction:
                 yield transaction
+            self._lengthen(0)
         except (lmdb.Error, OSError) as failure:
-            raise _ours(failure, self.file) from failure
+            raise _ours(failure, self.file, self._is_cramped()) from failure
+
+    def _is_cramped(self) -> bool:
+        """LMDB calls a write that was cut short an input/output error; mostly it is a disk without room."""
+        return self._stuck or shutil.disk_usage(self.path).free < GROWTH
 
     @contextmanager
     def read(self) -> Iterator[Any]:
@@ -99,15 +105,19 @@ class Disk:
         finally:
             transaction.abort()
 
-    def _lengthen(self, expected_bytes: int) -> None:
-        """Keep the file longer than what is in use, so that a short file at open always means damage."""
+    def _lengthen(self, ahead: int) -> None:
+        """Keep the file as long as what is in use and some more, so that a short file at open always means damage."""
         info = self._env.info()
         used = (info["last_pgno"] + 1) * self._env.stat()["psize"]
-        wanted = min(used + 2 * expected_bytes + MIB, info["map_size"])
-        if os.stat(self.file).st_size < wanted:
-            if shutil.disk_usage(self.path).free < 2 * expected_bytes + MIB:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.truncate(self.file, min(wanted + GROWTH if expected_bytes > MIB else wanted + MIB, info["map_size"]))
+        if os.stat(self.file).st_size >= used + ahead or used + ahead > info["map_size"]:
+            return
+        try:
+            os.truncate(self.file, used + ahead + (GROWTH if ahead > GROWTH // 8 else 0))
+            self._stuck = False
+        except OSError:
+            if not ahead:
+                raise  # a page in use lies behind the end
+            self._stuck = True  # but there may be free pages inside: the commit will tell
 
     def table(self, vbucket: int) -> Words:
         """The key table of a vbucket as of the last commit; valid until ``view_id`` changes."""
@@ -173,9 +183,10 @@ def read_json(data: Any, file: Path) -> dict[str, Any]:
     return parsed
 
 
-def _ours(failure: Exception, file: Path) -> Exception:
+def _ours(failure: Exception, file: Path, cramped: bool = False) -> Exception:
     """Our error for what LMDB or the system said."""
     full = isinstance(failure, lmdb.MapFullError | lmdb.DiskError)
+    full = full or (cramped and "Input/output error" in str(failure))
     if isinstance(failure, OSError):
         full = failure.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
         if not full:

@@ -248,12 +248,12 @@ def _settle(target, at, kind, known, rev, previous, assign, registers):
         store64(target, at + AT_SEQNO, registers[HIGH] + np.uint64(1))
         if load64(target, at + AT_REV) == np.uint64(0):
             store64(target, at + AT_REV, (rev if known != np.uint64(0) else registers[DELETED_REV]) + np.uint64(1))
-        if load64(target, at + AT_CAS) == np.uint64(0):
-            store64(target, at + AT_CAS, registers[CAS] + np.uint64(1))
+    if load64(target, at + AT_CAS) in (np.uint64(0), NEVER):  # not a CAS: from us, or from a careless producer
+        store64(target, at + AT_CAS, registers[CAS] + np.uint64(1))
     target[at + AT_KIND] = np.uint8(kind)
     store64(target, at + AT_PREV, previous)
     cas = load64(target, at + AT_CAS)
-    if cas > registers[CAS] and cas != NEVER:
+    if cas > registers[CAS]:
         registers[CAS] = cas
     return load64(target, at + AT_SEQNO), load64(target, at + AT_REV)
 

@@ -1,0 +1,296 @@
+"""The producer without a socket: whatever is written, filtered and acknowledged, the promises of 6.1 hold.
+
+The store is real, the connection is a stand-in that keeps the bytes; the loop runs when the test says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from upriver.model import DEFAULT_COLLECTION, Datatype, VbucketState
+from upriver.node import dcp_commands
+from upriver.node.options import Limits
+from upriver.node.producer import Producer, SendBuffers
+from upriver.protocol.controls import ProducerOptions, apply_control
+from upriver.protocol.producer_frames import MarkerFacts, StreamFrames
+from upriver.protocol.stream_filter import StreamFilter
+from upriver.store import Bucket, StoreOptions
+from upriver.wire import Context, FrameSplitter, Message, dcp, decode, events
+from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer
+from upriver.wire.constants import Dialect, OpenFlag, StreamEndStatus, SystemEventId
+from upriver.wire.packed import Kind, pack, unpack
+
+MANIFEST = """{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]},
+    {"name":"shop","uid":"8","collections":[{"name":"cart","uid":"9"},{"name":"user","uid":"a"}]}]}"""
+COLLECTIONS = (DEFAULT_COLLECTION, 9, 10)
+
+
+class HandLoop:
+    """An event loop that the test turns by hand."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+
+    def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._calls.append((function, arguments))
+
+    call_soon_threadsafe = call_soon
+
+    def turn(self) -> None:
+        while self._calls:
+            function, arguments = self._calls.popleft()
+            function(*arguments)
+
+
+class StandIn:
+    """The part of a ``Connection`` that a producer uses."""
+
+    def __init__(self, loop: HandLoop) -> None:
+        self.node = SimpleNamespace(
+            loop=loop, send_buffers=SendBuffers(), options=SimpleNamespace(upr_expirations=False, limits=Limits())
+        )
+        self.transport = self
+        self.tls = self.closed = False
+        self.can_write = True
+        self.id = 1
+        self.sent = bytearray()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.sent += data
+
+    def abort(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+class World:
+    """A bucket with one vbucket, a producer with one stream, and a reader that acknowledges."""
+
+    def __init__(self, path: Path, collections: bool, **controls: str) -> None:
+        self.bucket = Bucket.open(path, name="b", vbuckets=1, options=StoreOptions(background=False))
+        self.vbucket = self.bucket.set_state(0, VbucketState.ACTIVE)
+        self.bucket.apply_manifest(MANIFEST)
+        self.loop = HandLoop()
+        self.conn = StandIn(self.loop)
+        self.options = ProducerOptions.opened(dcp.Open(0, 1, b"p"), collections=collections, snappy=False, now=0.0)
+        for key, value in {"enable_noop": "true", **controls}.items():
+            apply_control(self.options, key.encode(), value.encode())
+        node_bucket = SimpleNamespace(
+            store=self.bucket, dcp_connections={}, waits_for_map=False, on_seqno_acknowledged=None
+        )
+        self.producer = Producer(self.conn, node_bucket, self.options)  # type: ignore[arg-type]
+        self.splitter = FrameSplitter()
+        self.context = Context(collections=collections)
+        self.messages: list[Message] = []
+
+    def request(self, value: bytes = b"") -> None:
+        request = dcp.StreamRequest(value=value)
+        attempt = dcp_commands._attempt(self.conn, request, self.producer)  # type: ignore[arg-type]
+        dcp_commands.decide(attempt)
+        self.producer.add(dcp_commands._make_stream(self.producer, attempt, 0))
+
+    def read(self) -> None:
+        """Everything that comes, acknowledged as it comes."""
+        while True:
+            self.loop.turn()
+            data, self.conn.sent = bytes(self.conn.sent), bytearray()
+            if not data:
+                return
+            for frame in self.splitter.receive(data):
+                self.messages.append(decode(frame, self.context))
+                extra = 2 if frame.opcode == 0x60 else 0
+                self.producer.acknowledged(frame.size + extra)
+
+
+def check_promises(messages: list[Message]) -> None:
+    """6.1: ranges, order, one version per key and snapshot, something behind every marker."""
+    marker, last, keys, announced = None, 0, set(), False
+    for message in messages:
+        if isinstance(message, dcp.SnapshotMarker):
+            assert not announced, "a marker stood alone"
+            assert marker is None or message.start_seqno > marker.end_seqno or last == 0, "ranges overlap"
+            marker, keys, announced = message, set(), True
+        elif isinstance(message, dcp.Mutation | dcp.Deletion | events.SystemEvent | dcp.SeqnoAdvanced):
+            announced = False
+            assert marker is not None
+            assert marker.start_seqno <= message.by_seqno <= marker.end_seqno
+            assert message.by_seqno > last
+            last = message.by_seqno
+            if isinstance(message, dcp.Mutation | dcp.Deletion):
+                assert message.key not in keys, "a key came twice in a snapshot"
+                keys.add(message.key)
+    assert not announced, "a marker stood alone"
+    assert marker is None or last == marker.end_seqno, "the last snapshot cannot be completed"
+
+
+def contents(messages: list[Message]) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for message in messages:
+        if isinstance(message, dcp.Mutation):
+            found[message.key] = message.value
+        elif isinstance(message, dcp.Deletion):
+            found.pop(message.key, None)
+    return found
+
+
+WRITES = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.sampled_from(COLLECTIONS), st.integers(0, 5)),
+        st.tuples(st.just("delete"), st.sampled_from(COLLECTIONS), st.integers(0, 5)),
+        st.tuples(st.just("prepare"), st.sampled_from(COLLECTIONS), st.integers(6, 8)),
+        st.tuples(st.just("flush"), st.just(0), st.just(0)),
+        st.tuples(st.just("forget"), st.just(0), st.just(0)),
+        st.tuples(st.just("read"), st.just(0), st.just(0)),
+    ),
+    max_size=40,
+)
+FILTERS = st.sampled_from([
+    (False, b"", (0,)), (True, b"", COLLECTIONS), (True, b'{"collections":["9"]}', (9,)),
+    (True, b'{"collections":["0","a"]}', (0, 10)), (True, b'{"scope":"8"}', (9, 10)),
+])  # fmt: skip
+_paths = itertools.count()
+
+
+def apply(world: World, model: dict[tuple[int, bytes], bytes], step: int, write: tuple[str, int, int]) -> None:
+    kind, collection, number = write
+    key, vb = b"k%d" % number, world.vbucket
+    if kind == "set":
+        model[collection, key] = b"v%d" % step
+        vb.set(key, model[collection, key], collection)
+    elif kind == "delete" and model.pop((collection, key), None) is not None:
+        vb.delete(key, collection)
+    elif kind == "prepare":
+        prepared = vb.prepare(key, b"p%d" % step, collection, level=1)
+        if step % 2:
+            vb.commit(key, collection, prepared.seqno)
+            model[collection, key] = b"p%d" % step
+        else:
+            vb.abort(key, collection, prepared.seqno)
+    elif kind in ("flush", "forget"):
+        world.bucket.flush()
+        if kind == "forget":
+            world.bucket.trim_memory()
+    elif kind == "read":
+        world.read()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=WRITES, after=WRITES, chosen=FILTERS, window=st.sampled_from(["0", "1", "100", "5000"]))
+def test_every_stream_keeps_the_promises_and_ends_with_the_contents_of_the_store(
+    tmp_path: Path, before: list[Any], after: list[Any], chosen: tuple[bool, bytes, tuple[int, ...]], window: str
+):
+    collections, value, visible = chosen
+    world = World(tmp_path / str(next(_paths)), collections, connection_buffer_size=window)
+    model: dict[tuple[int, bytes], bytes] = {}
+    for step, write in enumerate(before):
+        apply(world, model, step, write)
+    world.request(value)
+    for step, write in enumerate(after, len(before)):
+        apply(world, model, step, write)
+    world.read()
+    check_promises(world.messages)
+    prefixed = {(bytes((cid,)) if collections else b"") + key: v for (cid, key), v in model.items() if cid in visible}
+    assert contents(world.messages) == prefixed
+    assert world.options.window.outstanding == 0
+    world.bucket.abandon()
+
+
+DOCUMENTS = st.builds(
+    dict,
+    kind=st.sampled_from([Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION]),
+    key=st.binary(min_size=1, max_size=40).map(lambda key: b"\0" + key),
+    value=st.binary(max_size=50),
+    seqno=st.integers(1, 2**63 - 1),
+    rev_seqno=st.integers(0, 2**64 - 1),
+    cas=st.integers(1, 2**64 - 1),
+    flags=st.integers(0, 2**32 - 1),
+    time=st.integers(0, 2**32 - 1),
+    extra=st.integers(0, 255),
+)
+
+
+@given(
+    document=DOCUMENTS, flags=st.sampled_from([0x1, 0x21, 0x9, 0x41, 0x25]), collections=st.booleans(),
+    hifi=st.booleans(), expiry=st.booleans(), stream_id=st.sampled_from([0, 1, 65535]), upr=st.booleans(),
+)  # fmt: skip
+def test_single_documents_and_bulk_documents_are_the_same_bytes(
+    document: dict[str, Any], flags: int, collections: bool, hifi: bool, expiry: bool, stream_id: int, upr: bool
+):
+    options = ProducerOptions.opened(dcp.Open(0, flags, b"n"), collections=collections, snappy=True, now=0.0)
+    options.hifi_mfu, options.expiry_opcode = hifi, expiry and bool(flags & OpenFlag.INCLUDE_DELETE_TIMES)
+    stream_id = 0 if upr else stream_id
+    if document["kind"] != Kind.MUTATION:
+        document = {**document, "value": b""}
+    record = pack(**document)
+    frames = StreamFrames(options, Dialect.UPR if upr else Dialect.DCP, 7, 99, stream_id)
+    out = SendBuffer(1 << 12)
+    PackedEncoder(
+        FrameOptions(
+            opaque=99, vbucket=7, stream_id=stream_id, collections=collections,
+            delete_times=bool(flags & OpenFlag.INCLUDE_DELETE_TIMES), expiry_opcode=options.expiry_opcode and not upr,
+            upr=upr, no_value=bool(flags & 0x48), keep_datatype=bool(flags & 0x40), hifi_mfu=hifi,
+        )
+    ).encode(record, out)  # fmt: skip
+    assert frames.document(*unpack(record)) == bytes(out.view())
+
+
+@given(start=st.integers(0, 100), more=st.integers(0, 100), flags=st.sampled_from([1, 5, 6, 9, 0xD]))
+def test_the_fast_marker_is_the_declared_one(start: int, more: int, flags: int):
+    options = ProducerOptions.opened(dcp.Open(0, 1, b"n"), collections=True, snappy=False, now=0.0)
+    made = StreamFrames(options, Dialect.DCP, 7, 99, 0).marker(MarkerFacts(start, start + more, flags))
+    assert made == dcp.SnapshotMarker(start, start + more, flags, vbucket=7, opaque=99).encode()
+
+
+@pytest.mark.parametrize(
+    ("flags", "stop"),
+    [
+        (0, Datatype.XATTR | Datatype.SNAPPY),
+        (OpenFlag.INCLUDE_XATTRS, Datatype.XATTR | Datatype.SNAPPY),
+        (OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETED_USER_XATTRS, Datatype.SNAPPY),
+        (OpenFlag.NO_VALUE, 0),
+        (OpenFlag.NO_VALUE | OpenFlag.INCLUDE_XATTRS, Datatype.XATTR),
+    ],
+)
+def test_the_bulk_encoder_stops_only_at_values_that_must_be_changed(flags: int, stop: int):
+    options = ProducerOptions.opened(dcp.Open(0, flags | 1, b"n"), collections=True, snappy=False, now=0.0)
+    assert StreamFrames(options, Dialect.DCP, 0, 0, 0).stop_datatypes == stop
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just(SystemEventId.BEGIN_COLLECTION), st.integers(8, 9), st.integers(10, 14)),
+        st.tuples(st.just(SystemEventId.END_COLLECTION), st.integers(8, 9), st.integers(10, 14)),
+    )
+)
+
+
+@given(log=EVENTS)
+def test_a_scope_follows_exactly_the_collections_that_its_events_made(log: list[tuple[int, int, int]]):
+    seen = StreamFilter(collections=True, ids=(), scope_id=8)
+    alive: set[int] = set()
+    for event, scope, collection in log:
+        value = (1).to_bytes(8, "big") + scope.to_bytes(4, "big") + collection.to_bytes(4, "big")
+        assert seen.passes(event, value) is (scope == 8)
+        if scope == 8:
+            (alive.add if event == SystemEventId.BEGIN_COLLECTION else alive.discard)(collection)
+    assert seen.collection_ids == alive
+    assert not seen.is_empty, "only the drop of the scope ends it"
+
+
+def test_the_end_of_a_filter_is_told(tmp_path: Path):
+    world = World(tmp_path, True)
+    world.request(b'{"collections":["9"]}')
+    world.read()
+    world.bucket.apply_manifest(MANIFEST.replace('{"name":"cart","uid":"9"},', "").replace('"uid":"2"', '"uid":"3"'))
+    world.read()
+    assert world.messages[-1] == dcp.StreamEnd(StreamEndStatus.FILTER_EMPTY)
+    assert not world.producer.streams
+    world.bucket.abandon()

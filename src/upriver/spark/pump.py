@@ -131,9 +131,11 @@ class Pump:
             if size == 0:
                 self._lost(address, ConnectFailed(f"{address} closed the connection"))
             elif size > 0:
-                yield from self.feed.received(address, size, time.monotonic())
+                for event in self.feed.received(address, size, time.monotonic()):
+                    self._pacing.progressed(address)
+                    yield event
                 if link.ready:
-                    self._pacing.worked(address)
+                    self._pacing.ready(address, time.monotonic())
                 pipe.write(link.data_to_send())
         except (OSError, UpriverError) as error:
             self._lost(address, error)

@@ -57,7 +57,7 @@ def build_sink(folder: Path) -> list[str]:
     """The command that starts a peer."""
     compiler = shutil.which("cc")
     if compiler is None:
-        return [sys.executable, str(HERE / "sink.py")]
+        return [sys.executable, str(HERE / "peers" / "sink.py")]
     subprocess.run([compiler, "-O2", "-o", str(folder / "sink"), str(HERE / "sink.c")], check=True)
     return [str(folder / "sink")]
 

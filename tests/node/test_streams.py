@@ -13,6 +13,7 @@ from raw import ALL, BASIC, Raw, frame, ready
 
 from upriver.errors import Status
 from upriver.model import Datatype, VbucketState
+from upriver.node.options import Limits
 from upriver.wire import Magic, Message, cluster, dcp, decode, events, kv
 from upriver.wire.constants import MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, StreamFlag
 from upriver.wire.message import Context
@@ -452,6 +453,23 @@ def test_a_vbucket_is_handed_over_without_losing_a_write(node: NodeThread, vb: i
         assert seen[-1].status == StreamEndStatus.OK  # type: ignore[attr-defined]
         assert client.ask(cluster.GetVbucket(vbucket=vb)).value == VbucketState.DEAD.to_bytes(4, "big")
         assert client.ask(kv.Set(key=b"x", value=b"v", vbucket=vb)).specific == Status.NOT_MY_VBUCKET
+
+
+def test_writers_wait_for_a_takeover_that_does_not_catch_up(make_node):  # type: ignore[no-untyped-def]
+    node = make_node(vbuckets=2, limits=Limits(takeover_s=0.2))
+    write(node, 0, b"a")
+    with producer(node) as raw, ready(node.port) as client:
+        raw.send(dcp.StreamRequest(vbucket=0, opaque=5, flags=StreamFlag.TAKEOVER))
+        take(raw, lambda m: isinstance(m, dcp.Mutation))
+        deadline = time.monotonic() + 10
+        while client.ask(kv.Set(key=b"k", value=b"v")).specific == OK:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert client.ask(kv.Set(key=b"k", value=b"v")).specific == Status.ETMPFAIL
+        assert client.ask(kv.Get(b"k")).specific == OK
+        assert client.ask(kv.Set(key=b"k", value=b"v", vbucket=1)).specific == OK
+        raw.ask(dcp.CloseStream(vbucket=0))
+        assert client.ask(kv.Set(key=b"k", value=b"v")).specific == OK
 
 
 def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):

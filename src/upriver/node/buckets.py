@@ -42,6 +42,7 @@ class NodeBucket:
         self.waits_for_map = False  # and none came in this run yet: what is on disk may be from before a failover
         self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
+        self.backed_up: set[int] = set()  # vbuckets whose writers wait for a takeover to catch up
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
         self._state_changes: dict[int, asyncio.Future[None]] = {}

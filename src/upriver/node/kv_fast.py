@@ -41,8 +41,9 @@ def _set(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
     _, opcode, key_len, extras_len, datatype, vbucket_id, _, opaque, cas = HEADER.unpack_from(data, at)
     prefix = 1 if conn.context.collections else 0
     if (
-        bucket is None or not conn.authenticated or not bucket.traffic or bucket.has_xattrs or extras_len != 8 or cas
-        or datatype > _JSON_OR_RAW or datatype & ~conn.context.datatypes or not prefix < key_len <= _LONGEST_KEY
+        bucket is None or not conn.authenticated or not bucket.traffic or bucket.has_xattrs or bucket.backed_up
+        or extras_len != 8 or cas or datatype > _JSON_OR_RAW or datatype & ~conn.context.datatypes
+        or not prefix < key_len <= _LONGEST_KEY
     ):  # fmt: skip
         return False
     key_at = at + 32

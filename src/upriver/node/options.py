@@ -21,6 +21,7 @@ class Limits:
     handshake_s: float = 30.0  # until a connection must be authenticated
     idle_s: float = 300.0  # silence on a plain connection
     dcp_idle_s: float = 360.0  # silence, or a socket that takes nothing, on a DCP connection
+    takeover_s: float = 60.0  # until a takeover that does not catch up makes writers wait
     persistence_wait_s: float = 30.0
     parked_ops: int = 1024  # operations that wait for a pending vbucket, per connection
 

@@ -54,6 +54,7 @@ class Producer:
         self.bucket = bucket
         self.options = options
         self.streams: dict[tuple[int, int], ProducerStream] = {}
+        self.takeovers: list[ProducerStream] = []
         self.created = time.time()
         self.total_bytes_sent = 0
         self.items_sent = 0
@@ -82,6 +83,8 @@ class Producer:
 
     def add(self, stream: ProducerStream) -> None:
         self.streams[stream.vbucket_id, stream.stream_id] = stream
+        if stream.takeover is not None:
+            self.takeovers.append(stream)
         self.make_ready(stream)
 
     def wake_of(self, stream: ProducerStream) -> Callable[[], None]:
@@ -112,6 +115,7 @@ class Producer:
         key = stream.vbucket_id, stream.stream_id
         if self.streams.get(key) is stream:
             del self.streams[key]
+        self._forget(stream)
         self._leave_backfills(stream)
         self.make_ready(stream)
 
@@ -122,7 +126,12 @@ class Producer:
             return
         stream.drop()
         del self.streams[stream.vbucket_id, stream.stream_id]
+        self._forget(stream)
         self._leave_backfills(stream)
+
+    def _forget(self, stream: ProducerStream) -> None:
+        if stream in self.takeovers:
+            self.takeovers.remove(stream)
 
     def close(self) -> None:
         """The connection is gone."""
@@ -257,6 +266,9 @@ class Producer:
         if timer.is_due(now) and self.conn.can_write and not self.stalled_until:
             self.noops_sent += 1
             self.conn.write(dcp.DcpNoop(opaque=timer.sent(now)).encode())
+        for stream in self.takeovers:
+            if stream.takeover is not None and not stream.ended:
+                stream.takeover.tick(now, self.conn.node.options.limits.takeover_s)
 
     def on_response(self, response: OtherResponse) -> bool:
         """Whether the peer's answer can stand; False ends the connection."""

@@ -225,9 +225,7 @@ class ProducerStream:
         """Nothing more after the frames that wait; the producer drops the stream once its end is sent."""
         if self.ended:
             return
-        self.ended = True
-        self._run = self._marker = None
-        self.source.close()
+        self._stop()
         self.push(self.frames.stream_end(self._wire_status(status)))
         self.producer.ending(self)
 
@@ -240,10 +238,15 @@ class ProducerStream:
 
     def drop(self) -> None:
         """Gone without a word: the client closed it, or the connection went."""
+        self._stop()
+        self._frames.clear()
+
+    def _stop(self) -> None:
         self.ended = True
         self._run = self._marker = None
-        self._frames.clear()
         self.source.close()
+        if self.takeover is not None:
+            self.takeover.over()
 
     # ------------------------------------------------------------------------------------------ documents
 

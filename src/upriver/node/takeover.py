@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ class Takeover:
         self._stream = stream
         self._step = Step.SENDING
         self._unconfirmed = 0
+        self._sending_since = time.monotonic()
 
     @property
     def state(self) -> str:
@@ -38,6 +40,15 @@ class Takeover:
     def marker_sent(self, snapshot: SnapshotStart | None) -> None:
         if snapshot is not None and snapshot.flags & MarkerFlag.MEMORY and not self._stream.frames.upr:
             self._unconfirmed += 1
+
+    def tick(self, now: float, most_s: float) -> None:
+        """A log that grows as fast as it is sent never ends: after a while writers have to wait (7.1)."""
+        if self._step is Step.SENDING and not self._stream.backfilling and now - self._sending_since > most_s:
+            self._stream.producer.bucket.backed_up.add(self._stream.vbucket_id)
+
+    def over(self) -> None:
+        """Done, or given up: writers need not wait any longer."""
+        self._stream.producer.bucket.backed_up.discard(self._stream.vbucket_id)
 
     def caught_up(self) -> None:
         """Everything there is was sent: the next step, once the consumer has confirmed it all."""
@@ -51,6 +62,7 @@ class Takeover:
     def _tell(self, state: VbucketState, step: Step) -> None:
         frames = self._stream.frames
         self._step = step
+        self.over()
         self._stream.push(frames.set_vbucket_state(UprVbucketState[state.name] if frames.upr else state))
         if frames.upr:  # that dialect has no answer to wait for
             self.confirmed(Opcode.DCP_SET_VBUCKET_STATE)

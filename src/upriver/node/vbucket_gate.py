@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import NotMyVbucket, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.node.dispatch import Handler
+from upriver.wire import Opcode
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
@@ -28,9 +29,19 @@ def on_active(handler: DocumentHandler) -> Handler:
             return _parked(conn, request, handler)
         if vbucket.state is not VbucketState.ACTIVE:
             raise NotMyVbucket
+        if bucket.backed_up and request.vbucket in bucket.backed_up and request.opcode not in _READS:
+            raise TemporaryFailure("the takeover of this vbucket has to catch up first")
         return handler(conn, request, vbucket)
 
     return run
+
+
+_READS = frozenset(
+    {
+        Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GET_META, Opcode.GETQ_META, Opcode.SUBDOC_GET,
+        Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT, Opcode.SUBDOC_MULTI_LOOKUP,
+    }
+)  # fmt: skip
 
 
 async def _parked(conn: Connection, request: Any, handler: DocumentHandler) -> None:

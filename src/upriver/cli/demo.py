@@ -167,16 +167,18 @@ class _Demo:
         self.sync.drain()
         command = ["verify", self.connection, "--to", str(self.sync.lake), "--strict", "--json"]
         done = subprocess.run(_upriver(*command), capture_output=True, text=True, check=False)  # noqa: S603
-        rows = [json.loads(line) for line in done.stdout.splitlines()]
-        table = Table(*(rows[0] if rows else ("nothing",)), title="upriver verify")
-        for row in rows:
-            table.add_row(*(str(value) for value in row.values()))
+        shown = ("collection", "bucket_rows", "table_rows", "missing", "extra", "different")
+        table = Table(*shown, title="upriver verify")
+        for row in map(json.loads, done.stdout.splitlines()):
+            cells = (row.get(name) for name in shown)
+            table.add_row(*(str(len(cell) if isinstance(cell, list) else cell) for cell in cells))
         self.console.print(table)
         if done.returncode:
             raise UpriverError(f"the tables differ from the bucket: {done.stderr.strip() or done.stdout.strip()}")
         self.say("tables and bucket compared document by document: [bold green]0 differences[/bold green]")
 
     def query(self) -> None:
+        import pyarrow as pa
         from deltalake import DeltaTable, QueryBuilder
         from rich.table import Table
 
@@ -185,9 +187,9 @@ class _Demo:
             "select city, count(*) as orders, round(sum(total)) as revenue from orders "
             "where status <> 'returned' group by city order by revenue desc limit 5"
         )
-        found = QueryBuilder().register("orders", DeltaTable(str(path))).execute(sql).read_all()
+        found = pa.table(QueryBuilder().register("orders", DeltaTable(str(path))).execute(sql).read_all())
         table = Table(*found.schema.names, title=f"{path}, as any Delta reader sees it")
-        for row in found.to_pylist() if hasattr(found, "to_pylist") else []:
+        for row in found.to_pylist():
             table.add_row(*(str(value) for value in row.values()))
         self.console.print(table)
         self.sync.stop()

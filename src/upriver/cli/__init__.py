@@ -26,12 +26,15 @@ class Lazy(NamedTuple):
 
 COMMANDS = {
     "buckets": Lazy("upriver.cli.buckets:buckets", "List, create and drop buckets."),
+    "cluster": Lazy("upriver.cli.cluster:cluster", "Run a cluster: failover, add, remove, rebalance."),
     "collections": Lazy("upriver.cli.collections:collections", "List, create and drop scopes and collections."),
     "demo": Lazy("upriver.cli.demo:demo", "Run the whole pipeline on this machine."),
     "dump": Lazy("upriver.cli.dump:dump", "Write the changes of a bucket to Parquet or JSON lines."),
     "fault": Lazy("upriver.cli.fault:fault", "Make a running node misbehave, to test its consumers."),
     "inspect": Lazy("upriver.cli.inspect:inspect", "Show vbuckets, seqnos, failover logs and lag."),
     "load": Lazy("upriver.cli.load:load", "Write documents from files into a bucket."),
+    "move": Lazy("upriver.cli.move:move", "Hand vbuckets over to another node."),
+    "replicate": Lazy("upriver.cli.replicate:replicate", "Carry the changes of one cluster to another."),
     "serve": Lazy("upriver.cli.serve:serve", "Run a node."),
     "stats": Lazy("upriver.cli.stats:stats", "Show the statistics of a node."),
     "tail": Lazy("upriver.cli.tail:tail", "Print the changes of a bucket."),

@@ -34,7 +34,7 @@ RETRY_S = 0.25
 MAX_RETRY_S = 5.0
 CONNECT_S = 5.0
 CHECK_S = 0.2
-SILENCE_S = 10.0  # the producer sends a noop every second
+SILENCE_S = 30.0  # the producer sends a noop every second
 _FLAGS = (
     OpenFlag.PRODUCER
     | OpenFlag.INCLUDE_XATTRS

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from upriver.client.kv import make_session
 from upriver.client.options import ConnectOptions
-from upriver.errors import RemoteProtocolError, Status, StatusError
-from upriver.net.blocking import ConnectFailed
+from upriver.errors import ConnectFailed, Status, StatusError
+from upriver.model import VbucketState
 from upriver.protocol.topology import Address
 from upriver.replicate.relay import Answered, Relay, RelayEvent, Side
 from upriver.wire import FrameSplitter
-from upriver.wire.cluster import GetVbucket, GetVbucketResponse, SetVbucket
+from upriver.wire.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, GetVbucket, GetVbucketResponse, SetVbucket
 from upriver.wire.constants import OpenFlag, StreamFlag
-from upriver.wire.dcp import AddStream, CloseStream, Open
+from upriver.wire.dcp import AddStream, AddStreamResponse, CloseStream, Open
 from upriver.wire.message import Message, Response, decode
 
 READ_SIZE = 1 << 18
+T = TypeVar("T")
 _COMMON = OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES | OpenFlag.INCLUDE_DELETED_USER_XATTRS
 
 
@@ -27,6 +29,7 @@ class Endpoint:
 
     def __init__(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.address, self.reader, self.writer = address, reader, writer
+        self._responses: deque[Response] = deque()
 
     @classmethod
     async def connect(cls, address: Address, options: ConnectOptions) -> Endpoint:
@@ -50,16 +53,18 @@ class Endpoint:
             messages = session.receive(await self._response(splitter))
 
     async def _response(self, splitter: FrameSplitter) -> Response:
-        while True:
-            for frame in splitter.receive(await self.read()):
-                message = decode(frame)
-                if isinstance(message, Response):
-                    return message
+        while not self._responses:
+            decoded = [decode(frame) for frame in splitter.receive(await self.read())]
+            self._responses.extend(message for message in decoded if isinstance(message, Response))
+        return self._responses.popleft()
 
     async def read(self) -> bytes:
-        data = await self.reader.read(READ_SIZE)
+        try:
+            data = await self.reader.read(READ_SIZE)
+        except OSError as error:
+            raise ConnectFailed(f"{self.address}: {error}") from error
         if not data:
-            raise RemoteProtocolError(f"{self.address} closed the connection")
+            raise ConnectFailed(f"{self.address} closed the connection")
         return data
 
     async def close(self) -> None:
@@ -79,17 +84,30 @@ class ReplicationConnection:
 
     @classmethod
     async def open(
-        cls, producer: Address, consumer: Address, options: ConnectOptions, name: str, *, consumer_name: str = ""
-    ) -> ReplicationConnection:
+        cls, producer: Address, consumer: Address, options: ConnectOptions, name: str, *, consumer_name: str = "",
+        consumer_options: ConnectOptions | None = None,
+    ) -> ReplicationConnection:  # fmt: skip
         """Both ends connected, authenticated and opened as DCP connections called ``name``."""
-        source, target = await Endpoint.connect(producer, options), await Endpoint.connect(consumer, options)
+        source = await Endpoint.connect(producer, options)
+        try:
+            target = await Endpoint.connect(consumer, consumer_options or options)
+        except BaseException:
+            await source.close()
+            raise
         connection = cls(source, target, name)
         connection._pumps = [asyncio.create_task(connection._pump(side)) for side in Side]
-        await connection.ask(Side.PRODUCER, Open(0, _COMMON | OpenFlag.PRODUCER, name.encode()))
-        value = b'{"consumer_name":"%s"}' % consumer_name.encode() if consumer_name else b""
-        opening = Open(0, _COMMON, name.encode(), value, datatype=1 if value else 0)
-        await connection.ask(Side.CONSUMER, opening)
+        try:
+            await connection._open(consumer_name)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
+
+    async def _open(self, consumer_name: str) -> None:
+        name = self.name.encode()
+        await self.ask(Side.PRODUCER, Open(0, _COMMON | OpenFlag.PRODUCER, name))
+        value = b'{"consumer_name":"%s"}' % consumer_name.encode() if consumer_name else b""
+        await self.ask(Side.CONSUMER, Open(0, _COMMON, name, value, datatype=1 if value else 0))
 
     async def ask(self, side: Side, message: Message, timeout_s: float = 60.0) -> Response:
         """A request of our own; the error of a refusal is raised."""
@@ -103,30 +121,50 @@ class ReplicationConnection:
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._answers[message.opaque] = answer
         await self._send(side)
-        waits: set[asyncio.Future[Any]] = {answer, *self._pumps}
-        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if answer in done:
-            return answer.result()
-        for pump in done:
-            pump.result()  # raises why the connection is gone
-        raise ConnectFailed(f"{self.ends[side].address} did not answer {type(message).__name__} in {timeout_s:g} s")
+        try:
+            return await self.wait_for(answer, timeout_s)
+        except TimeoutError:
+            what = f"{self.ends[side].address} did not answer {type(message).__name__} in {timeout_s:g} s"
+            raise ConnectFailed(what) from None
 
-    async def add_stream(self, vbucket: int, *, takeover: bool = False) -> Response:
+    async def wait_for(self, awaited: asyncio.Future[T], timeout_s: float) -> T:
+        """Its result, unless the connection goes first: then that is raised."""
+        waits: set[asyncio.Future[Any]] = {awaited, *self._pumps}
+        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if awaited in done:
+            return awaited.result()
+        for pump in done:
+            pump.result()
+        raise TimeoutError
+
+    async def add_stream(self, vbucket: int, *, takeover: bool = False) -> AddStreamResponse:
         """Tell the consumer to stream a vbucket; returns when the handshake has ended."""
         flags = StreamFlag.TAKEOVER if takeover else StreamFlag(0)
-        return await self.ask(Side.CONSUMER, AddStream(flags, vbucket=vbucket))
+        response = await self.ask(Side.CONSUMER, AddStream(flags, vbucket=vbucket))
+        assert isinstance(response, AddStreamResponse)
+        return response
 
     async def close_stream(self, vbucket: int) -> None:
         await self.request(Side.CONSUMER, CloseStream(vbucket=vbucket))
         await self.request(Side.PRODUCER, CloseStream(vbucket=vbucket))
 
-    async def vbucket_state(self, side: Side, vbucket: int) -> int:
-        response = await self.ask(side, GetVbucket(vbucket=vbucket))
-        assert isinstance(response, GetVbucketResponse)
-        return response.state
+    async def vbucket_state(self, side: Side, vbucket: int) -> VbucketState | None:
+        """What a side says that the vbucket is there; None if it does not have it."""
+        response = await self.request(side, GetVbucket(vbucket=vbucket))
+        if response.status == Status.NOT_MY_VBUCKET:
+            return None
+        if not isinstance(response, GetVbucketResponse):
+            raise StatusError.of(response.status, f"the state of vbucket {vbucket} at {self.ends[side].address}")
+        return VbucketState(response.state)
 
-    async def set_vbucket(self, side: Side, vbucket: int, state: int) -> None:
+    async def set_vbucket(self, side: Side, vbucket: int, state: VbucketState) -> None:
         await self.ask(side, SetVbucket(state, vbucket=vbucket))
+
+    async def high_seqnos(self, side: Side, state: VbucketState) -> dict[int, int]:
+        """The high seqnos of a side's vbuckets in this state."""
+        response = await self.ask(side, GetAllVbSeqnos(state))
+        assert isinstance(response, GetAllVbSeqnosResponse)
+        return dict(response.seqnos)
 
     async def _pump(self, side: Side) -> None:
         """Forward one direction; the next read waits until the other side has taken this one."""

@@ -62,6 +62,11 @@ class LocalNode:
         self.process.start()
         self.is_running = True
 
+    def forget(self) -> None:
+        """Take note that the process has died."""
+        self.is_running = False
+        self.process.kill()
+
     @property
     def has_died(self) -> bool:
         """Whether the process ended without being told to."""

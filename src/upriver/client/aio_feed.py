@@ -58,6 +58,7 @@ class AsyncFeed(Generic[T]):
         self._connections: dict[Address, Connection] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._maintenance: asyncio.Task[None] | None = None
+        self._chore: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -92,7 +93,7 @@ class AsyncFeed(Generic[T]):
     async def close(self) -> None:
         """Close the connections; positions stay readable."""
         self._database._feeds.discard(self)
-        tasks = [task for task in (self._maintenance, *self._connecting) if task]
+        tasks = [task for task in (self._maintenance, self._chore, *self._connecting) if task]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -197,13 +198,20 @@ class AsyncFeed(Generic[T]):
                     reader.add(event, now)
                 self._drop_silent(now)
                 self._caught_up()
-                if chore := reader.chore(now):
-                    await self._database.run(chore)
+                self._start_chore(now)
                 await asyncio.sleep(MAINTAIN_S)
         except UpriverError as error:
             self._failure = error
         finally:
             self._wake.set()
+
+    def _start_chore(self, now: float) -> None:
+        """One at a time, beside everything else: a node that does not answer must not stop the others."""
+        if self._chore and self._chore.done():
+            self._chore.result()
+            self._chore = None
+        if self._chore is None and (chore := self.reader.chore(now)):
+            self._chore = asyncio.create_task(self._database.run(chore))
 
     def _drop_silent(self, now: float) -> None:
         for address, connection in list(self._connections.items()):

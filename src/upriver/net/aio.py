@@ -24,11 +24,14 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._transport: asyncio.Transport | None = None
+        self._early = bytearray()
         self._closed = False
         self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
+        self._transport.write(bytes(self._early))
+        self._early.clear()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._machine.buffer()
@@ -43,7 +46,10 @@ class Connection(asyncio.BufferedProtocol):
             self._machine.lost(exc)
 
     def write(self, data: bytes) -> None:
-        if data and self._transport and not self._closed:
+        """Send; what is written before the connection stands goes out first."""
+        if self._transport is None:
+            self._early += data
+        elif data and not self._closed:
             self._transport.write(data)
 
     def pause(self) -> None:

@@ -1,0 +1,106 @@
+"""What waits between the feed and its caller: positions of what was given, and changes that are held back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripted_producer import BRANCH, HOME, Wire, marker, mutation
+
+from upriver.client.arrow import BatchMaker
+from upriver.client.changes import ObjectMaker, Rollback
+from upriver.client.delivery import Delivery
+from upriver.client.names import Names
+from upriver.errors import Status
+from upriver.model import Position
+from upriver.protocol.feed import FeedEvent, FeedRequest
+from upriver.wire.dcp import RollbackResponse, StreamEnd
+
+
+class Taking(Wire):
+    """A wire whose events go into a delivery."""
+
+    def __init__(self, make: Any, request: FeedRequest | None = None, **options: Any) -> None:
+        super().__init__(request or FeedRequest({0: Position(), 1: Position()}))
+        self.delivery = Delivery(self.feed, make(self.feed, Names()), linger_s=1.0, **options)
+        self.producer = self.connect()
+        self.requests = {request.vbucket: request for request in self.producer.requests}
+        for request in self.producer.requests:
+            self.says(self.producer.accepts(request))
+
+    def _take(self, event: FeedEvent) -> None:
+        self.delivery.add(event, self.now)
+
+    def positions(self) -> dict[int, Position]:
+        return {vb: standpoint.position for vb, standpoint in self.delivery.standpoints().items()}
+
+
+def test_rows_wait_for_company_but_not_for_long() -> None:
+    wire = Taking(BatchMaker)
+    wire.says(marker(wire.requests[0], 0, 2) + mutation(wire.requests[0], 1))
+    assert wire.delivery.take(0.0) is None
+    assert wire.delivery.wait_s(0.25) == 0.75
+    assert wire.positions()[0].seqno == 0
+    items = wire.delivery.take(1.0)
+    assert items is not None
+    assert items[0].num_rows == 1
+
+
+def test_a_position_covers_the_batch_that_was_given_and_nothing_after_it() -> None:
+    wire = Taking(BatchMaker)
+    wire.says(marker(wire.requests[0], 0, 9) + mutation(wire.requests[0], 1))
+    assert wire.delivery.take(1.0)
+    wire.delivery.given = 1
+    wire.says(mutation(wire.requests[0], 2))
+    assert wire.positions()[0] == Position(BRANCH, 1, 0, 9)
+
+
+def test_bytes_are_acknowledged_when_the_caller_comes_back() -> None:
+    wire = Taking(BatchMaker)
+    wire.says(marker(wire.requests[0], 0, 2) + mutation(wire.requests[0], 1, value=b"x" * 500))
+    wire.delivery.take(1.0)
+    link = wire.feed.links[HOME]
+    before = link._freed + link.acknowledged
+    wire.delivery.take(1.0)
+    assert link._freed + link.acknowledged == before + len(mutation(wire.requests[0], 1, value=b"x" * 500))
+
+
+def test_between_two_changes_only_the_given_ones_count() -> None:
+    wire = Taking(ObjectMaker)
+    zero, one = wire.requests[0], wire.requests[1]
+    wire.says(marker(zero, 0, 3) + marker(one, 0, 5) + mutation(zero, 1) + mutation(one, 5) + mutation(zero, 3))
+    items = wire.delivery.take(0.0)
+    assert items is not None
+    assert [(c.vbucket, c.seqno) for c in items] == [(0, 1), (1, 5), (0, 3)]
+    expected = [(1, 0), (1, 5), (3, 5)]
+    for wire.delivery.given, reached in enumerate(expected, 1):
+        assert tuple(p.seqno for p in wire.positions().values()) == reached
+    assert wire.positions()[0] == Position(BRANCH, 3, 3, 3)
+
+
+def test_changes_that_are_not_on_disk_everywhere_are_held_back() -> None:
+    wire = Taking(ObjectMaker, hold_unsafe=True)
+    wire.says(marker(wire.requests[0], 0, 2) + mutation(wire.requests[0], 1) + mutation(wire.requests[0], 2))
+    assert wire.delivery.take(0.0) is None
+    assert wire.delivery.unsafe() == {0: BRANCH}
+    wire.delivery.note_persisted({0: 1})
+    assert wire.delivery.take(0.0) is None
+    wire.delivery.note_persisted({0: 2})
+    assert [c.seqno for c in wire.delivery.take(0.0) or ()] == [1, 2]
+
+
+def test_what_was_held_back_and_then_lost_is_never_seen() -> None:
+    for make in (ObjectMaker, BatchMaker):
+        start = FeedRequest({0: Position(BRANCH, 1, 1, 1)})
+        wire = Taking(make, start, hold_unsafe=True)
+        request = wire.requests[0]
+        wire.says(marker(request, 2, 3) + mutation(request, 2) + mutation(request, 3))
+        for made in list(wire.delivery._maker.flush()):
+            wire.delivery._enqueue(made)
+        wire.says(StreamEnd(2, vbucket=0, opaque=request.opaque).encode())
+        again = wire.producer.requests[-1]
+        wire.says(RollbackResponse(1, status=Status.ROLLBACK, opaque=again.opaque).encode())
+        items = wire.delivery.take(5.0)
+        assert items is not None
+        first = items[0]
+        told = first.to_seqno if isinstance(first, Rollback) else first.to_pylist()[0]["seqno"]
+        assert told == 1

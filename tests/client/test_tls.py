@@ -47,8 +47,8 @@ def secure(certificates: Path) -> Iterator[tuple[RunningNode, str]]:
 def test_documents_and_changes_travel_encrypted(secure: tuple[RunningNode, str], certificates: Path) -> None:
     login = {"username": "ada", "password": "lovelace", "ca_file": str(certificates / "ca.pem")}
     with connect(secure[1], **login) as db:
-        for first in range(0, 2000, 5):
-            db.set_many({b"tls:%d" % n: b"x" * 2000 for n in range(first, first + 5)})
+        for first in range(0, 2000, 500):
+            db.set_many({b"tls:%d" % n: b"x" * 2000 for n in range(first, first + 500)})
         assert sum(batch.num_rows for batch in db.change_batches(end="now")) >= 2000
 
     async def read() -> int:

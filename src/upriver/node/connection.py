@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         # Zero: write() then sends at once, and what it could not send pauses us until the very last byte has gone.
         # Only so may the producer write over its buffer again.
-        self.transport.set_write_buffer_limits(high=0)
+        self.transport.set_write_buffer_limits(high=1 if self.tls else 0)  # an empty TLS transport is at 0, and pauses
         host, port, *_ = self.transport.get_extra_info("peername") or ("?", 0)
         self.peer = f"{host}:{port}"
         self.node.connected(self)

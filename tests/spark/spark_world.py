@@ -9,6 +9,7 @@ from typing import Any
 
 from upriver.client.blocking import Database, connect
 from upriver.model import vbucket_of
+from upriver.protocol.feed import FeedRequest
 from upriver.testing import RunningNode
 
 DOCUMENT = ("mutation", "deletion", "expiration")
@@ -68,6 +69,9 @@ class World:
             elif row["event"] in DOCUMENT:
                 found.pop(row["key"], None)
         return found
+
+    def read(self, request: FeedRequest) -> list[dict[str, Any]]:
+        return [row for batch in self.db.change_batches(request) for row in batch.to_pylist()]
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for batch in self.db.change_batches(end="now") for row in batch.to_pylist()]
@@ -133,3 +137,9 @@ def wait_until(true: Any, seconds: float = 60) -> None:
     while not true():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.1)
+
+
+def forget_commits(checkpoint: Any) -> None:
+    """As if the driver had died before it could say that its last batch was done."""
+    for name in (checkpoint / "commits").iterdir():
+        name.unlink()

@@ -163,7 +163,7 @@ class ConnectionOptions:
     def parse(cls: type[D], given: Mapping[str, str]) -> D:
         """From Spark's options; a wrong name or value is refused with the valid ones."""
         known = {f.name.replace("_", ""): f for f in fields(cls)}  # type: ignore[arg-type]
-        given = {name.lower(): text for name, text in given.items() if not _is_sparks(name.lower())}
+        given = _without_sparks(given)
         for name in given:
             if name not in known:
                 valid = ", ".join(sorted(spelling(f.name) for f in known.values()))
@@ -206,8 +206,12 @@ _SPARKS_OWN = frozenset({
 })  # fmt: skip
 
 
-def _is_sparks(name: str) -> bool:
-    return name in _SPARKS_OWN or name.startswith("option.")
+def _without_sparks(given: Mapping[str, str]) -> dict[str, str]:
+    """Our options only; those of a table come with a prefix."""
+    lowered = {name.lower(): text for name, text in given.items()}
+    of_table = {name.removeprefix("option."): text for name, text in lowered.items() if name.startswith("option.")}
+    plain = {name: text for name, text in lowered.items() if not name.startswith("option.")}
+    return {name: text for name, text in (of_table | plain).items() if name not in _SPARKS_OWN}
 
 
 @dataclass(frozen=True, slots=True)

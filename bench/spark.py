@@ -1,0 +1,297 @@
+"""Benchmark table ``spark``: reading a bucket through ``format("dcp")``, beside the same rows already in memory.
+
+Run it with ``python bench/spark.py [--rows 400000] [--repeat 3] [--part throughput|latency|growth]``. The ceiling is a
+Python data source in the same session whose workers hold the very same Arrow batches and only hand them over: what
+Spark itself can take. The node runs on the same machine, so its work is in the figures; CPU seconds are of all
+processes together. Figures are the best of the repetitions after a warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+import upriver.spark
+from upriver.client.blocking import Database, connect
+from upriver.testing import RunningNode, node
+
+CORES = 2
+TARGETS = {"noop": 0.7, "parquet": 0.9}
+_held: dict[str, list[pa.RecordBatch]] = {}
+
+
+# ---------------------------------------------------------------------------------------------- the ceiling
+
+
+class InMemory(DataSource):
+    """The same rows, pre-built: each worker reads its file once and then only yields what it has."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "inmemory"
+
+    def schema(self) -> str:
+        from upriver.spark.options import ReadOptions
+        from upriver.spark.schema import ddl
+
+        return ddl(ReadOptions.parse({"connection": "couchbase://127.0.0.1"}))
+
+    def reader(self, schema: Any) -> InMemoryReader:
+        return InMemoryReader(self.options["folder"])
+
+
+class InMemoryReader(DataSourceReader):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(str(path)) for path in sorted(Path(self.folder).glob("*.arrow"))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from upriver.spark.reading import freeze_once
+
+        freeze_once()
+        if partition.value not in _held:
+            with pa.OSFile(partition.value) as file:
+                _held[partition.value] = pa.ipc.open_file(file).read_all().to_batches()
+        yield from _held[partition.value]
+
+
+def keep_batches(frame: Any, database: Database, folder: Path) -> int:
+    """The rows of the bucket as files, one for each task that ``dcp`` would make; their size in bytes."""
+    from upriver.model import Position
+    from upriver.protocol.feed import FeedRequest
+
+    highs = database.high_seqnos()
+    size = 0
+    for part in range(CORES):
+        mine = {vb: high for vb, high in highs.items() if vb % CORES == part}
+        request = FeedRequest({vb: Position() for vb in mine}, mine)
+        with database.feed(request) as feed:
+            batches = pa.Table.from_batches(feed.batches(rows=32_768)).combine_chunks().to_batches(32_768)
+        with pa.OSFile(str(folder / f"{part}.arrow"), "wb") as file, pa.ipc.new_file(file, batches[0].schema) as out:
+            for batch in batches:
+                out.write_batch(batch)
+                size += batch.nbytes
+    return size
+
+
+# ---------------------------------------------------------------------------------------------- sinks
+
+
+def noop(frame: Any, folder: Path) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def parquet(frame: Any, folder: Path) -> None:
+    frame.write.mode("overwrite").parquet(str(folder / "out"))
+
+
+def count(frame: Any, folder: Path) -> None:
+    frame.count()
+
+
+SINKS = {"noop": noop, "parquet": parquet, "count": count}
+
+
+def best(action: Any, repeat: int) -> float:
+    action()
+    times = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def load(database: Database, rows: int, value_bytes: int, prefix: str = "doc") -> None:
+    value = b'{"v":"' + b"x" * (value_bytes - 8) + b'"}'
+    for first in range(0, rows, 10_000):
+        keys = (f"{prefix}:{n:012d}".encode() for n in range(first, min(rows, first + 10_000)))
+        database.set_many(dict.fromkeys(keys, value))
+
+
+def dcp(spark: Any, running: RunningNode, **options: Any) -> Any:
+    reader = spark.read.format("dcp").option("connection", running.connection_string)
+    return reader.options(**{name: str(value) for name, value in options.items()}).load()
+
+
+def throughput(spark: Any, rows: int, repeat: int) -> None:
+    print(f"{'value':>6} {'into':>8} {'dcp krow/s':>11} {'MB/s':>6} {'ceiling krow/s':>15} {'ratio':>6} {'target':>7}")
+    for value_bytes in (256, 1024):
+        total = rows if value_bytes == 256 else rows // 2
+        with tempfile.TemporaryDirectory() as place, node(vbuckets=64, lazy=True) as running:
+            folder = Path(place)
+            with connect(running.connection_string, "default") as database:
+                load(database, total, value_bytes)
+                size = keep_batches(spark, database, folder)
+            for name, sink in SINKS.items():
+                ours = best(partial(sink, dcp(spark, running), folder), repeat)
+                ready = spark.read.format("inmemory").option("folder", place).load()
+                ceiling = best(partial(sink, ready, folder), repeat)
+                target = f"{TARGETS[name]:.1f}" if name in TARGETS else ""
+                print(f"{value_bytes:>6} {name:>8} {total / ours / 1e3:>11.0f} {size / ours / 1e6:>6.0f} "
+                      f"{total / ceiling / 1e3:>15.0f} {ceiling / ours:>6.2f} {target:>7}", flush=True)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- latency
+
+
+class Timed:
+    """A running query whose batches are timed by their progress."""
+
+    def __init__(self, spark: Any, running: RunningNode, folder: Path, **options: Any) -> None:
+        source = spark.readStream.format("dcp").option("connection", running.connection_string)
+        source = source.options(pollMilliseconds="0", **{name: str(value) for name, value in options.items()})
+        self.arrived: list[float] = []
+        writer = source.load().writeStream.option("checkpointLocation", str(folder)).foreachBatch(self._take)
+        self.query = writer.start()
+
+    def _take(self, frame: Any, batch_id: int) -> None:
+        now = time.time()
+        newest = frame.selectExpr("count(*)", "collect_list(unix_micros(timestamp))").first()
+        self.arrived += [time.time() - moment / 1e6 for moment in newest[1]] if newest[0] <= 20_000 else []
+        self.last = now
+
+    def stop(self) -> None:
+        self.query.stop()
+
+
+def batch_latency(spark: Any) -> None:
+    print(f"\n{'partitions':>10} {'1 row ms':>9} {'100 k rows ms':>14}   (median time of a micro-batch into noop)")
+    for partitions in (2, 8, 64):
+        with (
+            tempfile.TemporaryDirectory() as place,
+            node(vbuckets=64, lazy=True) as running,
+            connect(running.connection_string, "default") as database,
+        ):
+            small, large = _triggers(spark, running, database, Path(place), partitions)
+        print(f"{partitions:>10} {small:>9.0f} {large:>14.0f}", flush=True)
+
+
+def _triggers(spark: Any, running: RunningNode, db: Database, place: Path, partitions: int) -> tuple[float, float]:
+    source = spark.readStream.format("dcp").option("connection", running.connection_string)
+    frame = source.option("partitions", str(partitions)).option("pollMilliseconds", "0").load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(place)).start()
+    found: dict[int, list[float]] = {1: [], 100_000: []}
+    for rows in (1, *[1] * 8, 100_000, *[100_000] * 3):
+        load(db, rows, 256, f"r{time.time_ns()}")
+        query.processAllAvailable()
+    for progress in query.recentProgress:
+        if progress["numInputRows"]:
+            kind = 1 if progress["numInputRows"] < 1000 else 100_000
+            rows_per_ms = progress["numInputRows"] / max(1, progress["durationMs"]["triggerExecution"])
+            found[kind].append(kind / rows_per_ms if kind > 1 else progress["durationMs"]["triggerExecution"])
+    query.stop()
+    return statistics.median(found[1][1:] or [0]), statistics.median(found[100_000][1:] or [0])
+
+
+def visible_latency(spark: Any, seconds: float = 15.0, rate: int = 1000) -> None:
+    with tempfile.TemporaryDirectory() as place, node(vbuckets=64, lazy=True) as running:
+        with connect(running.connection_string, "default") as database:
+            load(database, 1000, 256)
+            timed = Timed(spark, running, Path(place))
+            timed.query.processAllAvailable()
+            _write_steadily(database, 5, rate)
+            timed.arrived.clear()
+            _write_steadily(database, seconds, rate)
+            timed.query.processAllAvailable()
+            timed.stop()
+        found = sorted(timed.arrived)
+    p50, p99 = found[len(found) // 2], found[len(found) * 99 // 100]
+    print(f"\nwrite to visible at {rate} writes/s: p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms ({len(found)} rows)")
+
+
+def _write_steadily(database: Database, seconds: float, rate: int) -> None:
+    began, written = time.perf_counter(), 0
+    while (now := time.perf_counter() - began) < seconds:
+        due = int(now * rate) - written
+        if due > 0:
+            database.set_many({f"live:{written + n}".encode(): b"x" * 256 for n in range(due)})
+            written += due
+        time.sleep(0.005)
+
+
+# ---------------------------------------------------------------------------------------------- growth
+
+
+def growth(spark: Any, rows: int) -> None:
+    print(f"\n{'vbuckets':>8} {'rows':>9} {'krow/s':>8} {'us/row':>7} {'worker peak MiB':>16}")
+    for vbuckets, total in ((64, rows), (256, rows), (1024, rows), (64, 10 * rows)):
+        with node(vbuckets=vbuckets, lazy=True) as running:
+            with connect(running.connection_string, "default") as database:
+                load(database, total, 256)
+            with Peak() as peak:
+                took = best(partial(noop, dcp(spark, running), Path()), 1)
+        figures = f"{total / took / 1e3:>8.0f} {took / total * 1e6:>7.2f} {peak.mib:>16.0f}"
+        print(f"{vbuckets:>8} {total:>9} {figures}", flush=True)
+
+
+class Peak:
+    """The largest Python worker of this session while the block runs, by resident memory."""
+
+    mib = 0.0
+
+    def __enter__(self) -> Peak:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.1):
+            for entry in Path("/proc").iterdir():
+                if entry.name.isdigit() and "pyspark.daemon" in _read(entry / "cmdline"):
+                    resident = _read(entry / "statm").split()
+                    if resident:
+                        self.mib = max(self.mib, int(resident[1]) * resource.getpagesize() / 2**20)
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--part", choices=("throughput", "latency", "growth"), default=None)
+    given = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    spark = upriver.spark.session(f"local[{CORES}]", settings={"spark.driver.memory": "2g"})
+    spark.sparkContext.setLogLevel("ERROR")
+    sys.modules["spark"] = sys.modules[__name__]  # workers import this file by its name, not as __main__
+    InMemory.__module__ = InMemoryReader.__module__ = "spark"
+    spark.dataSource.register(InMemory)
+    if given.part in (None, "throughput"):
+        throughput(spark, given.rows, given.repeat)
+    if given.part in (None, "latency"):
+        batch_latency(spark)
+        visible_latency(spark)
+    if given.part in (None, "growth"):
+        growth(spark, given.rows // 4)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

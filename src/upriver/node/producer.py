@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from upriver.node.connection import Connection
 
 SEND_BYTES = 256 * 1024
+TURN_S = 0.005  # many streams with little to say each take as long as few with much
 MAX_BACKFILLS = 64  # that run at once on one connection (8.4)
 _FORGIVEN = frozenset({Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH})
 _FORGIVEN_BEFORE_V7 = frozenset({Status.KEY_ENOENT, Status.KEY_EEXISTS})
@@ -170,12 +171,17 @@ class Producer:
 
     def _send_slices(self) -> None:
         self._return_buffer()
+        deadline = time.monotonic() + TURN_S
         for _ in range(self.options.priority):
             buffer = self.conn.node.send_buffers.take()
-            self._fill(buffer)
+            self._fill(buffer, deadline)
             self._send(buffer)
-            if not self._ready or not self.options.window.is_open or not self.conn.can_write or self._resume_at:
+            if time.monotonic() > deadline or not self._can_go_on:
                 break
+
+    @property
+    def _can_go_on(self) -> bool:
+        return bool(self._ready) and self.options.window.is_open and self.conn.can_write and not self._resume_at
 
     def _send(self, buffer: SendBuffer) -> None:
         if buffer.used:
@@ -194,7 +200,7 @@ class Producer:
             self.conn.node.send_buffers.give_back(self._lent)
             self._lent = None
 
-    def _fill(self, buffer: SendBuffer) -> None:
+    def _fill(self, buffer: SendBuffer, deadline: float) -> None:
         most = min(SEND_BYTES, self.slow_bytes_per_s // 10 or SEND_BYTES)
         while self._ready and buffer.used < most:
             stream = self._ready.popleft()
@@ -205,7 +211,7 @@ class Producer:
             outcome = stream.fill(buffer, most)
             self.items_sent += stream.items_sent - before
             self._place(stream, outcome)
-            if outcome in (Outcome.FULL, Outcome.WINDOW):
+            if outcome in (Outcome.FULL, Outcome.WINDOW) or time.monotonic() > deadline:
                 break
 
     def _place(self, stream: ProducerStream, outcome: Outcome) -> None:

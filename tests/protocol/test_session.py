@@ -1,0 +1,137 @@
+"""The client's handshake: what it asks, in which order, and what a refusal becomes."""
+
+from __future__ import annotations
+
+import pytest
+
+from upriver.errors import AccessDenied, AuthenticationFailed, ConfigError, RemoteProtocolError, Status, StatusError
+from upriver.protocol.scram import Mechanism, ScramClient, ScramServer, derive_credentials
+from upriver.protocol.session import Credentials, FeedSettings, Session
+from upriver.wire import Message, Opcode, OtherResponse, Response
+from upriver.wire.dcp import Control
+from upriver.wire.session import Hello, HelloResponse, SaslAuth, ValueResponse
+
+
+def scram(mechanism: str, username: str, password: str) -> ScramClient:
+    return ScramClient(mechanism, username, password, "client-nonce")
+
+
+class Server:
+    """Says yes to everything but what ``refuse`` names; proves passwords with SCRAM."""
+
+    def __init__(self, mechanisms: str = "SCRAM-SHA512 PLAIN", refuse: dict[int, Status] | None = None) -> None:
+        self.mechanisms, self.refuse = mechanisms, refuse or {}
+        self.asked: list[Message] = []
+        self.scram: ScramServer | None = None
+
+    def run(self, session: Session) -> None:
+        messages = session.start()
+        while messages:
+            [message] = messages
+            self.asked.append(message)
+            messages = session.receive(self.answer(message))
+
+    def answer(self, message: Message) -> Response:
+        if message.opcode in self.refuse:
+            return OtherResponse(message.opcode, status=self.refuse[message.opcode], value=b"because")
+        if isinstance(message, Hello):
+            return HelloResponse(message.features)
+        if message.opcode == Opcode.SASL_LIST_MECHS:
+            return ValueResponse.under(Opcode.SASL_LIST_MECHS)(self.mechanisms.encode())
+        if isinstance(message, SaslAuth) and message.mechanism.startswith(b"SCRAM"):
+            return self.prove(message)
+        if message.opcode == Opcode.GET_CLUSTER_CONFIG:
+            return ValueResponse.under(Opcode.GET_CLUSTER_CONFIG)(b"{}")
+        return OtherResponse(message.opcode)
+
+    def prove(self, message: SaslAuth) -> Response:
+        answer = ValueResponse.under(message.opcode)
+        if message.opcode == Opcode.SASL_AUTH:
+            mechanism = Mechanism(message.mechanism.decode())
+            known = derive_credentials(mechanism, "lovelace", b"salt-salt-salt", 4096)
+            self.scram = ScramServer(mechanism, known, "server-nonce")
+            return answer(self.scram.challenge(message.value), status=Status.AUTH_CONTINUE)
+        assert self.scram is not None
+        try:
+            return answer(self.scram.finish(message.value))
+        except AuthenticationFailed:
+            return OtherResponse(message.opcode, status=Status.AUTH_ERROR)
+
+    @property
+    def opcodes(self) -> list[int]:
+        return [message.opcode for message in self.asked]
+
+
+def session(password: str = "", feed: FeedSettings | None = None, *, allow_plain: bool = False) -> Session:
+    credentials = Credentials("ada" if password else "", password, allow_plain)
+    return Session("test", credentials, "default", scram, feed)
+
+
+def test_without_a_user_there_is_no_authentication() -> None:
+    server, ours = Server(), session()
+    server.run(ours)
+    assert server.opcodes == [Opcode.HELLO, Opcode.SELECT_BUCKET, Opcode.GET_CLUSTER_CONFIG]
+    assert ours.done
+    assert ours.config == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("offered", "strongest"),
+    [("PLAIN SCRAM-SHA1 SCRAM-SHA512", b"SCRAM-SHA512"), ("SCRAM-SHA1 SCRAM-SHA256", b"SCRAM-SHA256"),
+     ("SCRAM-SHA1 PLAIN", b"SCRAM-SHA1")],
+)  # fmt: skip
+def test_the_strongest_mechanism_is_used_and_the_password_never_sent(offered: str, strongest: bytes) -> None:
+    server = Server(offered)
+    server.run(session("lovelace"))
+    used = {message.mechanism for message in server.asked if isinstance(message, SaslAuth)}
+    assert used == {strongest}
+    assert not any(b"lovelace" in message.encode() for message in server.asked)
+
+
+def test_a_wrong_password_is_said_in_plain_words() -> None:
+    with pytest.raises(AuthenticationFailed, match="wrong user name or password"):
+        Server().run(session("wrong"))
+
+
+def test_plain_is_refused_unless_it_is_allowed() -> None:
+    with pytest.raises(ConfigError, match="PLAIN would send the password readable; use couchbases://"):
+        Server("PLAIN").run(session("lovelace"))
+    server = Server("PLAIN")
+    server.run(session("lovelace", allow_plain=True))
+    assert SaslAuth(b"PLAIN", b"\0ada\0lovelace") in server.asked
+
+
+def test_noop_comes_before_everything_else_of_a_feed() -> None:
+    server = Server()
+    server.run(session(feed=FeedSettings("name", noop_interval_s=0.5, compressed=True, controls=(("x", "y", False),))))
+    controls = [(m.key, m.value) for m in server.asked if isinstance(m, Control)]
+    assert controls[:2] == [(b"enable_noop", b"true"), (b"set_noop_interval", b"0.5")]
+    assert (b"force_value_compression", b"true") in controls
+    assert server.opcodes.index(Opcode.DCP_OPEN) < server.opcodes.index(Opcode.DCP_CONTROL)
+
+
+def test_an_optional_control_may_be_refused_a_required_one_not() -> None:
+    optional, required = ((("x", "y", needed),) for needed in (False, True))
+
+    class Picky(Server):
+        def answer(self, message: Message) -> Response:
+            refused = isinstance(message, Control) and message.key == b"x"
+            return OtherResponse(message.opcode, status=Status.EINVAL) if refused else super().answer(message)
+
+    Picky().run(session(feed=FeedSettings("name", controls=optional)))
+    with pytest.raises(StatusError, match="cannot set x=y"):
+        Picky().run(session(feed=FeedSettings("name", controls=required)))
+
+
+def test_a_refused_bucket_is_named() -> None:
+    with pytest.raises(AccessDenied, match="cannot select bucket 'default': because"):
+        Server(refuse={Opcode.SELECT_BUCKET: Status.EACCESS}).run(session())
+
+
+def test_a_server_that_skips_the_proof_is_found_out() -> None:
+    class Impostor(Server):
+        def prove(self, message: SaslAuth) -> Response:
+            return ValueResponse.under(message.opcode)(b"welcome")
+
+    with pytest.raises(RemoteProtocolError, match="too early"):
+        Impostor().run(session("lovelace"))

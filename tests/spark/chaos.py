@@ -1,8 +1,9 @@
 """Exactly once, with everything against it: ``python tests/spark/chaos.py --seed 1 --minutes 5``.
 
 A writer mutates, deletes and expires documents while a streaming query reads them on two executor processes.
-Meanwhile executors, the driver and the node are killed with SIGKILL, and vbuckets fail over and lose history. At the
-end the table made of the rows must equal the node's own, key by key.
+Meanwhile executors, the driver and nodes are killed with SIGKILL, nodes and single vbuckets fail over and lose
+history, and vbuckets move between nodes. At the end the table made of the rows must equal the cluster's own, key by
+key. With ``CHAOS_MASTER=local[2,4]`` it needs less of a machine, but has no executors to kill.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parent))
-from spark_world import World, fold
+from spark_world import ClusterWorld, fold
 
 from upriver.errors import UpriverError
-from upriver.testing import node
+from upriver.replicate.local import local_cluster
 
 MASTER = os.environ.get("CHAOS_MASTER", "local-cluster[2,1,1024]")
 HERE = Path(__file__).parent
@@ -52,7 +53,7 @@ class Writes(threading.Thread):
 
     def _some(self, db) -> None:
         rng, value = self.rng, f"v{self.count}"
-        db.set_many({b"c%d" % rng.randrange(self.keys): value.encode() for _ in range(rng.randint(1, 400))})
+        db.set_many({b"c%d" % rng.randrange(self.keys): value.encode() for _ in range(rng.randint(1, 600))})
         for _ in range(rng.randrange(4)):
             key = b"c%d" % rng.randrange(self.keys)
             if rng.random() < 0.5:
@@ -63,7 +64,7 @@ class Writes(threading.Thread):
                 except UpriverError:
                     continue
         self.count += 1
-        time.sleep(rng.random() * 0.05)
+        time.sleep(0.05 + rng.random() * 0.2)
 
 
 class Chaos:
@@ -77,11 +78,10 @@ class Chaos:
 
     def run(self, seconds: float, plan: list[str] | None = None) -> dict[str, int]:
         """Break things for so long (or in this order), then compare; what was done, by name."""
-        options = {"vbuckets": self.vbuckets, "http_port": 0, "enable_faults": True, "lazy": True}
-        with node(data=self.folder / "data", **options) as running, World(running) as world:
-            self.world = world
-            world.put(self.keys, "c", "first")
-            writes = Writes(running.connection_string, self.seed, self.keys, self.vbuckets)
+        options = {"vbuckets": self.vbuckets, "data": self.folder / "data", "enable_faults": True, "lazy": True}
+        with local_cluster(nodes=2, replicas=1, **options) as self.cluster, ClusterWorld(self.cluster) as self.world:
+            self.world.put(self.keys, "c", "first")
+            writes = Writes(self.world.connection_string, self.seed, self.keys, self.vbuckets)
             writes.start()
             try:
                 self.start_driver("ever")
@@ -99,9 +99,9 @@ class Chaos:
         return self.done
 
     def _break_things(self, seconds: float, plan: list[str] | None) -> None:
-        actions = {"executor": self.kill_executor, "driver": self.restart_driver, "node": self.restart_node,
-                   "failover": self.fail_over, "cut": self.cut}  # fmt: skip
-        weights = {"executor": 2, "driver": 1, "node": 2, "failover": 6, "cut": 2}
+        actions = {"executor": self.kill_executor, "driver": self.restart_driver, "crash": self.crash_node,
+                   "node": self.lose_node, "move": self.move, "failover": self.fail_over, "cut": self.cut}  # fmt: skip
+        weights = {"executor": 2, "driver": 1, "crash": 2, "node": 2, "move": 2, "failover": 6, "cut": 2}
         deadline, planned = time.monotonic() + seconds, list(plan or [])
         while planned if plan else time.monotonic() < deadline:
             time.sleep(self.rng.uniform(0.5, 2.5))
@@ -115,7 +115,7 @@ class Chaos:
 
     def start_driver(self, trigger: str) -> None:
         log = (self.folder / "driver.log").open("a")
-        command = [sys.executable, str(HERE / "chaos_driver.py"), self.world.node.connection_string, str(self.folder)]
+        command = [sys.executable, str(HERE / "chaos_driver.py"), self.world.connection_string, str(self.folder)]
         self.driver = subprocess.Popen(
             [*command, trigger, MASTER], stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True)
         assert self.driver.stdout is not None
@@ -145,8 +145,24 @@ class Chaos:
         if executors:
             _kill(self.rng.choice(executors))
 
-    def restart_node(self) -> None:
-        self.world.node.restart(kill=True)
+    def crash_node(self) -> None:
+        """A node dies and comes back with what was on its disk."""
+        one = self.rng.choice(self.cluster.nodes)
+        one.kill()
+        one.restart()
+
+    def lose_node(self) -> None:
+        """A node dies, the other's replicas take over with what they have got; then it comes back, empty-handed."""
+        number = self.rng.randrange(len(self.cluster.nodes))
+        self.cluster.nodes[number].kill()
+        self.cluster.fail_over(number, force=True)
+        time.sleep(self.rng.uniform(0, 1))
+        self.cluster.nodes[number].restart()
+        self.move()
+
+    def move(self) -> None:
+        """Vbuckets change places, with takeover, while they are read and written."""
+        self.done["vbuckets moved"] = self.done.get("vbuckets moved", 0) + self.cluster.rebalance()
 
     def fail_over(self) -> None:
         for vb in self.rng.sample(range(self.vbuckets), self.rng.randint(1, 4)):

@@ -20,9 +20,10 @@ def main(connection: str, folder: Path, trigger: str, master: str) -> None:
         frame.write.mode("overwrite").parquet(str(folder / "rows" / f"batch={batch_id:06d}"))
 
     source = spark.readStream.format("dcp").option("connection", connection)
-    source = source.option("maxRowsPerTrigger", "20000").option("timeoutSeconds", "60").option("partitions", "2")
+    source = source.option("maxRowsPerTrigger", "50000").option("timeoutSeconds", "60").option("partitions", "2")
     writer = source.load().writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "checkpoint"))
-    query = (writer.trigger(availableNow=True) if trigger == "now" else writer.trigger(processingTime="100 milliseconds")).start()
+    how = {"availableNow": True} if trigger == "now" else {"processingTime": "100 milliseconds"}
+    query = writer.trigger(**how).start()
     print("started", flush=True)
     query.awaitTermination()
     spark.stop()

@@ -10,6 +10,7 @@ from typing import Any
 from upriver.client.blocking import Database, connect
 from upriver.model import vbucket_of
 from upriver.protocol.feed import FeedRequest
+from upriver.replicate.local import LocalCluster
 from upriver.testing import RunningNode
 
 DOCUMENT = ("mutation", "deletion", "expiration")
@@ -29,11 +30,15 @@ class World:
         self.db.close()
 
     @property
+    def connection_string(self) -> str:
+        return self.node.connection_string
+
+    @property
     def vbuckets(self) -> int:
         return self.db.topology.vbuckets
 
     def options(self, **more: Any) -> dict[str, str]:
-        return {"connection": self.node.connection_string, **{name: str(value) for name, value in more.items()}}
+        return {"connection": self.connection_string, **{name: str(value) for name, value in more.items()}}
 
     def put(self, count: int, prefix: str = "k", value: str = '{"n": %d}') -> None:
         made = (value % n if "%d" in value else value for n in range(count))
@@ -43,8 +48,12 @@ class World:
         """A key that lives in this vbucket."""
         return next(k for n in range(100_000) if vbucket_of(k := f"{prefix}{n}".encode(), self.vbuckets) == vbucket)
 
+    def http_port(self, vbucket: int | None) -> int:
+        """The management port of the node to ask about this vbucket."""
+        return self.node.http_port
+
     def fault(self, name: str, **arguments: Any) -> dict[str, Any]:
-        url = f"http://127.0.0.1:{self.node.http_port}/upriver/faults/{name}"
+        url = f"http://127.0.0.1:{self.http_port(arguments.get('vbucket'))}/upriver/faults/{name}"
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(url, json.dumps(arguments).encode(), headers, method="POST")
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -75,6 +84,23 @@ class World:
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for batch in self.db.change_batches(end="now") for row in batch.to_pylist()]
+
+
+class ClusterWorld(World):
+    """The same on several nodes."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.db = connect(cluster.connection_string, "default")
+
+    @property
+    def connection_string(self) -> str:
+        return self.cluster.connection_string
+
+    def http_port(self, vbucket: int | None) -> int:
+        running = [one.member for one in self.cluster.nodes if one.is_running]
+        owner = self.db.refresh().active(vbucket or 0)
+        return next((m.mgmt for m in running if owner and m.kv == owner.port), running[0].mgmt)
 
 
 def read(spark: Any, world: World, **options: Any) -> Any:

@@ -132,7 +132,7 @@ def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld, 
 
 def test_large_steps_run_on_executors(spark, lake: LakeWorld) -> None:
     from upriver.spark.tables.apply import TableOptions, Tables
-    from upriver.spark.tables.job import spark_runner
+    from upriver.spark.tables.executors import spark_runner
     from upriver.spark.tables.policy import Policy
 
     lake.world.put(2000)

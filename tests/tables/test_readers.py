@@ -86,3 +86,14 @@ def test_folding_the_log_keeps_every_row(busy: Desk) -> None:
 def test_a_table_that_is_not_there_is_named(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"no tables of 'shop\.none'"):
         read_arrow(str(tmp_path), "shop.none")
+
+
+def test_files_that_someone_else_rewrote_are_taken_in_again(busy: Desk) -> None:
+    DeltaTable(busy.orders.current.uri).optimize.compact()
+    DeltaTable(busy.orders.tail.uri).optimize.compact()
+    busy.open()
+    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+    busy.feed.put("k40", {"n": -40})
+    busy.commit()
+    assert not [piece for piece in [*busy.orders.current.pieces(), *busy.orders.tail.pieces()] if piece.foreign]
+    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)

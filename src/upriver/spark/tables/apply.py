@@ -130,20 +130,24 @@ class CollectionTables:
         expected: int, force: bool, rewrite: bool,
     ) -> list[Work]:
         policy, current, tail = self.options.policy, self.current.pieces(), self.tail.pieces()
-        ranges = ranges_of(current, self.options.vbuckets, expected, policy)
+        foreign = any(piece.foreign for piece in [*current, *tail])
+        ours = [] if foreign else current
+        expected = sum(piece.rows for piece in current) if foreign else expected
+        ranges = ranges_of(ours, self.options.vbuckets, expected, policy)
         fresh = _fresh_rows(self.changes.uri, new, ranges, self.options.vbuckets)
         chosen = worth_merging(ranges, tail, fresh, policy)
-        if force:
+        if force or foreign:
             chosen = {(part.lo, part.hi) for part in ranges}
         fresh_marks = any(mark.batch > applied for mark in marks)
         base = Work(
             self.lake.root, self.name, 0, self.options.vbuckets - 1, batch, applied, shape,
             tuple(log if fresh_marks else new), tuple(tail), tuple(current), tuple(marks) if fresh_marks else (),
-            rewrite=rewrite, keep_deleted=self.options.keep_deleted, trimmed=self.changes.version(TRIMMED) is not None,
+            rewrite=rewrite or foreign or force, keep_deleted=self.options.keep_deleted,
+            trimmed=self.changes.version(TRIMMED) is not None,
             target_rows=policy.target_rows, max_files=policy.max_files,
         )
         works = [
-            replace(base, lo=lo, hi=hi, merge=True, current=tuple(p for p in current if (p.lo, p.hi) == (lo, hi)))
+            replace(base, lo=lo, hi=hi, merge=True, current=tuple(p for p in current if p.overlaps(lo, hi)))
             for lo, hi in sorted(chosen)
         ]
         if len(chosen) == len(ranges):
@@ -157,7 +161,7 @@ class CollectionTables:
         self, batch: int, works: Sequence[Work], outcomes: Sequence[Outcome], shape: Shape, widened: bool
     ) -> None:
         adds = [piece for outcome in outcomes for piece in outcome.current]
-        replaced = [piece for outcome in outcomes for piece in outcome.replaced]
+        replaced = list({piece.path: piece for outcome in outcomes for piece in outcome.replaced}.values())
         app = f"{APPLIED}.current"
         if widened:
             self.current.replace(app, batch, adds, row_schema(shape))
@@ -166,7 +170,7 @@ class CollectionTables:
         if adds or replaced:
             self._force_commit(app, batch, adds, replaced)
         ranges = ranges_of(self.current.pieces(), self.options.vbuckets, 0, self.options.policy)
-        done = [piece for piece in self.tail.pieces() if covered(piece, ranges)]
+        done = [piece for piece in self.tail.pieces() if covered(piece, ranges) or piece.foreign]
         fresh = [piece for outcome in outcomes for piece in outcome.tail]
         self._force_commit(APPLIED, batch, fresh, done, table="tail")
 

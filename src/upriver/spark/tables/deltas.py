@@ -75,8 +75,8 @@ class Table:
             return []
         adds = pa.table(self.delta.get_add_actions()).select(["path", "num_records", "size_bytes"])
         rows = zip(*(adds.column(name).to_pylist() for name in adds.schema.names), strict=True)
-        found = (piece_of(path, rows=count or 0, size=size) for path, count, size in rows)
-        return sorted((piece for piece in found if piece), key=lambda piece: (piece.last, piece.first, piece.path))
+        found = [piece_of(path, rows=count or 0, size=size) for path, count, size in rows]
+        return sorted(found, key=lambda piece: (piece.last, piece.first, piece.path))
 
     def commit(
         self, app_id: str, version: int, adds: Iterable[Piece], removes: Iterable[Piece] = (), *,

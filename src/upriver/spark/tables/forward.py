@@ -149,7 +149,10 @@ def _inside(rows: pa.Table, column: str, lo: int, hi: int) -> pa.Table:
 def waiting_rows(work: Work) -> pa.Table:
     """The tail's rows of this stretch that ``current`` may not have."""
     merged = max((piece.last for piece in work.current), default=-1)
-    pieces = [piece for piece in work.tail if piece.last > merged and piece.overlaps(work.lo, work.hi)]
+    pieces = [
+        piece for piece in work.tail
+        if (piece.last > merged or piece.foreign) and piece.overlaps(work.lo, work.hi)
+    ]
     where = (pc.field("_vbucket") >= work.lo) & (pc.field("_vbucket") <= work.hi)
     return read_pieces(work.root("tail"), pieces, work.schema, where=where, adapt=spill)
 
@@ -164,6 +167,7 @@ def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
         if not everything and not _touches(work, piece, news):
             continue
         old = read_pieces(work.root("current"), [piece], work.schema, adapt=spill)
+        old = _inside(old, "_vbucket", work.lo, work.hi)
         old, news = settle(old, news)
         kept.append(old)
         outcome.replaced.append(piece)

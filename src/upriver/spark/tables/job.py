@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +20,8 @@ from upriver.errors import ConfigError
 from upriver.records.schema import Event
 from upriver.spark.tables import bucket, upkeep
 from upriver.spark.tables.apply import Step, TableOptions, Tables
-from upriver.spark.tables.forward import Outcome, Work, as_plain, forward, from_plain, run_inline
+from upriver.spark.tables.executors import spark_runner, write_frame
+from upriver.spark.tables.forward import run_inline
 from upriver.spark.tables.history import History
 from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.log import Written
@@ -133,40 +134,8 @@ def clean(tables: Tables, options: SyncOptions) -> int:
 def collect(frame: Any, lake: str, batch_id: int) -> Written:
     """What the tasks of this batch wrote; rows of ``format("dcp")`` are written on the way."""
     if frame.columns != [COLUMN]:
-        frame = frame.mapInArrow(_writer(lake, batch_id), f"{COLUMN} STRING")
+        return write_frame(frame, lake, batch_id)
     return Written.gather(json.loads(row[0]) for row in frame.collect())
-
-
-def _writer(lake: str, batch_id: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from upriver.spark.tables.epochs import Epochs
-        from upriver.spark.tables.log import write_log
-
-        written = write_log(Epochs(Lake(lake).epochs()).lift(batches), lake, batch_id)
-        yield pa.RecordBatch.from_pydict({COLUMN: [json.dumps(written.plain())]})
-
-    return write
-
-
-def spark_runner(spark: Any, options: TableOptions) -> Callable[[Sequence[Work]], list[Outcome]]:
-    """Runs large steps on the executors, a task per range, and small ones here, which is quicker."""
-
-    def run(works: Sequence[Work]) -> list[Outcome]:
-        rows = sum(piece.rows for work in works[:1] for piece in work.log if piece.last > work.applied)
-        rows += sum(piece.rows for work in works if work.merge for piece in work.current)
-        if rows <= options.policy.inline_rows or len(works) < 2:
-            return run_inline(works)
-        todo = list(works)
-
-        def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                done = [json.dumps(as_plain(forward(todo[index]))) for index in batch.column(0).to_pylist()]
-                yield pa.RecordBatch.from_pydict({"outcome": done})
-
-        frame = spark.range(0, len(todo), 1, len(todo)).mapInArrow(task, "outcome STRING")
-        return [from_plain(json.loads(row[0])) for row in frame.collect()]
-
-    return run
 
 
 def start(spark: Any, options: SyncOptions, applier: Applier) -> Any:

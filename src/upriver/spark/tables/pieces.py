@@ -21,6 +21,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 ROW_GROUP = 65_536
+ANY_VBUCKET = 65_535
 _NAME = re.compile(r"^vb(\d+)-(\d+)/([bm])(\d+)-(\d+)-[0-9a-f]+\.parquet$")
 # Columns whose range goes into the Delta log, so that readers can skip files.
 _RANGED = ("vbucket", "seqno", "epoch", "batch", "timestamp", "_vbucket", "_seqno", "_epoch", "_changed_at")
@@ -39,20 +40,21 @@ class Piece:
     size: int = 0
     marks: bool = False
     stats: str = "{}"
+    foreign: bool = False  # written by someone else, who knows what it holds
 
     def overlaps(self, lo: int, hi: int) -> bool:
         return self.lo <= hi and lo <= self.hi
 
 
-def piece_of(path: str, rows: int = 0, size: int = 0) -> Piece | None:
-    """What a file name says, or nothing for a file that is not ours.
+def piece_of(path: str, rows: int = 0, size: int = 0) -> Piece:
+    """What a file name says; a file of someone else may hold anything.
 
     >>> piece_of("vb0000-0511/b00000003-00000007-ab.parquet", rows=5).last
     7
     """
     found = _NAME.match(path)
     if found is None:
-        return None
+        return Piece(path, 0, ANY_VBUCKET, 0, 0, rows, size, foreign=True)
     lo, hi, kind, first, last = found.groups()
     return Piece(path, int(lo), int(hi), int(first), int(last), rows, size, marks=kind == "m")
 
@@ -84,7 +86,6 @@ def write_piece(root: str, path: str, table: pa.Table) -> Piece:
         discard(root, [path])
         raise
     named = piece_of(path)
-    assert named is not None
     size = fs.get_file_info(target).size
     return Piece(path, named.lo, named.hi, named.first, named.last, table.num_rows, size, named.marks, _stats(table))
 
@@ -108,13 +109,23 @@ def read_pieces(
     if not pieces:
         return wanted.empty_table()
     fs, base = filesystem(root)
-    tables = [_read_one(fs, f"{base}/{piece.path}", schema, names, where) for piece in pieces]
+    tables = [
+        _read_foreign(fs, f"{base}/{piece.path}", schema, names, where) if piece.foreign
+        else _read_one(fs, f"{base}/{piece.path}", names, where) for piece in pieces
+    ]
     if adapt is not None:
         tables = [adapt(table, wanted) for table in tables]
     return pa.concat_tables([_conform(table, wanted) for table in tables])
 
 
-def _read_one(fs: pafs.FileSystem, path: str, schema: pa.Schema, names: list[str], where: Any) -> pa.Table:
+def _read_foreign(fs: pafs.FileSystem, path: str, schema: pa.Schema, names: list[str], where: Any) -> pa.Table:
+    """Others write types that Arrow cannot filter (views of strings): first ours, then the filter."""
+    with fs.open_input_file(path) as source:
+        whole = _conform(pq.ParquetFile(source).read(use_threads=False), schema)
+    return (whole if where is None else whole.filter(where)).select(names)
+
+
+def _read_one(fs: pafs.FileSystem, path: str, names: list[str], where: Any) -> pa.Table:
     with fs.open_input_file(path) as source:
         file = pq.ParquetFile(source)
         present = [name for name in names if name in file.schema_arrow.names]

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +65,7 @@ def _watch(
     query: Any, lake: Lake, live: Live, stop: threading.Event | None, on_progress: Callable[[Live], None] | None
 ) -> None:
     while query.isActive and not (stop is not None and stop.is_set()):
-        query.awaitTermination(0.5)
+        _wait(query)
         _look(query, lake, live)
         if on_progress:
             on_progress(live)
@@ -74,6 +75,13 @@ def _watch(
     error = query.exception()
     if error is not None:
         raise UpriverError(f"the sync stopped: {first_cause(str(error))}")
+
+
+def _wait(query: Any) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    with suppress(StreamingQueryException):  # told by ``exception()`` as well
+        query.awaitTermination(0.5)
 
 
 def _look(query: Any, lake: Lake, live: Live) -> None:

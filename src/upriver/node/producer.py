@@ -6,6 +6,7 @@ one's; then the loop serves the others. Idle streams cost nothing: the store wak
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -66,6 +67,7 @@ class Producer:
         self._ready: deque[ProducerStream] = deque()
         self._woken: deque[ProducerStream] = deque()  # also appended to by the flusher thread
         self._wake_scheduled = False
+        self._thread = threading.get_ident()  # the loop's: a wake from there needs no detour
         self._backfills: set[ProducerStream] = set()
         self._waiting_backfills: deque[ProducerStream] = deque()
         self._scheduled = False
@@ -93,6 +95,9 @@ class Producer:
         loop = self.conn.node.loop
 
         def wake() -> None:
+            if threading.get_ident() == self._thread:
+                self.make_ready(stream)
+                return
             self._woken.append(stream)
             if not self._wake_scheduled and not self._closed:
                 self._wake_scheduled = True

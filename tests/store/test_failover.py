@@ -199,6 +199,13 @@ def test_a_rollback_below_what_compaction_left_empties_the_vbucket(buckets):
     assert changes(replica.stream(0)) == []
 
 
+def test_a_rollback_does_not_stop_where_compaction_took_a_version_away(buckets):
+    """At 3 the documents a and b were alive in versions that are gone: nothing below the end can be shown any more."""
+    writes = [[(b"a", b"1"), (b"b", b"1"), (b"c", b"1")], [(b"a", b"2"), (b"b", b"2")]]
+    _, point = roll_back_of(buckets, writes, 3, between=buckets[1].compact)
+    assert point == 0
+
+
 def test_a_rollback_prunes_the_log_ends_streams_and_is_for_replicas_only(buckets):
     writes = [[(b"a", b"1"), (b"b", b"1")], [(b"c", b"1")]]
     active = buckets[0].set_state(0, VbucketState.ACTIVE)

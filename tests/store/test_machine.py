@@ -167,9 +167,17 @@ class Histories(RuleBasedStateMachine):
             node.partial = [v for v in node.true + node.partial if v[0] > done]
             node.true = [v for v in node.true if v[0] <= done]
 
-    @rule(drop=st.booleans())
-    def compact(self, drop: bool) -> None:
+    @rule(drop=st.booleans(), both=st.booleans())
+    def compact(self, drop: bool, both: bool) -> None:
         self.active.bucket.compact(drop_deletes=drop)
+        if both:
+            self.other.bucket.compact()
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=2, max_size=6), most=st.integers(1, 4))
+    def fail_over_inside_a_snapshot(self, keys: list[bytes], most: int) -> None:
+        self.write_many(keys)
+        self.replicate(most)
+        self.fail_over()
 
     @rule(most=st.integers(0, 12))
     def replicate(self, most: int) -> None:

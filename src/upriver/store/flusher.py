@@ -7,6 +7,7 @@ commit is durable nothing in memory is let go, so a full disk costs nothing but 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from upriver.store.shared import Shared
 
 VB_META = b"v"
 RETRY_S = 1.0
+REST = 4  # of five parts of the time the flusher takes one: what it costs, others in this process do not have
+SLICE_S = 0.01
 TABLE_LOAD = 0.8
 WORTH_INDEXING = 4096
 FEWEST_SLOTS = 96  # so that LMDB gives a table pages of its own, where words are aligned
@@ -144,24 +147,34 @@ class Flusher:
             self._thread = None
 
     def _run(self) -> None:
-        stop = threading.Event()
+        spent = 0.0
         while not self._stopping:
             self._ready.wait()
+            self._gather(max(self._shared.options.flush_delay_s, REST * spent))
             if self._stopping:
                 return
-            if self._shared.dirty_bytes < self._shared.options.flush_bytes:
-                stop.wait(self._shared.options.flush_delay_s)
             self._ready.clear()
+            begin = time.thread_time()
             try:
                 self.flush_once()
             except DiskFull:
-                stop.wait(RETRY_S)
+                time.sleep(RETRY_S)
                 self._ready.set()
             except BaseException:
                 self._shared.disk_full = True  # nothing will be persisted any more: take no more writes
                 raise
+            spent = time.thread_time() - begin
             if self._shared.dirty:
                 self._ready.set()
+
+    def _gather(self, delay_s: float) -> None:
+        """Let changes come together, but not more than are worth a commit."""
+        deadline = time.monotonic() + delay_s
+        while not self._stopping and self._shared.dirty_bytes < self._shared.options.flush_bytes:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, SLICE_S))
 
     def flush(self) -> None:
         """Everything written before this call is durable when it returns."""

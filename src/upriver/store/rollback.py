@@ -74,9 +74,9 @@ def roll_back(vbucket: Collections, to: int) -> int:
 def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> None:
     """Take away what is above ``point``; the block that it cuts through is written again, shorter."""
     remainder: tuple[np.ndarray[Any, np.dtype[np.uint8]], int, int] | None = None
-    found = next(iter(vbucket.blocks(point)), None)
-    if found is not None:
-        data = np.frombuffer(found[1], np.uint8).copy()
+    cursor = transaction.cursor(db=disk.log)
+    if cursor.set_range(BLOCK_KEY.pack(vbucket.id, point + 1)) and BLOCK_KEY.unpack(cursor.key())[0] == vbucket.id:
+        data = np.frombuffer(cursor.value(), np.uint8).copy()
         flags, _, first, safe, _ = BLOCK.unpack_from(data.data)
         if first <= point:
             runs.cut(data, BLOCK.size, data.size, np.uint64(point))

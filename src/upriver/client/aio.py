@@ -90,7 +90,7 @@ class AsyncDatabase:
         if isinstance(step, Connect):
             self._drop(step.address)
             return (await self._connect(step.address)).config
-        return await (await self._connect(step.address)).ask(step.messages, many=step.many)
+        return await (await self._connect(step.address)).ask(step.messages, ends=step.ends)
 
     async def _connect(self, address: Address) -> AsyncKvConnection:
         async with self._opening.setdefault(address, asyncio.Lock()):

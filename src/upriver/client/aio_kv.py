@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from upriver.client.kv import make_session
-from upriver.client.operations import ends_list
+from upriver.client.operations import Encodes
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConnectFailed, UpriverError
 from upriver.net.aio import connect
 from upriver.protocol.topology import Address
 from upriver.wire import FrameSplitter
-from upriver.wire.message import Message, Response, decode
+from upriver.wire.message import Response, decode
 
 
 @dataclass(slots=True)
 class _Question:
-    """Answers that somebody waits for: ``count`` of them, or (0) a list up to its end."""
+    """Answers that somebody waits for: ``count`` of them, or all up to the one that ``ends`` them."""
 
     count: int
+    ends: Callable[[Response], bool] | None
     done: asyncio.Future[list[Response]]
     answers: list[Response] = field(default_factory=list)
 
     def take(self, response: Response) -> bool:
         self.answers.append(response)
-        return len(self.answers) == self.count if self.count else ends_list(response)
+        return self.ends(response) if self.ends else len(self.answers) == self.count
 
 
 class AsyncKvConnection(asyncio.Protocol):
@@ -59,13 +60,15 @@ class AsyncKvConnection(asyncio.Protocol):
             self.close()
             raise
 
-    async def ask(self, messages: Sequence[Message], *, many: bool = False) -> list[Response]:
-        """One response for each request, in order; ``many``: all responses to the only request."""
+    async def ask(
+        self, messages: Sequence[Encodes], *, ends: Callable[[Response], bool] | None = None
+    ) -> list[Response]:
+        """One response for each request, in order; with ``ends``, all responses up to that one."""
         if self.broken or self._transport is None:
             raise self.broken or ConnectFailed(f"{self.address} is not connected")
         if not messages:
             return []
-        question = _Question(0 if many else len(messages), asyncio.get_running_loop().create_future())
+        question = _Question(len(messages), ends, asyncio.get_running_loop().create_future())
         self._questions.append(question)
         self._transport.write(b"".join(message.encode() for message in messages))
         try:

@@ -94,7 +94,9 @@ class Database:
             return self._connect(step.address).config
         connection = self._connect(step.address)
         try:
-            return connection.ask_many(step.messages[0]) if step.many else connection.ask(step.messages)
+            if step.ends:
+                return connection.ask_many(step.messages[0], step.ends)
+            return connection.ask(step.messages)
         except BaseException:
             self._drop(step.address)  # whatever is left of the answers must not meet the next question
             raise

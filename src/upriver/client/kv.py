@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from upriver.client.operations import ends_list
+from upriver.client.operations import Encodes
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConnectFailed
 from upriver.net.blocking import connect
@@ -14,7 +14,7 @@ from upriver.protocol.scram import ScramClient
 from upriver.protocol.session import Credentials, FeedSettings, Session
 from upriver.protocol.topology import Address
 from upriver.wire import Frame, FrameSplitter
-from upriver.wire.message import Message, Response, decode
+from upriver.wire.message import Response, decode
 
 AGENT = "upriver/0.1"
 PIPELINE_BYTES = 256 * 1024
@@ -56,24 +56,24 @@ class KvConnection:
             self._send(b"".join(message.encode() for message in messages))
             messages = self.session.receive(self._next())
 
-    def ask(self, messages: Sequence[Message]) -> list[Response]:
+    def ask(self, messages: Sequence[Encodes]) -> list[Response]:
         """One response for each request, in order; at most ``PIPELINE_BYTES`` are on their way."""
         answers: list[Response] = []
-        batch, size = 0, 0
+        size = 0
         out: list[bytes] = []
         for message in messages:
             out.append(message.encode())
-            batch, size = batch + 1, size + len(out[-1])
+            size += len(out[-1])
             if size >= PIPELINE_BYTES:
                 answers += self._exchange(out)
                 out, size = [], 0
         return answers + self._exchange(out)
 
-    def ask_many(self, message: Message) -> list[Response]:
-        """All responses to a request that is answered by a list."""
+    def ask_many(self, message: Encodes, ends: Callable[[Response], bool]) -> list[Response]:
+        """All responses to a request, up to the one that ends them."""
         self._send(message.encode())
         answers = [self._next()]
-        while not ends_list(answers[-1]):
+        while not ends(answers[-1]):
             answers.append(self._next())
         return answers
 

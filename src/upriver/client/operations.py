@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from upriver.client.bulk_set import is_fence, set_runs
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConnectFailed, NotMyVbucket, RemoteProtocolError, Status, StatusError
 from upriver.model import Document, FailoverLog, VbucketState, vbucket_of
@@ -42,13 +43,22 @@ class Connect:
     address: Address
 
 
+class Encodes(Protocol):
+    """What can be sent: a message, or a run of them."""
+
+    def encode(self) -> bytes: ...
+
+
 @dataclass(slots=True)
 class Ask:
-    """Send requests to a node; answered with one response each, in order (``many``: with all up to an empty one)."""
+    """Send requests to a node; answered with one response each, in order.
+
+    With ``ends``: with all responses up to the first of which that is true.
+    """
 
     address: Address
-    messages: Sequence[Message]
-    many: bool = False
+    messages: Sequence[Encodes]
+    ends: Callable[[Response], bool] | None = None
 
 
 @dataclass(slots=True)
@@ -187,21 +197,18 @@ class Operations:
         self, documents: Mapping[bytes, bytes], collection_id: int
     ) -> Operation[tuple[dict[bytes, bytes], StatusError | None]]:
         """Send everything once; what must be sent again, and why."""
-        by_node: dict[Address, list[tuple[bytes, Set]]] = {}
-        for key, value in documents.items():
-            vb = vbucket_of(key, self.topology.vbuckets)
-            message = Set(0, 0, join_key(collection_id, key), value, vbucket=vb)
-            by_node.setdefault(self._owner(vb), []).append((key, message))
-        left: dict[bytes, bytes] = {}
-        failure = None
-        for address, batch in by_node.items():
-            answers = yield Ask(address, [message for _, message in batch])
-            for (key, message), answer in zip(batch, answers, strict=True):
-                if answer.status != Status.SUCCESS:
-                    failure = self._refusal(answer, address, f"vbucket {message.vbucket}")
-                    if answer.status not in _RETRY:
-                        raise failure
-                    left[key] = documents[key]
+        runs, homeless = set_runs(documents.items(), self.topology, collection_id)
+        left = {key: documents[key] for key in homeless}
+        failure: StatusError | None = NotMyVbucket("no node owns some vbuckets now") if homeless else None
+        for address, run in runs.items():
+            for answer in (yield Ask(address, [run], is_fence)):
+                if answer.status == Status.SUCCESS:
+                    continue
+                key = run.keys[answer.opaque]
+                failure = self._refusal(answer, address, f"vbucket {vbucket_of(key, self.topology.vbuckets)}")
+                if answer.status not in _RETRY:
+                    raise failure
+                left[key] = documents[key]
         return left, failure
 
     # ---------------------------------------------------------------------------------------------- history
@@ -294,7 +301,7 @@ class Operations:
         """A group of statistics of every node, by its address."""
         found: dict[str, dict[str, str]] = {}
         for address in self.topology.serving:
-            answers = yield Ask(address, [Stat(group.encode())], many=True)
+            answers = yield Ask(address, [Stat(group.encode())], ends=ends_list)
             if answers and answers[-1].status != Status.SUCCESS:
                 raise self._refusal(answers[-1], address, f"statistics {group!r}")
             found[str(address)] = {

@@ -12,6 +12,7 @@ from collections import deque
 
 import numpy as np
 
+from upriver.model import SEQNO_MAX
 from upriver.store.arrays import octets
 from upriver.store.disk import Octets
 
@@ -71,6 +72,14 @@ class Gauge:
 
 def _last(segment: Segment) -> int:
     return segment.last
+
+
+def _reach(checkpoint: Checkpoint) -> int:
+    """The last seqno of its closed segments; one that has none yet is the newest, and still ahead."""
+    for segment in reversed(checkpoint.segments):
+        if segment.closed:
+            return segment.last
+    return SEQNO_MAX
 
 
 class MemoryLog:
@@ -172,18 +181,13 @@ class MemoryLog:
 
     def after(self, seqno: int) -> Segment | None:
         """The first closed segment that reaches above ``seqno``."""
-        found: Segment | None = None
-        for checkpoint in reversed(self.checkpoints):
-            segments = checkpoint.segments
-            closed = len(segments) - (bool(segments) and not segments[-1].closed)
-            if closed and segments[closed - 1].last <= seqno:
-                break
-            at = bisect_right(segments, seqno, hi=closed, key=_last)
-            if at < closed:
-                found = segments[at]
-            if at > 0:
-                break
-        return found
+        at = bisect_right(self.checkpoints, seqno, key=_reach)
+        if at == len(self.checkpoints):
+            return None
+        segments = self.checkpoints[at].segments
+        closed = len(segments) - (bool(segments) and not segments[-1].closed)
+        at = bisect_right(segments, seqno, hi=closed, key=_last)
+        return segments[at] if at < closed else None
 
     def flushed(self, checkpoint: Checkpoint) -> bool:
         """Whether all of the checkpoint is on disk (or was never anything)."""

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -108,13 +109,15 @@ def fault(node: testing.RunningNode, *arguments: str) -> dict[str, object]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.fixture(scope="module")
+def node() -> Iterator[testing.RunningNode]:
+    """A node that can be made to misbehave."""
+    with testing.node(vbuckets=4, http_port=0, enable_faults=True) as made:
+        yield made
+
+
 class TestFaults:
     """Provoked with the command that a tester would use."""
-
-    @pytest.fixture(scope="class")
-    def node(self):  # type: ignore[no-untyped-def]
-        with testing.node(vbuckets=4, http_port=0, enable_faults=True) as made:
-            yield made
 
     def fill(self, node: testing.RunningNode, vbucket: int, count: int = 10) -> None:
         with ready(node.kv_port) as raw:

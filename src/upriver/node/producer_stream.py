@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from upriver.errors import StoreError
 from upriver.node import log
+from upriver.node.producer_encoder import make_encoder
 from upriver.protocol.controls import Oso
 from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.producer_frames import MarkerFacts, StreamFrames
@@ -20,7 +21,7 @@ from upriver.protocol.stream_filter import StreamFilter
 from upriver.protocol.stream_request import Attempt
 from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 from upriver.wire import Opcode
-from upriver.wire.bulk_encode import Encoded, FrameOptions, PackedEncoder, SendBuffer, Stop
+from upriver.wire.bulk_encode import Encoded, PackedEncoder, SendBuffer, Stop
 from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, UprStreamEndStatus
 from upriver.wire.packed import SUPERSEDED, Kind, Packed, unpack
 
@@ -34,7 +35,6 @@ _ANTI_LAG = 10_000  # seqnos that a filter hides before the client is told how f
 # As plain numbers: an IntFlag takes longer to compare than the whole marker to build.
 _MEMORY, _DISK, _ACK = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.ACK)
 _PREPARE_OPCODE = int(Opcode.DCP_PREPARE)
-_NO_VALUE = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
 
 
 class Outcome(Enum):
@@ -87,28 +87,7 @@ class ProducerStream:
         self._encoder = self._make_encoder()
 
     def _make_encoder(self) -> PackedEncoder:
-        options = self.options
-        return PackedEncoder(
-            FrameOptions(
-                opaque=self.opaque,
-                vbucket=self.vbucket_id,
-                stream_id=self.stream_id,
-                collections=options.collections,
-                collection_ids=self.filter.collection_ids if options.collections else None,
-                delete_times=OpenFlag.INCLUDE_DELETE_TIMES in options.flags,
-                expiry_opcode=self._expiry_opcode,
-                upr=self.frames.upr,
-                no_value=bool(options.flags & _NO_VALUE),
-                keep_datatype=OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in options.flags,
-                skip_deletes=self._initial,
-                hifi_mfu=options.hifi_mfu,
-                stop_datatypes=self.frames.stop_datatypes,
-            )
-        )
-
-    @property
-    def _expiry_opcode(self) -> bool:
-        return self.producer.upr_expirations if self.frames.upr else self.options.expiry_opcode
+        return make_encoder(self.options, self.frames, self.filter, self._initial, self.producer.upr_expirations)
 
     @property
     def backfilling(self) -> bool:

@@ -47,7 +47,7 @@ class StreamFrames:
     def __init__(self, options: ProducerOptions, dialect: Dialect, vbucket: int, opaque: int, stream_id: int) -> None:
         self._options = options
         self.upr = dialect is Dialect.UPR
-        self._vbucket, self._opaque, self._stream_id = vbucket, opaque, stream_id
+        self.vbucket, self.opaque, self.stream_id = vbucket, opaque, stream_id
         self._plain_markers = not (self.upr or options.sync_writes or options.marker_v22 or stream_id)
         infos = (FrameInfo(RequestFrameId.STREAM_ID, stream_id.to_bytes(2, "big")),) if stream_id else ()
         self._header: dict[str, Any] = {"vbucket": vbucket, "opaque": opaque, "frame_infos": infos}
@@ -58,7 +58,7 @@ class StreamFrames:
     def marker(self, facts: MarkerFacts) -> bytes:
         """A snapshot marker in the version that applies to this very snapshot (2.7)."""
         if self._plain_markers:
-            return _MARKER_V1.pack(_REQUEST, _MARKER, 0, 20, 0, self._vbucket, 20, self._opaque, 0, *facts[:3])
+            return _MARKER_V1.pack(_REQUEST, _MARKER, 0, 20, 0, self.vbucket, 20, self.opaque, 0, *facts[:3])
         if self.upr:
             return upr.UprSnapshotMarker(**self._header).encode()
         options, on_disk = self._options, bool(facts.flags & MarkerFlag.DISK)
@@ -76,10 +76,10 @@ class StreamFrames:
         return dcp.SnapshotMarker(*span, **self._header).encode()
 
     def seqno_advanced(self, seqno: int) -> bytes:
-        if self._stream_id:
+        if self.stream_id:
             return dcp.SeqnoAdvanced(seqno, **self._header).encode()
         return _ADVANCED.pack(
-            _REQUEST, Opcode.DCP_SEQNO_ADVANCED, 0, 8, 0, self._vbucket, 8, self._opaque, 0, seqno
+            _REQUEST, Opcode.DCP_SEQNO_ADVANCED, 0, 8, 0, self.vbucket, 8, self.opaque, 0, seqno
         )
 
     def stream_end(self, status: int) -> bytes:
@@ -91,7 +91,7 @@ class StreamFrames:
 
     def set_vbucket_state(self, state: int) -> bytes:
         made = upr.UprSetVbucketState if self.upr else dcp.SetVbucketState
-        return made(state, vbucket=self._vbucket, opaque=self._opaque).encode()
+        return made(state, vbucket=self.vbucket, opaque=self.opaque).encode()
 
     def system_event(self, head: Packed, key: bytes, value: bytes) -> bytes:
         """An event from the store, in the plain layout or as FlatBuffers."""

@@ -1,0 +1,354 @@
+"""Benchmark table ``sync``: what it costs to keep tables equal to a bucket, as they grow.
+
+Run it with ``python bench/sync.py [load] [steady] [lag] [repair] [--rows 1000000] [--full]``. ``--full`` adds 10 M
+rows. Beside ours stand a plain delta-rs MERGE per batch, and Spark writing the same rows to Parquet with no source at
+all. CPU is that of the process that works (and its children), so it holds on a busy machine; rows/s is wall clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from rich.console import Console
+from rich.table import Table
+
+from upriver import testing
+from upriver.errors import TemporaryFailure
+from upriver.model import vbucket_of
+from upriver.records.schema import CHANGES
+from upriver.spark.tables.apply import TableOptions, Tables
+from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.log import write_log
+from upriver.spark.tables.upkeep import fold_log, fold_tail
+from upriver.store import Bucket, StoreOptions
+
+VBUCKETS = 64
+NAME = "_default._default"
+console = Console(width=120)
+
+
+# ---------------------------------------------------------------------------------------------- documents
+
+
+def document(number: int, size: int, version: int = 0) -> bytes:
+    """JSON of about ``size`` bytes, half of it hard to compress."""
+    fields = b'{"id":%d,"name":"user %d","total":%d.25,"city":"city %d","active":true,"version":%d,"note":"' % (
+        number, number, number % 9973, number % 997, version)
+    room = max(size - len(fields) - 2, 0)
+    noise = b"%x" % ((number * 0x9E3779B97F4A7C15 + version * 0xC2B2AE3D27D4EB4F) % (1 << 256))
+    return fields + (noise * (room // 64 + 1))[: room // 2] + b"z" * (room - room // 2) + b'"}'
+
+
+def key(number: int) -> bytes:
+    return b"user::%010d" % number
+
+
+def fill(data: Path, rows: int, size: int) -> None:
+    """A node's data directory with documents in it, written through the store."""
+    keys: dict[int, list[int]] = {vbucket: [] for vbucket in range(VBUCKETS)}
+    for number in range(rows):
+        keys[vbucket_of(key(number), VBUCKETS)].append(number)
+    with Bucket.open(data / "default", name="default", vbuckets=VBUCKETS, options=StoreOptions()) as bucket:
+        for vbucket, numbers in keys.items():
+            for first in range(0, len(numbers), 5000):
+                some = numbers[first : first + 5000]
+                _set(bucket, vbucket, [key(n) for n in some], [document(n, size) for n in some])
+        bucket.flush()
+
+
+def _set(bucket: Any, vbucket: int, keys: list[bytes], values: list[bytes]) -> None:
+    while True:
+        try:
+            bucket.vbucket(vbucket).set_many(keys, values)
+        except TemporaryFailure:
+            bucket.wait_for_room(10)
+        else:
+            return
+
+
+@contextlib.contextmanager
+def filled_node(rows: int, size: int) -> Iterator[testing.RunningNode]:
+    with tempfile.TemporaryDirectory(prefix="upriver-bench-") as folder:
+        data = Path(folder) / "data"
+        fill(data, rows, size)
+        options: dict[str, Any] = {"vbuckets": VBUCKETS, "lazy": True, "http_port": 0, "enable_faults": True}
+        with testing.node(data=data, quota_mib=1024, **options) as node:
+            yield node
+
+
+# ---------------------------------------------------------------------------------------------- first load
+
+
+def load(cases: list[tuple[int, int]]) -> None:
+    table = Table("documents", "bytes", "rows/s", "MB/s", "seconds", "Spark to Parquet, no source", title="first load")
+    for rows, size in cases:
+        with filled_node(rows, size) as node, tempfile.TemporaryDirectory() as folder:
+            batches, seconds = run_sync(node.connection_string, folder, "--once")
+        done = sum(batch["rows"] for batch in batches)
+        ceiling = parquet_ceiling(rows, size)
+        table.add_row(f"{rows:,}", str(size), f"{done / seconds:,.0f}", f"{done * size / seconds / 1e6:.0f}",
+                      f"{seconds:.1f}", f"{ceiling:,.0f} rows/s")
+        assert done == rows
+    console.print(table)
+
+
+def run_sync(connection: str, lake: str, *arguments: str) -> tuple[list[dict[str, Any]], float]:
+    """Batches of one run, and the seconds from the start of the first batch to the end of the run."""
+    command = [sys.executable, "-c", "from upriver.cli import main; main()", "sync", connection, "--to", lake, "--json"]
+    process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    lines, ended = [], 0.0
+    for line in process.stdout:
+        lines.append(json.loads(line))
+        ended = time.time()
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    batches = [line for line in lines if line["type"] == "batch" and line["rows"]]
+    return batches, ended - (batches[0]["at"] - batches[0]["total_s"])
+
+
+def parquet_ceiling(rows: int, size: int) -> float:
+    """Rows/s of Spark writing rows of the same columns and size that it makes up itself."""
+    import upriver.spark
+
+    spark = upriver.spark.session("local[*]")
+    try:
+        made = spark.range(0, rows, 1, os.cpu_count()).selectExpr(
+            "cast(concat('user::', id) as binary) as key", "cast(id % 64 as int) as vbucket", "id as seqno",
+            "0 as epoch", "id * 7 as cas", "current_timestamp() as timestamp",
+            f"cast(rpad(concat(hex(id * 2654435761), md5(cast(id as string))), {size}, 'z') as binary) as value")
+        with tempfile.TemporaryDirectory() as folder:
+            made.limit(1000).write.parquet(f"{folder}/warm")
+            started = time.monotonic()
+            made.write.parquet(f"{folder}/rows")
+            return rows / (time.monotonic() - started)
+    finally:
+        spark.stop()
+
+
+# ---------------------------------------------------------------------------------------------- steady state
+
+
+class Changes:
+    """Batches of the change feed, made up here, so that only the tables are measured."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.seqno, self.version = size, 0, 0
+        self.random = np.random.default_rng(1)
+
+    def batch(self, numbers: Any) -> pa.RecordBatch:
+        count = len(numbers)
+        seqnos = np.arange(self.seqno + 1, self.seqno + count + 1)
+        self.seqno += count
+        self.version += 1
+        plain = numbers.tolist()
+        one = np.ones(count, np.int64)
+        columns: dict[str, Any] = {
+            "event": pa.repeat(pa.scalar("mutation"), count), "vbucket": numbers % VBUCKETS, "seqno": seqnos,
+            "epoch": one * 0, "vbuuid": one, "rev_seqno": one, "cas": seqnos + 10**18,
+            "timestamp": pa.array(seqnos + 10**15, pa.timestamp("us", tz="UTC")),
+            "scope": pa.repeat(pa.scalar("_default"), count), "collection": pa.repeat(pa.scalar("_default"), count),
+            "collection_id": one * 0, "key": [key(number) for number in plain],
+            "value": [document(number, self.size, self.version) for number in plain], "datatype": one,
+            "flags": one * 0, "expiry": one * 0, "delete_time": one * 0, "xattrs": None,
+            "snapshot_start": seqnos, "snapshot_end": seqnos,
+        }
+        arrays = [
+            pa.nulls(count, field.type) if columns[field.name] is None
+            else pa.array(columns[field.name]).cast(field.type) for field in CHANGES
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=CHANGES)
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def disk_bytes() -> int:
+    """Bytes that this process has written, whoever counted them."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        if line.startswith("wchar"):
+            return int(line.split()[1])
+    return 0
+
+
+def steady(sizes: list[int], changed: int, merge_up_to: int) -> None:
+    table = Table("rows", "batches", "CPU ms/batch", "median", "p95", "B/change", "read fresh s",
+                  "MERGE per batch: CPU ms", "B/change", title=f"steady state, {changed:,} changes per batch, 256 B")
+    for rows in sizes:
+        ours, (merge_ms, merge_bytes) = _ours(rows, changed), ("-", "-")
+        if rows <= merge_up_to:
+            merge_ms, merge_bytes = _merge(rows, changed)
+        table.add_row(f"{rows:,}", *ours, merge_ms, merge_bytes)
+    console.print(table)
+
+
+def _ours(rows: int, changed: int) -> list[str]:
+    """As many batches as it takes for the whole table to change a quarter, and at least a hundred."""
+    with tempfile.TemporaryDirectory(prefix="upriver-bench-") as root:
+        changes = Changes(256)
+        tables = Tables(Lake(root), "bench", TableOptions(vbuckets=VBUCKETS))
+        number = 0
+        for first in range(0, rows, 250_000):
+            numbers = np.arange(first, min(first + 250_000, rows))
+            tables.apply(number, write_log([changes.batch(numbers)], root, number), lag=rows - int(numbers[-1]) - 1)
+            number += 1
+        collection = tables.collection(NAME)
+        count = max(100, rows // changed // 2)
+        spent, before = [], disk_bytes()
+        for _ in range(count):
+            batch = changes.batch(changes.random.integers(0, rows, changed))
+            started = cpu_s()
+            tables.apply(number, write_log([batch], root, number))
+            fold_tail(collection)
+            fold_log(collection)
+            spent.append(cpu_s() - started)
+            number += 1
+        written = disk_bytes() - before
+        started_wall = time.monotonic()
+        from upriver.spark.tables.read import read_arrow
+
+        assert read_arrow(root, NAME).num_rows == rows
+        fresh = time.monotonic() - started_wall
+    spent.sort()
+    return [str(count), f"{statistics.mean(spent) * 1000:.0f}", f"{statistics.median(spent) * 1000:.0f}",
+            f"{spent[int(len(spent) * 0.95)] * 1000:.0f}", f"{written / count / changed:.0f}", f"{fresh:.1f}"]
+
+
+def _merge(rows: int, changed: int) -> tuple[str, str]:
+    """The obvious way: append nothing, MERGE every batch into one table by key."""
+    with tempfile.TemporaryDirectory(prefix="upriver-bench-") as root:
+        changes = Changes(256)
+        names = ["key", "vbucket", "seqno", "epoch", "cas", "value"]
+        for first in range(0, rows, 250_000):
+            numbers = np.arange(first, min(first + 250_000, rows))
+            write_deltalake(root, pa.table(changes.batch(numbers)).select(names), mode="append")
+        spent, before = [], disk_bytes()
+        for _ in range(3):
+            source = pa.table(changes.batch(np.unique(changes.random.integers(0, rows, changed)))).select(names)
+            started = cpu_s()
+            merge = DeltaTable(root).merge(source, "t.key = s.key", source_alias="s", target_alias="t")
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
+            spent.append(cpu_s() - started)
+        written = disk_bytes() - before
+    return f"{statistics.median(spent) * 1000:.0f}", f"{written / 3 / changed:,.0f}"
+
+
+# ---------------------------------------------------------------------------------------------- lag and repair
+
+
+def following(
+    node: testing.RunningNode, seconds: float, during: Callable[[float], None]
+) -> list[dict[str, Any]]:
+    """Batches of a sync that follows a node while something happens to it, without its first ones."""
+    with tempfile.TemporaryDirectory() as lake:
+        command = [sys.executable, "-c", "from upriver.cli import main; main()", "sync", node.connection_string]
+        process = subprocess.Popen([*command, "--to", lake, "--json", "--every", "200ms"], stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout
+        process.stdout.readline()
+        until = time.time() + seconds
+        threading.Timer(seconds, process.terminate).start()
+        during(until)
+        lines = [json.loads(line) for line in process.stdout]
+        process.wait()
+    return [line for line in lines if line["type"] == "batch" and line["rows"]][2:]
+
+
+def lag(rates: list[int]) -> None:
+    table = Table("writes/s asked", "written/s", "behind s, median", "p95", "batch s", "changes/batch",
+                  title="lag while following")
+    for rate in rates:
+        with filled_node(10_000, 256) as node:
+            written = [0]
+            batches = following(node, 30, lambda until, n=node, w=written, r=rate: _write(n, r, until, w))
+        behind = sorted(batch["behind_s"] for batch in batches)
+        table.add_row(f"{rate:,}", f"{written[0] / 30:,.0f}", f"{statistics.median(behind):.2f}",
+                      f"{behind[int(len(behind) * 0.95)]:.2f}",
+                      f"{statistics.median(batch['total_s'] for batch in batches):.2f}",
+                      f"{statistics.median(batch['rows'] for batch in batches):,.0f}")
+    console.print(table)
+
+
+def _write(node: testing.RunningNode, rate: int, until: float, written: list[int]) -> None:
+    from upriver.client.blocking import connect
+
+    with connect(node.connection_string) as db:
+        started = time.time()
+        while time.time() < until:
+            due = int((time.time() - started) * rate) - written[0]
+            numbers = range(written[0], written[0] + min(due, 5000))
+            if due > 0:
+                db.set_many({key(n % 10_000): document(n % 10_000, 256, n) for n in numbers})
+                written[0] += len(numbers)
+            time.sleep(0.01)
+
+
+def repair(sizes: list[int]) -> None:
+    table = Table("rows", "rows of the vbucket", "lost changes", "repair s", "plain batch s", title="one rollback")
+    for rows in sizes:
+        with filled_node(rows, 256) as node, tempfile.TemporaryDirectory() as lake:
+            run_sync(node.connection_string, lake, "--once")
+            batches = _repair(node, lake)
+        rolled = next(batch for batch in batches if batch["rollbacks"])
+        table.add_row(f"{rows:,}", f"{rows // VBUCKETS:,}", "100", f"{rolled['total_s']:.2f}",
+                      f"{batches[0]['total_s']:.2f}")
+    console.print(table)
+
+
+def _repair(node: testing.RunningNode, lake: str) -> list[dict[str, Any]]:
+    from upriver.client.blocking import connect
+
+    mine = [n for n in range(20_000) if vbucket_of(key(n), VBUCKETS) == 3][:100]
+    found = []
+    for step in range(2):
+        with connect(node.connection_string) as db:
+            db.set_many({key(n): document(n, 256, step + 1) for n in mine})
+        found += run_sync(node.connection_string, lake, "--once")[0]
+    body = json.dumps({"vbucket": 3, "lose": 100}).encode()
+    url = f"http://127.0.0.1:{node.http_port}/upriver/faults/failover"
+    headers = {"Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST"), timeout=30).close()
+    with connect(node.connection_string) as db:
+        db.set(key(mine[0]), document(mine[0], 256, 9))
+    return found[1:] + run_sync(node.connection_string, lake, "--once")[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=["load", "steady", "lag", "repair", []])
+    parser.add_argument("--full", action="store_true", help="10 M rows, too")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    given = parser.parse_args()
+    parts = given.parts or ["load", "steady", "lag", "repair"]
+    large = [10_000_000] if given.full else []
+    if "steady" in parts:
+        steady([given.rows // 10, given.rows, *large], 5_000, merge_up_to=given.rows)
+    if "load" in parts:
+        load([(rows, size) for rows in (given.rows, *large) for size in (256, 1024)])
+    if "lag" in parts:
+        lag([1_000, 5_000, 20_000])
+    if "repair" in parts:
+        repair([given.rows // 10, given.rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -291,3 +291,25 @@ def test_the_async_client_reconnects_and_hears_of_rollbacks(server: RunningNode,
                 assert kinds >= {"Mutation", "Rollback"}
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_position_between_two_batches_covers_exactly_what_was_given(db: Database) -> None:
+    db.set_many({b"between:%d" % n: b"x" for n in range(100)})
+
+    def places(batch: Any) -> list[tuple[int, int]]:
+        return list(zip(batch["vbucket"].to_pylist(), batch["seqno"].to_pylist(), strict=True))
+
+    everything = sorted(place for batch in db.change_batches(end="now") for place in places(batch))
+    for stop in (1, 2, 5, 9):
+        seen = []
+        with db.feed(end="now", rows=10) as feed:
+            for count, batch in enumerate(feed.batches(), 1):
+                seen += places(batch)
+                if count == stop:
+                    break
+            saved = feed.positions()
+        rest = [place for batch in db.change_batches(start=saved, end="now") for place in places(batch)]
+        assert sorted(seen + rest) == everything
+        assert {vb: max((s for v, s in seen if v == vb), default=0) for vb in saved} == {
+            vb: position.seqno for vb, position in saved.items()
+        }

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from upriver.client.made import Made, Maker
 from upriver.client.positions import Standpoint
+from upriver.client.progress import last_rows, moved
 from upriver.model import Position
 from upriver.protocol.feed import Feed, FeedEvent
 from upriver.protocol.standing import Mark
@@ -30,6 +32,7 @@ class Delivery:
         self._ready: deque[Made] = deque()
         self._current: Made | None = None
         self._mark: Mark = feed.standing.mark()
+        self._since_mark: list[Any] = []  # batches that were given since
         self._held_since: float | None = None
         self._persisted: dict[int, int] = {}
 
@@ -77,15 +80,26 @@ class Delivery:
     def standpoints(self) -> dict[int, Standpoint]:
         """What may be claimed of what the caller has been given, including the item that it was given last."""
         made, standing = self._current, self.feed.standing
-        between = made is not None and self.given < len(made.items)
-        place = (standing.mark() if self.idle else self._mark) if made is None else made.mark or self._mark
-        if between and made and not made.single:
-            place = self._mark
-        if between and made and made.single and made.mark:
+        if made is None:
+            place = standing.mark() if self.idle else self._mark
+            return self._all_of(place, batches=[] if self.idle else self._since_mark)
+        if made.mark and self.given == len(made.items):
+            return self._all_of(made.mark)
+        if made.single and made.mark:
             positions = self._inside(made.mark, [(change.vbucket, change.seqno) for change in made.items])
-        else:
-            positions = {vb: place.position(vb) for vb in self.feed.vbuckets}
-        return {vb: Standpoint(p, self._points(vb, p), place.epoch[vb]) for vb, p in positions.items()}
+            return {vb: Standpoint(p, self._points(vb, p), made.mark.epoch[vb]) for vb, p in positions.items()}
+        return self._all_of(self._mark, batches=[*self._since_mark, *made.items[: self.given]])
+
+    def _all_of(self, mark: Mark, batches: list[Any] | None = None) -> dict[int, Standpoint]:
+        """The place of ``mark``, moved on by the rows of some batches that were given after it."""
+        found = {}
+        for vb in self.feed.vbuckets:
+            position = mark.position(vb)
+            found[vb] = Standpoint(position, self._points(vb, position), mark.epoch[vb])
+        for batch in batches or ():
+            for vb, step in last_rows(batch).items():
+                found[vb] = replace(found[vb], position=moved(found[vb].position, step), epoch=step.epoch)
+        return found
 
     def _points(self, vb: int, position: Position) -> tuple[int, ...]:
         return tuple(point for point in self.feed.standing.points(vb) if 0 < point < position.snap_start)
@@ -118,7 +132,11 @@ class Delivery:
     def _finish(self, made: Made) -> None:
         for documents in made.held:
             self.feed.taken(documents)
-        self._mark = made.mark or self._mark
+        if made.mark:
+            self._mark = made.mark
+            self._since_mark.clear()
+        else:
+            self._since_mark += made.items
         self._current = None
 
     # ---------------------------------------------------------------------------------------------- holding back

@@ -62,8 +62,13 @@ class Positions(Mapping[int, Position]):
         return replace(self, standpoints={**self.standpoints, **other.standpoints})
 
     def rolled_back(self, vbucket: int, to_seqno: int) -> Positions:
-        """After undoing what was read of a vbucket above ``to_seqno``, as ``HistoryLost`` asks for."""
+        """After undoing what was read of a vbucket above ``to_seqno``, as ``HistoryLost`` asks for.
+
+        Where the position is not beyond it yet, there is nothing to undo, and it stays.
+        """
         old = self.standpoints[vbucket]
+        if old.position.seqno <= to_seqno:
+            return self
         points = tuple(p for p in old.points if p < to_seqno)
         branch = old.position.vbuuid if to_seqno else 0
         back = Standpoint(Position(branch, to_seqno, to_seqno, to_seqno), points, old.epoch + 1)

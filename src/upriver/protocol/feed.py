@@ -108,7 +108,7 @@ class Feed:
         self._emitted: list[FeedEvent] = []
         for vb, position in request.starts.items():
             self.standing.resume(vb, position, epoch=request.epochs.get(vb, 0), points=request.points.get(vb, ()))
-            if self._end(vb) == 0:
+            if self._end(vb) == 0 and position.seqno == 0:
                 self._finish(vb)
         self._emitted.clear()
 
@@ -249,8 +249,7 @@ class Feed:
 
     def _end(self, vb: int) -> int:
         """Never below the start: a position beyond the end may be one of a lost branch, and only asking tells."""
-        end = self.request.ends.get(vb, SEQNO_MAX)
-        return max(end, self.request.starts[vb].seqno) if end else 0
+        return max(self.request.ends.get(vb, SEQNO_MAX), self.request.starts[vb].seqno)
 
     def _take_emitted(self) -> list[FeedEvent]:
         emitted, self._emitted = self._emitted, []

@@ -127,6 +127,11 @@ class MemoryLog:
 
     def _begin_checkpoint(self, size: int) -> Checkpoint:
         self.close_checkpoint()
+        if self.checkpoints and not self.checkpoints[-1].segments:  # nothing is in it yet: take a larger buffer
+            unused = self.checkpoints[-1]
+            self._gauge.bytes += size - unused.data.size
+            unused.data = octets(size)
+            return unused
         self._serial += 1
         fresh = Checkpoint(self, self._serial, max(size, min(SMALLEST, self.most_bytes)))
         self._gauge.bytes += fresh.data.size
@@ -136,8 +141,8 @@ class MemoryLog:
         return fresh
 
     def close_checkpoint(self) -> None:
-        """No more segments for the last checkpoint; give back the rest of its buffer."""
-        if not self.checkpoints or self.checkpoints[-1].closed:
+        """No more segments for the last checkpoint; give back the rest of its buffer. An empty one stays open."""
+        if not self.checkpoints or self.checkpoints[-1].closed or not self.checkpoints[-1].segments:
             return
         last = self.checkpoints[-1]
         last.closed = True

@@ -7,7 +7,6 @@ is (a filter may leave nothing), so that no marker ever stands alone.
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,15 @@ class Outcome(Enum):
 
 
 class ProducerStream:
-    """Made for a request that was granted; ``fill`` it until it ends."""
+    """Made for a request that was granted; ``fill`` it until it ends. Kept small: there can be 100,000 of them."""
+
+    __slots__ = (
+        "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_last_advanced", "_marker", "_marker_end",
+        "_offset", "_oso_greatest", "_partial", "_run", "_snapshot", "can_advance", "dialect", "end_seqno", "ended",
+        "filter", "flags", "frames", "items_sent", "last_read_seqno", "last_sent_seqno", "opaque", "options",
+        "producer", "queued", "snap_end", "snap_start", "source", "start_seqno", "stream_id", "takeover", "vbucket",
+        "vbucket_id", "vbuuid",
+    )  # fmt: skip
 
     def __init__(self, producer: Producer, attempt: Attempt, opaque: int) -> None:
         options = producer.options
@@ -72,7 +79,7 @@ class ProducerStream:
         self.takeover: Takeover | None = None
         self.vbucket: VBucket = attempt.facts  # type: ignore[assignment]  # the facts are the store's own
         self.source: StreamSource
-        self._frames: deque[bytes] = deque()
+        self._frames: list[bytes] = []
         self._marker: bytes | None = None
         self._snapshot: SnapshotStart | None = None
         self._in_oso = False
@@ -84,7 +91,7 @@ class ProducerStream:
         self._last_advanced = 0
         self._invisible = 0  # the last prepare or abort of a collection that the stream follows
         self._initial = attempt.start == 0 and OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in options.flags
-        self._encoder = self._make_encoder()
+        self._encoder: PackedEncoder | None = None  # made when there is something to encode, and after changes
 
     def _make_encoder(self) -> PackedEncoder:
         return make_encoder(self.options, self.frames, self.filter, self._initial, self.producer.upr_expirations)
@@ -145,13 +152,14 @@ class ProducerStream:
     def _send_frames(self, out: SendBuffer) -> bool:
         """Single frames, each only while the window is open; False when it closes before the last."""
         window = self.options.window
-        while self._frames:
+        for sent, frame in enumerate(self._frames):
             if not window.is_open:
+                del self._frames[:sent]
                 return False
-            frame = self._frames.popleft()
             out.append(frame)
             surcharge = PREPARE_SURCHARGE if frame[1] == _PREPARE_OPCODE else 0
             window.charge(len(frame) + surcharge)
+        self._frames.clear()
         return True
 
     def push(self, frame: bytes) -> None:
@@ -178,7 +186,7 @@ class ProducerStream:
         self._invisible = 0
         if self._initial and event.flags & _MEMORY:
             self._initial = False
-            self._encoder = self._make_encoder()
+            self._encoder = None
         # A client that cannot be told SEQNO_ADVANCED must get an end that a document reaches.
         self._marker_end = event.end if self.can_advance else event.last_matching
         if not self._marker_end:
@@ -237,7 +245,10 @@ class ProducerStream:
             return Outcome.WINDOW
         if self._marker is not None:
             out.append(self._marker)
-        done = self._encoder.encode(
+        encoder = self._encoder
+        if encoder is None:
+            encoder = self._encoder = self._make_encoder()
+        done = encoder.encode(
             run.data, out, offset=self._offset, after=run.after, upto=self._upto(run),
             budget=window.room - (out.used - before),
         )  # fmt: skip
@@ -341,7 +352,7 @@ class ProducerStream:
         before = self.filter.collection_ids
         passes = self.filter.passes(head.extra >> 8, value) and not self.frames.upr
         if self.filter.collection_ids != before:
-            self._encoder = self._make_encoder()
+            self._encoder = None
         return self.frames.system_event(head, key, value) if passes else None
 
     # ------------------------------------------------------------------------------------------ ends of runs

@@ -44,6 +44,8 @@ class MarkerFacts(NamedTuple):
 class StreamFrames:
     """Encodes for one stream: its opaque, vbucket and stream-id, in the dialect and versions it asked for."""
 
+    __slots__ = ("_header", "_options", "_plain_markers", "opaque", "stop_datatypes", "stream_id", "upr", "vbucket")
+
     def __init__(self, options: ProducerOptions, dialect: Dialect, vbucket: int, opaque: int, stream_id: int) -> None:
         self._options = options
         self.upr = dialect is Dialect.UPR

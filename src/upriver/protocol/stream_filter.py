@@ -20,6 +20,8 @@ _SCOPE_EVENTS = (SystemEventId.CREATE_SCOPE, SystemEventId.DROP_SCOPE)
 class StreamFilter:
     """One stream's view. ``collection_ids`` is None when every collection passes."""
 
+    __slots__ = ("_ids", "flatbuffers", "is_empty", "legacy", "scope_id")
+
     def __init__(
         self, *, collections: bool, ids: Iterable[int] | None = None, scope_id: int | None = None,
         flatbuffers: bool = False,

@@ -157,6 +157,15 @@ def test_memory_checkpoints_are_bounded_over_the_whole_bucket(tmp_path):
             assert seqnos(source) == list(range(1, 6001))
 
 
+def test_a_document_larger_than_a_checkpoint_is_streamed_like_any_other(bucket, vb):
+    source = vb.stream(0)
+    for size in (3 << 20, 10, 2 << 20):
+        vb.set(b"k%d" % size, bytes(size))
+        assert [len(record.value) for record in changes(source)] == [size]
+    to_disk(bucket)
+    assert [len(record.value) for record in changes(vb.stream(0))] == [3 << 20, 10, 2 << 20]
+
+
 def test_a_stream_ends_after_the_snapshot_that_has_its_end(vb):
     vb.set_many([b"a", b"b", b"c"], [b"1"] * 3)
     assert events(vb.stream(0, 2))[-1] == End(EndReason.OK)

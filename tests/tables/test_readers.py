@@ -97,3 +97,26 @@ def test_files_that_someone_else_rewrote_are_taken_in_again(busy: Desk) -> None:
     busy.commit()
     assert not [piece for piece in [*busy.orders.current.pieces(), *busy.orders.tail.pieces()] if piece.foreign]
     assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+
+
+def test_a_document_deleted_in_a_merge_does_not_come_back_from_a_tail_that_others_still_need(tmp_path) -> None:
+    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, share=0.5, target_rows=50))
+    keys = [f"k{index}" for index in range(100)]
+    for key in keys:
+        desk.feed.put(key, {"n": 0})
+    desk.commit()
+    assert len(desk.orders.current.pieces()) == 2
+    low = [key for key in keys if desk.feed.vbucket(key) < 2]
+    desk.feed.put(low[0], {"n": 1})
+    desk.commit()
+    assert desk.orders.tail.pieces()
+    desk.feed.delete(low[0])
+    for key in low[1:]:
+        desk.feed.put(key, {"n": 2})
+    desk.commit()
+    merged = {piece.lo: piece.last for piece in desk.orders.current.pieces()}
+    assert merged[0] == 2  # the half with the deletion was merged,
+    assert merged[2] == 0  # and the other half not
+    assert low[0] not in desk.read()
+    fold_tail(desk.orders)
+    assert desk.read() == {key: normal(value) for key, value in desk.feed.truth().items()}

@@ -73,12 +73,13 @@ def sync(
 
 def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool) -> None:
     import upriver.spark
+    from upriver.spark.tables.run import session
 
     stop = threading.Event()
     shown = JsonLines() if as_json else Display(options)
     shown.say("starting Spark ...")
     with nullcontext() if verbose else _stderr_to(options):
-        spark = upriver.spark.session(master)
+        spark = session(master)
     # Only now: Spark sets a handler of its own, which would cancel the batch that is running.
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -116,19 +117,15 @@ def _stderr_to(options: SyncOptions) -> Iterator[None]:
 class JsonLines:
     """For machines: every batch, and the end, as a line of JSON."""
 
-    def __init__(self) -> None:
-        self._seen = 0
-
     def __call__(self, live: Live) -> None:
-        for batch in live.batches[self._seen :]:
+        for batch in live.news:
             click.echo(json.dumps({"type": "batch", **asdict(batch), "lag": live.lag}))
-        self._seen = len(live.batches)
 
     def say(self, text: str) -> None:
         """People only."""
 
     def done(self, live: Live) -> None:
-        click.echo(json.dumps({"type": "end", "batches": len(live.batches), "rows": live.rows, "lag": live.lag}))
+        click.echo(json.dumps({"type": "end", "batches": live.count, "rows": live.rows, "lag": live.lag}))
 
 
 class Display:
@@ -141,7 +138,6 @@ class Display:
         self._console = Console(stderr=True)
         self._to = options.to
         self._status = Status("", console=self._console)
-        self._lines = 0
         self._live = self._console.is_terminal
 
     def say(self, text: str) -> None:
@@ -154,17 +150,16 @@ class Display:
     def __call__(self, live: Live) -> None:
         if self._live:
             self._status.update(line(live))
-        elif len(live.batches) > self._lines:
-            self._lines = len(live.batches)
+        elif live.news:
             self._console.print(line(live), highlight=False)
 
     def done(self, live: Live) -> None:
         if self._live:
             self._status.stop()
         spent = time.time() - live.started
-        rolled = sum(batch.rollbacks for batch in live.batches)
+        rolled = live.rollbacks
         self._console.print(
-            f"{live.rows:,} changes in {len(live.batches)} batches and {spent:.1f} s"
+            f"{live.rows:,} changes in {live.count} batches and {spent:.1f} s"
             + (f", {rolled} rollbacks repaired" if rolled else "") + f"; tables are in {self._to}", highlight=False
         )
 
@@ -185,10 +180,10 @@ def line(live: Live) -> str:
         bar = ("━" * round(share * 30)).ljust(30, "┄")
         eta = duration((live.expected - live.rows) / max(speed, 1)) if share < 1 else "now"
         return f"loading {bar} {share:4.0%}  {amount(live.rows)} rows, {amount(speed)}/s, {size(bytes_s)}/s, {eta} left"
-    rolled = sum(batch.rollbacks for batch in live.batches)
     return (
         f"in step: {amount(live.lag or 0)} changes and {duration(last.behind_s)} behind, batch {last.batch} took "
-        f"{duration(last.total_s)} for {amount(last.rows)} rows, {rolled} rollbacks, {amount(live.rows / spent)} rows/s"
+        f"{duration(last.total_s)} for {amount(last.rows)} rows, {live.rollbacks} rollbacks, "
+        f"{amount(live.rows / spent)} rows/s"
     )
 
 

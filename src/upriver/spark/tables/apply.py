@@ -1,7 +1,8 @@
 """The driver's side of a batch: commit the log, then bring tail and current forward, collection by collection.
 
-Order is everything: the log commits first, then ``current``, then the tail with the mark of what is applied. A crash
-between any two leaves work that the replay of the batch finds and finishes; no step does harm when repeated.
+Order is everything: the log commits first, then new rows of the tail, then ``current``, then the tail gives up what
+``current`` has, with the mark of what is applied. A crash between any two leaves work that the replay of the batch
+finds and finishes; no step does harm when repeated, and a reader in between sees every change once.
 """
 
 from __future__ import annotations
@@ -160,6 +161,8 @@ class CollectionTables:
     def _commit(
         self, batch: int, works: Sequence[Work], outcomes: Sequence[Outcome], shape: Shape, widened: bool
     ) -> None:
+        # Tail files go a batch later than they could, for readers that saw ``current`` a moment too early.
+        done = self._covered()
         adds = [piece for outcome in outcomes for piece in outcome.current]
         replaced = list({piece.path: piece for outcome in outcomes for piece in outcome.replaced}.values())
         app = f"{APPLIED}.current"
@@ -167,12 +170,17 @@ class CollectionTables:
             self.current.replace(app, batch, adds, row_schema(shape))
             self.tail.replace(APPLIED, batch, [], row_schema(shape))
             return
-        if adds or replaced:
-            self._force_commit(app, batch, adds, replaced)
-        ranges = ranges_of(self.current.pieces(), self.options.vbuckets, 0, self.options.policy)
-        done = [piece for piece in self.tail.pieces() if covered(piece, ranges) or piece.foreign]
         fresh = [piece for outcome in outcomes for piece in outcome.tail]
+        if adds or replaced:
+            if fresh:  # before ``current`` loses a row, the tail must say that it is gone
+                self._force_commit(f"{APPLIED}.tail", batch, fresh, [], table="tail")
+            self._force_commit(app, batch, adds, replaced)
+            fresh = []
         self._force_commit(APPLIED, batch, fresh, done, table="tail")
+
+    def _covered(self) -> list[Piece]:
+        ranges = ranges_of(self.current.pieces(), self.options.vbuckets, 0, self.options.policy)
+        return [piece for piece in self.tail.pieces() if covered(piece, ranges) or piece.foreign]
 
     def _force_commit(
         self, app: str, batch: int, adds: list[Piece], removes: list[Piece], table: str = "current"

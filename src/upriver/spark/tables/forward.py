@@ -172,6 +172,7 @@ def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
         kept.append(old)
         outcome.replaced.append(piece)
     if not work.keep_deleted:
+        _leave_tombstones(work, news, outcome)
         news = news.filter(pc.invert(news.column("_deleted")))
     table = fold_rest(pa.concat_tables([*kept, news]), work.shape)
     parts = -(-table.num_rows // work.target_rows) if everything and total > 2 * work.target_rows else 1
@@ -179,6 +180,19 @@ def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
         path = place(part.lo, part.hi, 0, work.batch)
         rows = _inside(table, "_vbucket", part.lo, part.hi)
         outcome.current.append(write_piece(work.root("current"), path, rows))
+
+
+def _leave_tombstones(work: Work, news: pa.Table, outcome: Outcome) -> None:
+    """Rows of the tail stay until every range has them; if one is of a key that is now gone, the tail must say so."""
+    ended = news.filter(news.column("_deleted"))
+    pieces = [piece for piece in work.tail if piece.overlaps(work.lo, work.hi)]
+    if not ended.num_rows or not pieces:
+        return
+    waiting = read_pieces(work.root("tail"), pieces, work.schema, ["_key"]).column("_key")
+    ended = ended.filter(pc.is_in(ended.column("_key"), value_set=pc.unique(waiting)))
+    if ended.num_rows:
+        path = place(work.lo, work.hi, work.batch, work.batch)
+        outcome.tail.append(write_piece(work.root("tail"), path, ended))
 
 
 def _touches(work: Work, piece: Piece, news: pa.Table) -> bool:

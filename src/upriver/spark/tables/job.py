@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ from upriver.spark.tables.progress import Batch, Journal
 from upriver.spark.tables.source import COLUMN, FORMAT, DcpLogSource
 
 logger = logging.getLogger("upriver.sync")
-UPKEEP_EVERY_S = 300.0
+UPKEEP_EVERY_S = 1800.0
 # Held while a batch is being committed, so that whoever stops the query can wait for the gap between two.
 BETWEEN_BATCHES = threading.Lock()
 
@@ -48,7 +49,6 @@ class Applier:
     def __init__(self, options: SyncOptions, lake_id: str, vbuckets: int, expected: int = 0) -> None:
         self.options, self.lake_id, self.vbuckets, self.expected = options, lake_id, vbuckets, expected
         self._tables: Tables | None = None
-        self._upkept = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tables": None}
@@ -102,9 +102,7 @@ class Applier:
             if step.rows:
                 upkeep.fold_tail(tables.collection(step.name))
                 upkeep.fold_log(tables.collection(step.name))
-        if time.monotonic() - self._upkept > UPKEEP_EVERY_S:
-            self._upkept = time.monotonic()
-            clean(tables, self.options)
+        clean_sometimes(tables, self.options)
 
     def _note(
         self, lake: Lake, batch_id: int, written: Written, steps: Sequence[Step], started: float, read_s: float
@@ -120,6 +118,15 @@ class Applier:
         ))
 
 
+def clean_sometimes(tables: Tables, options: SyncOptions) -> None:
+    """Clean up if that was not done for a while, by this run or one before."""
+    last = tables.lake.cleaned()
+    if time.time() - last > UPKEEP_EVERY_S:
+        if last:
+            clean(tables, options)
+        tables.lake.note_cleaned(time.time())
+
+
 def clean(tables: Tables, options: SyncOptions) -> int:
     """Vacuum, and trim the log, as the retentions say. The number of files deleted."""
     gone = 0
@@ -127,7 +134,7 @@ def clean(tables: Tables, options: SyncOptions) -> int:
         collection = tables.collection(name)
         if options.log_retention:
             upkeep.trim_log(collection, int((time.time() - seconds(options.log_retention)) * 1e6))
-        gone += upkeep.vacuum(collection, max(0, round(seconds(options.retention) / 3600)))
+        gone += upkeep.vacuum(collection, math.ceil(seconds(options.retention) / 3600))
     return gone
 
 

@@ -72,6 +72,13 @@ class Lake:
     def write_epochs(self, epochs: dict[int, int]) -> None:
         self._store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
 
+    def cleaned(self) -> float:
+        """When old files were last deleted, 0 for never."""
+        return float(self._load("cleaned.json").get("at", 0.0))
+
+    def note_cleaned(self, at: float) -> None:
+        self._store("cleaned.json", {"at": at})
+
     def settle(self, bucket: str, vbuckets: int) -> dict[str, Any]:
         """Make the lake, or check that it is of the same bucket."""
         known = self.settings()

@@ -30,6 +30,11 @@ class Batch:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+def _make_room(path: Path) -> None:
+    if path.is_file() and path.stat().st_size > KEEP_BYTES:
+        path.replace(path.with_suffix(".old.jsonl"))
+
+
 @dataclass(frozen=True)
 class Lag:
     """How many changes the bucket was ahead at a moment."""
@@ -43,9 +48,27 @@ class Journal:
 
     def __init__(self, lake: str) -> None:
         self.path = Path(lake) / NAME if "://" not in lake else Path(os.devnull)
+        self._offset = 0
+
+    def skip(self) -> None:
+        """``news`` begins here."""
+        self._offset = self.path.stat().st_size if self.path.is_file() else 0
+
+    def news(self) -> list[Batch]:
+        """Batches that were added since the last call."""
+        if not self.path.is_file():
+            return []
+        if self.path.stat().st_size < self._offset:  # it made room
+            self._offset = 0
+        with self.path.open("rb") as source:
+            source.seek(self._offset)
+            whole = [line for line in source.read().splitlines(keepends=True) if line.endswith(b"\n")]
+        self._offset += sum(map(len, whole))
+        return [_batch(json.loads(line)) for line in whole]
 
     def add_lag(self, lag: Lag) -> None:
         if self._lags.parent.is_dir():
+            _make_room(self._lags)
             with self._lags.open("a") as out:
                 out.write(json.dumps(asdict(lag)) + "\n")
 
@@ -61,8 +84,7 @@ class Journal:
 
     def add(self, batch: Batch) -> None:
         """Append; an old file makes room when it has grown large."""
-        if self.path.is_file() and self.path.stat().st_size > KEEP_BYTES:
-            self.path.replace(self.path.with_suffix(".old.jsonl"))
+        _make_room(self.path)
         if str(self.path) != os.devnull:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as out:
@@ -72,11 +94,15 @@ class Journal:
         """All batches, or those after a moment; a last line cut off by a crash is left out."""
         if not self.path.is_file():
             return
-        known = {known.name for known in fields(Batch)}
         with self.path.open() as source:
             for line in source:
                 if not line.endswith("\n"):
                     return
                 found = json.loads(line)
                 if found["at"] >= since:
-                    yield Batch(**{name: value for name, value in found.items() if name in known})
+                    yield _batch(found)
+
+
+def _batch(found: dict[str, Any]) -> Batch:
+    known = {known.name for known in fields(Batch)}
+    return Batch(**{name: value for name, value in found.items() if name in known})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +16,7 @@ from upriver.errors import UpriverError
 from upriver.spark.tables import bucket
 from upriver.spark.tables.apply import Tables
 from upriver.spark.tables.history import History
-from upriver.spark.tables.job import BETWEEN_BATCHES, Applier, start
+from upriver.spark.tables.job import BETWEEN_BATCHES, Applier, clean_sometimes, start
 from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.options import SyncOptions
 from upriver.spark.tables.progress import Batch, Journal, Lag
@@ -27,14 +29,21 @@ class Live:
 
     expected: int = 0  # changes in the bucket when the run started
     lag: int | None = None  # changes behind, as the source last said
-    batches: list[Batch] = field(default_factory=list)
-    started: float = field(default_factory=time.time)
-
     loading: bool = True  # until the tables have caught up once
+    started: float = field(default_factory=time.time)
+    rows: int = 0
+    rollbacks: int = 0
+    count: int = 0  # of batches
+    batches: deque[Batch] = field(default_factory=lambda: deque(maxlen=1000))  # the last ones
+    news: list[Batch] = field(default_factory=list)  # those since the last call
 
-    @property
-    def rows(self) -> int:
-        return sum(batch.rows for batch in self.batches)
+    def add(self, batches: Iterable[Batch]) -> None:
+        self.news = list(batches)
+        for batch in self.news:
+            self.batches.append(batch)
+            self.rows += batch.rows
+            self.rollbacks += batch.rollbacks
+            self.count += 1
 
 
 def sync(
@@ -48,7 +57,7 @@ def sync(
     with lake.only_writer():
         settings = lake.settle(options.bucket, found.vbuckets)
         applier = Applier(options, settings["id"], found.vbuckets, found.changes)
-        tables = applier.tables()
+        tables = applier.tables(spark)
         reconcile(tables, found, options)
         live = Live(found.changes)
         query = start(spark, options, applier)
@@ -57,19 +66,21 @@ def sync(
         finally:
             with BETWEEN_BATCHES:
                 query.stop()
-        _finish(Tables(lake, settings["id"], tables.options, reread=applier.reread), options)
+        _finish(Tables(lake, settings["id"], tables.options, run=tables.run, reread=applier.reread), options)
     return live
 
 
 def _watch(
     query: Any, lake: Lake, live: Live, stop: threading.Event | None, on_progress: Callable[[Live], None] | None
 ) -> None:
+    journal = Journal(lake.root)
+    journal.skip()
     while query.isActive and not (stop is not None and stop.is_set()):
         _wait(query)
-        _look(query, lake, live)
+        _look(query, journal, live)
         if on_progress:
             on_progress(live)
-    _look(query, lake, live)
+    _look(query, journal, live)
     if on_progress:
         on_progress(live)
     error = query.exception()
@@ -84,9 +95,8 @@ def _wait(query: Any) -> None:
         query.awaitTermination(0.5)
 
 
-def _look(query: Any, lake: Lake, live: Live) -> None:
-    last = live.batches[-1].at if live.batches else live.started
-    live.batches += [batch for batch in Journal(lake.root).read(last) if batch.at > last]
+def _look(query: Any, journal: Journal, live: Live) -> None:
+    live.add(journal.news())
     progress = query.lastProgress
     if progress:
         latest = progress["sources"][0].get("latestOffset") if progress.get("sources") else None
@@ -95,7 +105,7 @@ def _look(query: Any, lake: Lake, live: Live) -> None:
         if live.lag == 0 or (live.batches and live.rows >= live.expected):
             live.loading = False
         if live.lag is not None and (live.lag or known):
-            Journal(lake.root).add_lag(Lag(time.time(), live.lag))
+            journal.add_lag(Lag(time.time(), live.lag))
 
 
 def _lag_of(latest: Any, known: int | None) -> int | None:
@@ -118,3 +128,15 @@ def _finish(tables: Tables, options: SyncOptions) -> None:
         step = collection.advance(tables.last_batch(), 0, tables.run, tables.reread)
         if options.history and step.rows:
             History(collection).advance()
+    clean_sometimes(tables, options)
+
+
+def session(master: str) -> Any:
+    """The session that ``spark-submit`` has prepared, or one of our own."""
+    import upriver.spark
+
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        from pyspark.sql import SparkSession
+
+        return upriver.spark.register(SparkSession.builder.getOrCreate())
+    return upriver.spark.session(master)

@@ -39,7 +39,10 @@ def fold_run(pieces: Sequence[Piece], fan: int) -> list[Piece]:
 
 
 def fold_tail(tables: CollectionTables) -> int:
-    """Make many small tail files one, without what ``current`` has by now. The number of files gone."""
+    """Make many small tail files one, without documents that ``current`` has by now. The number of files gone.
+
+    Tombstones stay: an older file of the tail may still have the document.
+    """
     run = fold_run(tables.tail.pieces(), tables.options.policy.tail_files)
     if not run:
         return 0
@@ -61,7 +64,7 @@ def _unmerged(rows: pa.Table, piece: Piece, ranges: Sequence[Range]) -> pa.Table
     for part in ranges:
         if part.merged >= piece.last and piece.overlaps(part.lo, part.hi):
             outside = pc.or_(pc.less(vbuckets, part.lo), pc.greater(vbuckets, part.hi))
-            rows = rows.filter(outside)
+            rows = rows.filter(pc.or_(outside, rows.column("_deleted")))
             vbuckets = rows.column("_vbucket")
     return rows
 

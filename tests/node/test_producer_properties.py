@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from upriver.errors import CorruptStore
 from upriver.model import DEFAULT_COLLECTION, Datatype, VbucketState
 from upriver.node import dcp_commands
 from upriver.node.options import Limits
@@ -293,4 +294,51 @@ def test_the_end_of_a_filter_is_told(tmp_path: Path):
     world.read()
     assert world.messages[-1] == dcp.StreamEnd(StreamEndStatus.FILTER_EMPTY)
     assert not world.producer.streams
+    world.bucket.abandon()
+
+
+def test_a_disk_that_cannot_be_read_ends_that_stream_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    world = World(tmp_path, True)
+    world.request()
+    [stream] = world.producer.streams.values()
+
+    def poll() -> None:
+        raise CorruptStore("a block does not add up")
+
+    monkeypatch.setattr(stream.source, "poll", poll)
+    world.read()
+    assert world.messages == [dcp.StreamEnd(StreamEndStatus.BACKFILL_FAIL)]
+    world.request()
+    world.read()
+    assert world.producer.streams, "another stream of the connection works"
+    world.bucket.abandon()
+
+
+def test_streams_share_the_connection_by_turns(tmp_path: Path):
+    """Two streams with much to send: neither waits until the other has sent everything."""
+    world = World(tmp_path, True, enable_stream_id="true")
+    world.vbucket.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
+    world.bucket.flush()
+    world.bucket.trim_memory()
+    world.request(b'{"sid":1}')
+    world.request(b'{"sid":2}')
+    world.read()
+    order = [m.stream_id for m in world.messages if isinstance(m, dcp.Mutation)]
+    changes = sum(1 for before, after in itertools.pairwise(order) if before != after)
+    assert len(order) == 40_000
+    assert changes > 10
+    world.bucket.abandon()
+
+
+def test_backfills_one_after_the_other_if_the_client_wants_that(tmp_path: Path):
+    world = World(tmp_path, True, enable_stream_id="true", backfill_order="sequential")
+    world.vbucket.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
+    world.bucket.flush()
+    world.bucket.trim_memory()
+    for sid in (1, 2, 3):
+        world.request(b'{"sid":%d}' % sid)
+    world.read()
+    order = [m.stream_id for m in world.messages if isinstance(m, dcp.Mutation)]
+    assert [sid for sid, _ in itertools.groupby(order)] == [1, 2, 3]
+    assert len(order) == 60_000
     world.bucket.abandon()

@@ -19,8 +19,11 @@ from upriver.client.changes import CollectionChanged, Deletion, Mutation
 from upriver.client.metrics import serve_metrics
 from upriver.client.operations import Ask, Operation
 from upriver.errors import AuthenticationFailed, ConnectFailed, KeyNotFound, UnknownCollection
+from upriver.model import vbucket_of
 from upriver.testing import RunningNode, node
 from upriver.wire.cluster import SetManifest
+from upriver.wire.constants import Opcode, PathFlag
+from upriver.wire.subdoc import SubdocMutation
 
 Fault = Callable[..., Any]
 
@@ -313,3 +316,63 @@ def test_a_position_between_two_batches_covers_exactly_what_was_given(db: Databa
         assert {vb: max((s for v, s in seen if v == vb), default=0) for vb in saved} == {
             vb: position.seqno for vb, position in saved.items()
         }
+
+
+def test_a_first_load_may_come_out_of_order_and_the_position_is_right_afterwards(shop: Database) -> None:
+    uid = int(shop.manifest()["uid"], 16)
+    set_manifest(shop, uid + 1, loaded=0x40)
+    shop.set_many({b"oso:%d" % n: b"x" for n in range(200)}, 0x40)
+    shop.set_many({b"oso:%d" % n: b"y" for n in range(0, 200, 2)}, 0x40)
+    with shop.feed(collections="shop.loaded", out_of_order=True) as feed:
+        found = {c.key: c.value for c in feed.changes(idle_s=0.5) if isinstance(c, Mutation)}
+        saved = feed.positions()
+    assert found == {b"oso:%d" % n: b"x" if n % 2 else b"y" for n in range(200)}
+    shop.set("oso:new", b"z", 0x40)
+    assert keys_of(shop.changes(collections="shop.loaded", start=saved, end="now")) == {b"oso:new"}
+
+
+def test_an_expired_document_is_an_event_of_its_own(db: Database) -> None:
+    db.set("expiring", b"soon gone", expiry=1)
+    time.sleep(2.1)
+    with pytest.raises(KeyNotFound):
+        db.get("expiring")
+    for as_event in (True, False):
+        found = [c for c in db.changes(end="now", expiry_events=as_event) if getattr(c, "key", b"") == b"expiring"]
+        assert [c.expired for c in found if isinstance(c, Deletion)] == [as_event]
+
+
+def test_a_reader_that_missed_purged_deletions_starts_again_unless_it_does_not_care(db: Database, fault: Fault) -> None:
+    db.set_many({b"purge:%d" % n: b"x" for n in range(50)})
+    with db.feed(end="now") as feed:
+        keys_of(feed.changes())
+        saved = feed.positions()
+    for n in range(50):
+        db.delete(f"purge:{n}")
+    for vb in range(db.topology.vbuckets):
+        fault("purge", vbucket=vb)
+    again = [type(c).__name__ for c in db.changes(start=saved, end="now")]
+    careless = [type(c).__name__ for c in db.changes(start=saved, end="now", ignore_purged_tombstones=True)]
+    assert "Rollback" in again
+    assert "Rollback" not in careless
+
+
+def test_extended_attributes_come_in_a_map_of_their_own(db: Database) -> None:
+    vb = vbucket_of(b"attributed", db.topology.vbuckets)
+    upsert = SubdocMutation.under(Opcode.SUBDOC_DICT_UPSERT)
+    message = upsert(4, PathFlag.XATTR, key=b"\0attributed", value=b'note"hi"', vbucket=vb)
+
+    def operation() -> Operation[None]:
+        answers = yield Ask(db.topology.nodes[0], [message])
+        assert answers[0].status == 0, answers
+
+    db.set("attributed", b'{"body": 1}')
+    db.run(operation())
+    [change] = [c for c in db.changes(end="now", xattrs=True) if getattr(c, "key", b"") == b"attributed"]
+    assert isinstance(change, Mutation)
+    assert (change.value, change.xattrs) == (b'{"body": 1}', {"note": b'"hi"'})
+    [plain] = [c for c in db.changes(end="now") if getattr(c, "key", b"") == b"attributed"]
+    assert isinstance(plain, Mutation)
+    assert (plain.value, plain.xattrs) == (b'{"body": 1}', None)
+    table = next(iter(db.change_batches(end="now", xattrs=True, vbuckets=[vb])))
+    attributes = dict(zip(table["key"].to_pylist(), table["xattrs"].to_pylist(), strict=True))
+    assert attributes[b"attributed"] == [("note", b'"hi"')]

@@ -165,11 +165,11 @@ class AsyncDatabase:
         from upriver.client.aio_feed import AsyncFeed
         from upriver.client.changes import ObjectMaker
 
-        return AsyncFeed(self, ObjectMaker, read)
+        return AsyncFeed(self, ObjectMaker, read, batches=False)
 
     def change_batches(self, **read: Any) -> AsyncFeed[pa.RecordBatch]:
         """Changes as Arrow batches in the schema ``upriver.records.CHANGES``."""
         from upriver.client.aio_feed import AsyncFeed
         from upriver.client.arrow import BatchMaker
 
-        return AsyncFeed(self, BatchMaker, read)
+        return AsyncFeed(self, BatchMaker, read, batches=True)

@@ -49,8 +49,8 @@ class _Link:
 class AsyncFeed(Generic[T]):
     """An async iterable of items, which also knows its position. Opened by the first iteration, or ``async with``."""
 
-    def __init__(self, database: AsyncDatabase, make: MakeMaker, read: dict[str, Any]) -> None:
-        self._database, self._make, self._read = database, make, dict(read)
+    def __init__(self, database: AsyncDatabase, make: MakeMaker, read: dict[str, Any], *, batches: bool) -> None:
+        self._database, self._make, self._read, self._batches = database, make, dict(read), batches
         self._checkpoint = self._read.pop("checkpoint", None)
         self._request = self._read.pop("request", None)
         self._reader: Reader | None = None
@@ -85,8 +85,7 @@ class AsyncFeed(Generic[T]):
         request = self._request or await database.run(plan(database._operations, read))
         names = Names.of_manifest(await database.manifest())
         self._reader = Reader(database._operations, request, settings, names, read)
-        options = {"rows": read.rows} if "Batch" in getattr(self._make, "__name__", "") else {}
-        self._delivery = self._reader.deliver(self._make, **options)
+        self._delivery = self._reader.deliver(self._make, **({"rows": read.rows} if self._batches else {}))
         database._feeds.add(self)
         self._maintenance = asyncio.create_task(self._maintain())
 

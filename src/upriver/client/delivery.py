@@ -117,8 +117,10 @@ class Delivery:
 
     def _enqueue(self, made: Made) -> None:
         if made.rolled_back and self.hold_unsafe:
+            vbucket, to_seqno = made.rolled_back
+            self._persisted[vbucket] = min(self._persisted.get(vbucket, 0), to_seqno)  # the rest was another branch
             for waiting in self._ready:
-                _drop_void(waiting, *made.rolled_back)
+                _drop_void(waiting, vbucket, to_seqno)
         self._ready.append(made)
 
     def _lingered(self, now: float) -> bool:

@@ -63,8 +63,11 @@ class Reader:
         if self.delivery and not self.delivery.idle:
             raise LocalProtocolError("changes wait to be taken in another form; a feed gives batches or objects")
         self._made_by = make, options
-        maker = make(self.feed, self.names, values=self.read.content is Content.VALUES, xattrs=self.read.xattrs,
-                     system_events=self.read.system_events, **options)  # fmt: skip
+        asked = {
+            "values": self.read.content is Content.VALUES, "xattrs": self.read.xattrs,
+            "system_events": self.read.system_events,
+        }  # fmt: skip
+        maker = make(self.feed, self.names, **{**asked, **options})
         self.delivery = Delivery(self.feed, maker, linger_s=self.read.linger_s, hold_unsafe=self.wait_for_disk)
         return self.delivery
 

@@ -92,11 +92,34 @@ class World:
         self.context = Context(collections=collections)
         self.messages: list[Message] = []
 
-    def request(self, value: bytes = b"") -> None:
-        request = dcp.StreamRequest(value=value)
+    def request(self, value: bytes = b"", **position: int) -> None:
+        request = dcp.StreamRequest(value=value, **position)
         attempt = dcp_commands._attempt(self.conn, request, self.producer)  # type: ignore[arg-type]
         dcp_commands.decide(attempt)
         self.producer.add(dcp_commands._make_stream(self.producer, attempt, 0))
+
+    def stop_reading(self) -> dict[str, int]:
+        """The client goes away, and comes back later with what it knows."""
+        for stream in list(self.producer.streams.values()):
+            stream.drop()
+        self.producer.streams.clear()
+        self.options.window.outstanding = 0
+        marker = next((m for m in reversed(self.messages) if isinstance(m, dcp.SnapshotMarker)), None)
+        seqno = max((m.by_seqno for m in self.messages if hasattr(m, "by_seqno")), default=0)
+        if marker is None:
+            return {}
+        start = min(marker.start_seqno, seqno)
+        uuid = self.vbucket.failover_log.uuid
+        return {
+            "start_seqno": seqno, "vbuuid": uuid, "snap_start_seqno": start,
+            "snap_end_seqno": max(marker.end_seqno, seqno),
+        }  # fmt: skip
+
+    def read_some(self) -> None:
+        """What comes while nothing is acknowledged."""
+        self.loop.turn()
+        data, self.conn.sent = bytes(self.conn.sent), bytearray()
+        self.messages += [decode(frame, self.context) for frame in self.splitter.receive(data)]
 
     def read(self) -> None:
         """Everything that comes, acknowledged as it comes."""
@@ -201,6 +224,30 @@ def test_every_stream_keeps_the_promises_and_ends_with_the_contents_of_the_store
     prefixed = {(bytes((cid,)) if collections else b"") + key: v for (cid, key), v in model.items() if cid in visible}
     assert contents(world.messages) == prefixed
     assert world.options.window.outstanding == 0
+    world.bucket.abandon()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=WRITES, between=WRITES, chosen=FILTERS, window=st.sampled_from(["1", "100", "300", "5000"]))
+def test_a_reader_that_was_away_ends_with_the_contents_of_the_store(
+    tmp_path: Path, before: list[Any], between: list[Any], chosen: tuple[bool, bytes, tuple[int, ...]], window: str
+):
+    collections, value, visible = chosen
+    world = World(tmp_path / str(next(_paths)), collections, connection_buffer_size=window)
+    model: dict[tuple[int, bytes], bytes] = {}
+    for step, write in enumerate(before):
+        apply(world, model, step, write)
+    world.request(value)
+    world.read_some()
+    position = world.stop_reading()
+    first, world.messages = world.messages, []
+    for step, write in enumerate(between, len(before)):
+        apply(world, model, step, write)
+    world.request(value, **position)
+    world.read()
+    check_promises(world.messages)
+    prefixed = {(bytes((cid,)) if collections else b"") + key: v for (cid, key), v in model.items() if cid in visible}
+    assert contents(first + world.messages) == prefixed
     world.bucket.abandon()
 
 

@@ -70,7 +70,7 @@ class InMemoryReader(DataSourceReader):
         yield from _held[partition.value]
 
 
-def keep_batches(frame: Any, database: Database, folder: Path) -> int:
+def keep_batches(database: Database, folder: Path) -> int:
     """The rows of the bucket as files, one for each task that ``dcp`` would make; their size in bytes."""
     from upriver.model import Position
     from upriver.protocol.feed import FeedRequest
@@ -107,14 +107,15 @@ def count(frame: Any, folder: Path) -> None:
 SINKS = {"noop": noop, "parquet": parquet, "count": count}
 
 
-def best(action: Any, repeat: int) -> float:
-    action()
-    times = []
-    for _ in range(repeat):
-        began = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - began)
-    return min(times)
+def best(repeat: int, *actions: Any) -> list[float]:
+    """The best time of each action, taken in turns so that a noisy moment hits all of them."""
+    times: list[list[float]] = [[] for _ in actions]
+    for _ in range(repeat + 1):
+        for action, taken in zip(actions, times, strict=True):
+            began = time.perf_counter()
+            action()
+            taken.append(time.perf_counter() - began)
+    return [min(taken[1:]) for taken in times]
 
 
 def load(database: Database, rows: int, value_bytes: int, prefix: str = "doc") -> None:
@@ -137,11 +138,13 @@ def throughput(spark: Any, rows: int, repeat: int) -> None:
             folder = Path(place)
             with connect(running.connection_string, "default") as database:
                 load(database, total, value_bytes)
-                size = keep_batches(spark, database, folder)
+            running.restart()  # what is read in bulk comes from disk, in large snapshots
+            with connect(running.connection_string, "default") as database:
+                size = keep_batches(database, folder)
             for name, sink in SINKS.items():
-                ours = best(partial(sink, dcp(spark, running), folder), repeat)
                 ready = spark.read.format("inmemory").option("folder", place).load()
-                ceiling = best(partial(sink, ready, folder), repeat)
+                both = partial(sink, dcp(spark, running), folder), partial(sink, ready, folder)
+                ours, ceiling = best(repeat, *both)
                 target = f"{TARGETS[name]:.1f}" if name in TARGETS else ""
                 print(f"{value_bytes:>6} {name:>8} {total / ours / 1e3:>11.0f} {size / ours / 1e6:>6.0f} "
                       f"{total / ceiling / 1e3:>15.0f} {ceiling / ours:>6.2f} {target:>7}", flush=True)  # fmt: skip
@@ -234,8 +237,9 @@ def growth(spark: Any, rows: int) -> None:
         with node(vbuckets=vbuckets, lazy=True) as running:
             with connect(running.connection_string, "default") as database:
                 load(database, total, 256)
+            running.restart()
             with Peak() as peak:
-                took = best(partial(noop, dcp(spark, running), Path()), 1)
+                (took,) = best(1, partial(noop, dcp(spark, running), Path()))
         figures = f"{total / took / 1e3:>8.0f} {took / total * 1e6:>7.2f} {peak.mib:>16.0f}"
         print(f"{vbuckets:>8} {total:>9} {figures}", flush=True)
 

@@ -132,6 +132,8 @@ def test_sql_creates_a_table(spark, shared):
     spark.sql(f"CREATE TABLE changes_table USING dcp OPTIONS ({where})")
     assert spark.table("changes_table").where("event = 'deletion'").count() == 1
     spark.sql("DROP TABLE changes_table")
+    with pytest.raises(Exception, match="use passwordFile"):
+        spark.sql(f"CREATE TABLE changes_table USING dcp OPTIONS ({where}, password 'x')")
 
 
 def test_a_wrong_option_is_answered_in_the_error_that_users_see(spark, shared):

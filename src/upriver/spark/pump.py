@@ -38,6 +38,8 @@ class PlannedFeed(Feed):
 
     def _opened_as_planned(self, address: Address, event: Opened, now: float) -> None:
         if event.log.uuid == self._branches[event.vbucket]:
+            # The end was planned on this branch, even if we come from an older one: it will be reached.
+            self.standing.vbuuid[event.vbucket] = event.log.uuid
             self._opened(address, event, now)
             return
         self._opening -= 1

@@ -6,6 +6,8 @@ cast here, column by column. u64 numbers are the same 64 bits as a signed ``BIGI
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from upriver.spark.options import ReadOptions, ValueFormat
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+_REMEMBERED = "options of this table: "
 KEY_COLUMNS = ("event", "vbucket", "seqno", "epoch", "vbuuid", "collection_id", "key")
 
 _NAMES = {
@@ -33,9 +36,33 @@ def columns(options: ReadOptions) -> list[str]:
     return list(KEY_COLUMNS) if options.keys_only else list(CHANGES.names)
 
 
-def ddl(options: ReadOptions) -> str:
+def ddl(options: ReadOptions, comment: str = "") -> str:
     """The schema as Spark's DDL, so that Spark itself parses what the user said about values."""
-    return ", ".join(f"{name} {_type(name, options)}{_null(name)}" for name in columns(options))
+    parts = [f"{name} {_type(name, options)}{_null(name)}" for name in columns(options)]
+    if comment:
+        escaped = comment.replace("\\", "\\\\").replace("'", "\\'")
+        parts[0] += f" COMMENT '{escaped}'"
+    return ", ".join(parts)
+
+
+# Spark keeps the options of CREATE TABLE ... OPTIONS, but does not give them to a Python source that reads the table.
+# It does give it the schema, comments included; so a table's options travel in the comment of its first column.
+
+
+def table_comment(given: Mapping[str, str]) -> str:
+    """What must be remembered for a table with these options; empty if they are not of a table."""
+    kept = {name[7:]: text for name, text in given.items() if name.lower().startswith("option.")}
+    if not kept:
+        return ""
+    if any(name.lower() == "password" for name in kept):
+        raise ConfigError("a table keeps its options readable: use passwordFile, or UPRIVER_PASSWORD in the environment")
+    return _REMEMBERED + json.dumps(kept, sort_keys=True)
+
+
+def table_options(schema: StructType) -> dict[str, str]:
+    """What ``table_comment`` remembered."""
+    comment = schema[0].metadata.get("comment", "") if len(schema) else ""
+    return dict(json.loads(comment.removeprefix(_REMEMBERED))) if comment.startswith(_REMEMBERED) else {}
 
 
 def _type(name: str, options: ReadOptions) -> str:

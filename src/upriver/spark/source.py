@@ -42,15 +42,15 @@ class DcpSource(DataSource):
         return "dcp"
 
     def schema(self) -> str:
-        from upriver.spark.schema import ddl
+        from upriver.spark.schema import ddl, table_comment
 
-        return ddl(self._read_options())
+        return ddl(self._read_options(), table_comment(dict(self.options)))
 
     def reader(self, schema: StructType) -> DcpBatchReader:
-        return DcpBatchReader(self._read_options(), schema)
+        return DcpBatchReader(self._read_options(schema), schema)
 
     def streamReader(self, schema: StructType) -> DcpStreamReader:  # noqa: N802 - Spark's names
-        return DcpStreamReader(self._read_options(), schema)
+        return DcpStreamReader(self._read_options(schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DcpBatchWriter:
         from upriver.spark.sink import DcpBatchWriter
@@ -70,10 +70,11 @@ class DcpSource(DataSource):
             raise ConfigError('format dcp does not empty a bucket: write with .mode("append") or outputMode("append")')
         return WriteOptions.parse(dict(self.options))
 
-    def _read_options(self) -> ReadOptions:
+    def _read_options(self, schema: StructType | None = None) -> ReadOptions:
         from upriver.spark.options import ReadOptions
+        from upriver.spark.schema import table_options
 
-        return ReadOptions.parse(dict(self.options))
+        return ReadOptions.parse({**(table_options(schema) if schema else {}), **self.options})
 
 
 class DcpPartition(InputPartition):

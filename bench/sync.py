@@ -341,7 +341,7 @@ def main() -> None:
     parts = given.parts or ["load", "steady", "lag", "repair"]
     large = [10_000_000] if given.full else []
     if "steady" in parts:
-        steady([given.rows // 10, given.rows, *large], 5_000, merge_up_to=given.rows)
+        steady([given.rows // 10, given.rows, *large], 5_000, merge_up_to=1_000_000)
     if "load" in parts:
         load([(rows, size) for rows in (given.rows, *large) for size in (256, 1024)])
     if "lag" in parts:

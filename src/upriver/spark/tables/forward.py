@@ -19,6 +19,8 @@ from upriver.spark.tables.log import WIPES, Mark, read_log
 from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
 from upriver.spark.tables.policy import cut
 
+SHARED_ROWS = 300_000
+
 
 @dataclass(frozen=True)
 class Work:
@@ -235,11 +237,13 @@ def from_plain(plain: dict[str, Any]) -> Outcome:
 
 
 def run_inline(works: Sequence[Work]) -> list[Outcome]:
-    """All of it here, reading the new part of the log once."""
+    """All of it here, reading the new part of the log once unless it is large."""
     if not works:
         return []
     first = works[0]
     new = [piece for piece in first.log if piece.last > first.applied]
+    if sum(piece.rows for piece in new) > SHARED_ROWS:
+        return [forward(work) for work in works]
     span = min(work.lo for work in works), max(work.hi for work in works)
     window = read_log(first.root("changes"), new, *span)
     return [forward(work, window) for work in works]

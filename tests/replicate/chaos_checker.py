@@ -46,10 +46,10 @@ class Findings:
 def contents(directory: Path, node: int, vbuckets: int) -> dict[int, tuple[int, Contents]]:
     """High seqno and documents of every vbucket that a stopped node has."""
     with Bucket.open(directory / f"node-{node}" / "default", name="default", vbuckets=vbuckets) as bucket:
-        return {vb.id: (vb.high_seqno, _documents(vb)) for vb in bucket.existing()}
+        return {vb.id: (vb.high_seqno, documents_of(vb)) for vb in bucket.existing()}
 
 
-def _documents(vb: Any) -> Contents:
+def documents_of(vb: Any) -> Contents:
     found: Contents = {}
     source = vb.stream(0, vb.high_seqno)
     while (event := source.poll()) is not None:

@@ -16,7 +16,7 @@ from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.consumer_role import BucketStore, PrepareAcks
 from upriver.protocol.consumer import Consumer, StreamClosed
-from upriver.protocol.consumer_negotiation import ConsumerOptions
+from upriver.protocol.consumer_negotiation import ConsumerOptions, replication_hello
 from upriver.protocol.scram import ScramClient
 from upriver.protocol.session import Credentials, Session
 from upriver.wire import FrameSplitter
@@ -217,6 +217,7 @@ class ReplicationSource:
         messages = session.start()
         while messages:
             messages = session.receive(await conversation.ask(messages[0]))
+        await conversation.ask(replication_hello("upriver-node"))
         me = self._node.address
         name = f"replication:{self.address.host}:{self.address.kv}->{me.host}:{me.kv}:{self._bucket.name}"
         answer = await conversation.ask(Open(0, _FLAGS, name.encode()))

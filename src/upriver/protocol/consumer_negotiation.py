@@ -6,10 +6,18 @@ from collections import deque
 from dataclasses import dataclass
 
 from upriver.errors import RemoteProtocolError, Status
+from upriver.protocol.session import KV_FEATURES
+from upriver.wire.constants import Feature
+from upriver.wire.session import Hello
 
 
 class WrongRole(RemoteProtocolError):
     """A command for the other role, or an answer that cannot be: disconnect (1.6, 15.1, 15.2)."""
+
+
+def replication_hello(agent: str) -> Hello:
+    """For both ends of a replication connection: values stay compressed, so that replicas are equal to the byte."""
+    return Hello(f'{{"a":"{agent}"}}'.encode(), (*KV_FEATURES, Feature.SNAPPY))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from upriver.client.kv import make_session
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConnectFailed, Status, StatusError
 from upriver.model import VbucketState
+from upriver.protocol.consumer_negotiation import replication_hello
 from upriver.protocol.topology import Address
 from upriver.replicate.relay import Answered, Relay, RelayEvent, Side
 from upriver.wire import FrameSplitter
@@ -51,6 +52,8 @@ class Endpoint:
         while messages:
             self.writer.write(b"".join(message.encode() for message in messages))
             messages = session.receive(await self._response(splitter))
+        self.writer.write(replication_hello("upriver-replicate").encode())
+        await self._response(splitter)
 
     async def _response(self, splitter: FrameSplitter) -> Response:
         while not self._responses:

@@ -17,7 +17,7 @@ from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.disk import Octets
 from upriver.store.documents import Documents, Stored
-from upriver.store.replica import Replica
+from upriver.store.replica import DISK_FLAG, Replica
 from upriver.wire.packed import HEADER_SIZE, Kind, Packed, pack, unpack
 
 DELETES = 1 << 63
@@ -28,6 +28,7 @@ class DurableWrites(Documents, Replica):
     """Both sides: the active vbucket that decides, and the replica that is told."""
 
     _preparing = 0  # the durability level of the writes that are made now
+    _unsettled = True  # documents may have come (from disk, or before a restart) that complete a prepare silently
 
     @contextmanager
     def preparing(self, level: int) -> Iterator[None]:
@@ -143,12 +144,18 @@ class DurableWrites(Documents, Replica):
                 datatype=head.datatype, collection_id=collection_id, extra=head.seqno | (DELETES if deletes else 0),
             )  # fmt: skip
             self._apply(np.frombuffer(record, np.uint8))
+            self.pending.pop(wire_key, None)  # also when a later prepare was completed before this one
             self._finish_snapshot()
+
+    def begin_snapshot(self, start: int, end: int, flags: int = 0x01) -> None:
+        super().begin_snapshot(start, end, flags)
+        self._unsettled = self._unsettled or bool(flags & DISK_FLAG)
 
     def _finish_snapshot(self) -> None:
         super()._finish_snapshot()
-        if self.snapshot_from_disk and self.pending and self.high_seqno == self.snap_end:
+        if self._unsettled and self.high_seqno == self.snap_end:
             self.drop_completed()
+            self._unsettled = False
 
     def drop_completed(self) -> None:
         """Forget prepares whose key has a later version: a disk snapshot sends commits as plain documents (6.4)."""

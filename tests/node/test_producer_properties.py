@@ -5,7 +5,9 @@ The store is real, the connection is a stand-in that keeps the bytes; the loop r
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -388,4 +390,15 @@ def test_backfills_one_after_the_other_if_the_client_wants_that(tmp_path: Path):
     order = [m.stream_id for m in world.messages if isinstance(m, dcp.Mutation)]
     assert [sid for sid, _ in itertools.groupby(order)] == [1, 2, 3]
     assert len(order) == 60_000
+    world.bucket.abandon()
+
+
+def test_a_stream_that_is_closed_leaves_nothing_behind_in_an_idle_vbucket(tmp_path: Path):
+    world = World(tmp_path, True)
+    world.request()
+    world.read()
+    source = weakref.ref(next(iter(world.producer.streams.values())).source)
+    world.producer.close_stream(next(iter(world.producer.streams.values())))
+    gc.collect()
+    assert source() is None
     world.bucket.abandon()

@@ -89,7 +89,7 @@ class Core:
         self._view_id = -1
         self._loaded = True
         self.sources: set[StreamSource] = set()
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: dict[Callable[[], None], None] = {}  # in order, each once
         self.locks: dict[bytes, tuple[int, int]] = {}
         self.pending: dict[bytes, int] = {}  # prepared and neither committed nor aborted: key -> seqno
 
@@ -254,12 +254,16 @@ class Core:
 
     def wait(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` once, when something happens."""
-        self._waiting.append(wake)
+        self._waiting[wake] = None
+
+    def stop_waiting(self, wake: Callable[[], None]) -> None:
+        """Forget it; else an idle vbucket would hold on to every reader that ever was."""
+        self._waiting.pop(wake, None)
 
     def wake(self) -> None:
         """Call everybody who waits; in whatever thread this is."""
         if self._waiting:
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, {}
             for wake in waiting:
                 wake()
 

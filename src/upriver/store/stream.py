@@ -128,6 +128,8 @@ class StreamSource:
         self._scan = None
         self._queue.clear()
         self._vbucket.sources.discard(self)
+        if self._wake is not None:
+            self._vbucket.stop_waiting(self._wake)
 
     def kill(self, reason: EndReason) -> None:
         """End it from outside; what was queued is dropped."""

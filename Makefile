@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 FUZZERS := frames value bulk
 PURE := src/upriver/errors.py src/upriver/model.py src/upriver/wire src/upriver/protocol src/upriver/cli/wire_print.py
 
-.PHONY: help demo test lint unit doctest bench fuzz chaos-store install system-packages clean
+.PHONY: help demo test lint unit doctest bench fuzz chaos chaos-store chaos-spark soak install system-packages clean
 
 help:
 	@echo "make demo         the whole pipeline on this machine"
@@ -18,7 +18,10 @@ help:
 	@echo "make lint         ruff, mypy and import rules only"
 	@echo "make bench        benchmark tables; TABLE=wire for one of them"
 	@echo "make fuzz         each fuzzer for FUZZ_SECONDS (60)"
-	@echo "make chaos-store  the store's tests alone, crashes included"
+	@echo "make chaos        a cluster under fire; SEED=n MINUTES=m"
+	@echo "make chaos-spark  a streaming query under fire; SEED=n MINUTES=m"
+	@echo "make chaos-store  the store killed at 200 instants, and 5 million documents within their quota"
+	@echo "make soak         random clients against one node for an hour"
 	@echo "make clean        remove .venv and everything that was built"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -56,8 +59,18 @@ fuzz: install
 	$(BIN)/python fuzz/run.py $$fuzzer $(FUZZ_SECONDS) 2>&1 | tail -n 3; \
 	test "$${PIPESTATUS[0]}" -eq 0 || { echo "$$fuzzer failed; its input is in .fuzz/"; exit 1; }; done
 
+# Longer runs of what `make test` does briefly.
 chaos-store: install
-	$(BIN)/pytest --quiet tests/store
+	UPRIVER_CRASHES=$(or $(CRASHES),200) UPRIVER_MEMORY_DOCUMENTS=5000000 $(BIN)/pytest --quiet --timeout=3600 tests/store
+
+chaos: install
+	SEED=$(or $(SEED),1) MINUTES=$(or $(MINUTES),10) $(BIN)/python tests/replicate/chaos.py
+
+chaos-spark: install
+	SEED=$(or $(SEED),1) MINUTES=$(or $(MINUTES),10) $(BIN)/python tests/spark/chaos.py
+
+soak: install
+	$(BIN)/python tests/node/soak.py $(or $(SECONDS_LONG),3600)
 
 # Clients of other people that the node is tested against; without them those tests are skipped, and say so.
 system-packages:

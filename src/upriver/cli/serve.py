@@ -13,12 +13,15 @@ import click
 
 from upriver.errors import ConfigError
 
+DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the buckets.")
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--kv-port", default=11210, show_default=True, help="0 picks a free one.")
-@click.option("--http-port", type=int, help="Management port; 0 picks a free one.  [default: none]")
+@click.option("--kv-port", default=DEFAULT_KV_PORT, show_default=True, help="0 picks a free one.")
+@click.option(
+    "--http-port", type=int, help="Management port, 0: a free one.  [default: 8091 beside --kv-port 11210, else none]"
+)
 @click.option("--tls-port", type=int, help="KV port with TLS; needs --certificate and --private-key.")
 @click.option("--certificate", type=click.Path(path_type=Path), help="PEM file for --tls-port.")
 @click.option("--private-key", type=click.Path(path_type=Path), help="PEM file for --tls-port.")
@@ -48,6 +51,8 @@ def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any)
 
     durability = Durability.LAZY if lazy else Durability.FSYNC
     store = StoreOptions(quota_bytes=quota_mib << 20, durability=durability)
+    if options["http_port"] is None and options["kv_port"] == DEFAULT_KV_PORT:
+        options["http_port"] = DEFAULT_HTTP_PORT
     if options["tls_port"] is not None and not (options["certificate"] and options["private_key"]):
         raise ConfigError("--tls-port needs --certificate and --private-key")
     return NodeOptions(plain_without_tls=not no_plain, store=store, **options)
@@ -73,6 +78,8 @@ async def _serve(options: Any) -> None:
     click.echo(f"ready couchbase://{options.host}:{node.kv_port}")
     if node.http_port:
         click.echo(f"management http://{options.host}:{node.http_port}")
+    if node.tls_port:
+        click.echo(f"tls couchbases://{options.host}:{node.tls_port}")
     sys.stdout.flush()
     await stop.wait()
     await node.stop()

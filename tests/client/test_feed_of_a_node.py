@@ -376,3 +376,12 @@ def test_extended_attributes_come_in_a_map_of_their_own(db: Database) -> None:
     table = next(iter(db.change_batches(end="now", xattrs=True, vbuckets=[vb])))
     attributes = dict(zip(table["key"].to_pylist(), table["xattrs"].to_pylist(), strict=True))
     assert attributes[b"attributed"] == [("note", b'"hi"')]
+
+
+def test_a_filter_that_lets_nothing_pass_still_moves_the_position(db: Database) -> None:
+    db.set_many({b"filtered:%d" % n: b"x" for n in range(100)})
+    with db.feed(end="now", where=lambda change: False) as feed:
+        assert keys_of(feed.changes()) == set()
+        saved = feed.positions()
+    assert keys_of(db.changes(start=saved, end="now")) == set()
+    assert keys_of(db.changes(end="now", where=lambda change: change.key == b"filtered:7")) == {b"filtered:7"}

@@ -85,7 +85,8 @@ class AsyncFeed(Generic[T]):
         request = self._request or await database.run(plan(database._operations, read))
         names = Names.of_manifest(await database.manifest())
         self._reader = Reader(database._operations, request, settings, names, read)
-        self._delivery = self._reader.deliver(self._make, **({"rows": read.rows} if self._batches else {}))
+        options: dict[str, Any] = {"rows": read.rows} if self._batches else {"where": read.where}
+        self._delivery = self._reader.deliver(self._make, **options)
         database._feeds.add(self)
         self._maintenance = asyncio.create_task(self._maintain())
 

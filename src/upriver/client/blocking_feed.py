@@ -81,7 +81,7 @@ class BlockingFeed:
         """Changes one by one, as typed objects."""
         from upriver.client.changes import ObjectMaker
 
-        return self._items(ObjectMaker, idle_s)
+        return self._items(ObjectMaker, idle_s, where=self.reader.read.where)
 
     def _items(self, make: MakeMaker, idle_s: float | None, **options: Any) -> Iterator[Any]:
         delivery = self.reader.deliver(make, **options)

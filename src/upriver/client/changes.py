@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
@@ -91,9 +91,16 @@ class ObjectMaker:
     holds = False  # nothing waits here: every event is made at once
 
     def __init__(
-        self, feed: Feed, names: Names, *, values: bool = True, xattrs: bool = False, system_events: bool = True
+        self,
+        feed: Feed,
+        names: Names,
+        *,
+        values: bool = True,
+        xattrs: bool = False,
+        system_events: bool = True,
+        where: Callable[[Any], bool] | None = None,
     ) -> None:
-        self.feed, self.names = feed, names
+        self.feed, self.names, self._where = feed, names, where
         self._values, self._xattrs, self._system_events = values, xattrs, system_events
 
     def add(self, event: FeedEvent) -> Iterator[Made]:
@@ -116,6 +123,8 @@ class ObjectMaker:
     def _rows(self, event: Documents) -> Made:
         rows = event.rows
         changes = self._changes(rows.columns, rows.first, rows.last)
+        if self._where:
+            changes = list(filter(self._where, changes))
         link = self.feed.links.get(event.link)
         if link and link.decoder.columns is rows.columns and rows.last == rows.columns.rows:
             link.decoder.clear()

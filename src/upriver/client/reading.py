@@ -7,7 +7,7 @@ dropped and created anew is followed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
@@ -49,6 +49,7 @@ class ReadOptions:
     history: bool = False  # every version of documents in collections that keep history
     out_of_order: bool = False  # let a first load of a collection come in any order, which is quicker
     ignore_purged_tombstones: bool = False
+    where: Callable[[Any], bool] | None = None  # which documents to hand over, as objects; the position moves anyway
     on_rollback: OnRollback = OnRollback.EMIT
     wait_for_disk: bool = False  # hold changes back until they are on the disks of the active and all replicas
     rows: int = 16_384  # of an Arrow batch, about: never twice as many

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from upriver.client.blocking import Database
+from upriver.client.operations import Ask, Operation
 from upriver.errors import (
     Busy,
     ConfigError,
@@ -21,9 +22,10 @@ from upriver.errors import (
     StatusError,
     TemporaryFailure,
 )
-from upriver.model import FailoverLog
-from upriver.protocol.topology import Topology
+from upriver.model import FailoverLog, VbucketState
+from upriver.protocol.topology import Address, Topology
 from upriver.spark.options import ConnectionOptions, ReadOptions
+from upriver.wire.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse
 
 T = TypeVar("T")
 TRANSIENT = (ConnectFailed, RemoteProtocolError, NotMyVbucket, TemporaryFailure, Busy, OSError)
@@ -37,6 +39,7 @@ class Cluster:
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
         self._database: Database | None = None
+        self._complete_at = time.monotonic()
 
     def ask(self, question: Callable[[Database], T], what: str) -> T:
         """The answer to a question, asked again on a fresh connection while the cluster is in trouble."""
@@ -73,6 +76,35 @@ class Cluster:
         """The high seqno of every active vbucket."""
         return self.ask(lambda db: db.high_seqnos(), "read the high seqnos")
 
+    def reachable_highs(self) -> dict[int, int]:
+        """The same of the nodes that answer: while one is down, a stream goes on with the others.
+
+        A node that stays away for longer than ``timeoutSeconds`` without being failed over is an error.
+        """
+        return self.ask(self._reachable_highs, "read the high seqnos")
+
+    def _reachable_highs(self, database: Database) -> dict[int, int]:
+        topology, found, trouble = database.topology, {}, None
+        for address in {owner for vb in range(topology.vbuckets) if (owner := topology.active(vb))}:
+            try:
+                found.update(database.run(_highs_at(address)))
+            except ConnectFailed as error:
+                trouble = error
+        now = time.monotonic()
+        if trouble is None:
+            self._complete_at = now
+            return found
+        if not found or now - self._complete_at > self.options.timeout_seconds:
+            raise trouble
+        self._look_for_a_newer_map(database)
+        return found
+
+    def _look_for_a_newer_map(self, database: Database) -> None:
+        try:
+            database.refresh()
+        except ConnectFailed:
+            self.close()
+
     def logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         wanted = list(vbuckets)
         return self.ask(lambda db: db.failover_logs(wanted), "read the failover logs") if wanted else {}
@@ -82,13 +114,21 @@ class Cluster:
         return self.ask(lambda db: db.collection_names(), "read the collections")
 
     def purges(self) -> dict[int, int]:
-        """Up to where tombstones were purged, by vbucket; empty where the nodes do not say."""
+        """Up to where tombstones were purged, by vbucket; empty if the nodes do not say, which costs only time."""
         try:
-            found = self.ask(lambda db: db.stats("vbucket-seqno"), "read the purge seqnos")
-        except StatusError:
+            found = self._connected().stats("vbucket-seqno")
+        except (StatusError, *TRANSIENT):
+            self.close()
             return {}
         texts = {name: text for of_node in found.values() for name, text in of_node.items()}
         return {int(name[3:].split(":")[0]): int(text) for name, text in texts.items() if name.endswith(":purge_seqno")}
+
+
+def _highs_at(address: Address) -> Operation[dict[int, int]]:
+    answers = yield Ask(address, [GetAllVbSeqnos(VbucketState.ACTIVE)])
+    if not isinstance(answers[0], GetAllVbSeqnosResponse):
+        raise StatusError.of(answers[0].status, f"high seqnos at {address}")
+    return {entry.vbucket: entry.seqno for entry in answers[0].seqnos}
 
 
 def stream_filter(options: ReadOptions, names: dict[int, tuple[str, str]]) -> bytes:

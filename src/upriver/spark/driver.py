@@ -109,8 +109,10 @@ class Driver:
             self._all_logs_at = now
         if self._view is None and self._desk:
             self._desk.learn(self.known)
-        view = look(at, self.cluster.highs, self.cluster.logs, everything=everything)
-        if not self._looked:
+        # AvailableNow must see every vbucket, or it would end too early; a stream can leave some for later.
+        highs = self.cluster.reachable_highs if self._ceiling is None else self.cluster.highs
+        view = look(at, highs, self.cluster.logs, everything=everything)
+        if not self._looked and any(place.seqno for place in at.places):
             # Only a reader that was away for days can have been passed by a purge; while it runs, executors notice.
             self._looked, view = True, replace(view, purges=self.cluster.purges())
         self._view, self._viewed_at = view, now

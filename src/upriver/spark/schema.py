@@ -55,7 +55,7 @@ def table_comment(given: Mapping[str, str]) -> str:
     if not kept:
         return ""
     if any(name.lower() == "password" for name in kept):
-        raise ConfigError("a table keeps its options readable: use passwordFile, or UPRIVER_PASSWORD in the environment")
+        raise ConfigError("a table keeps its options readable: use passwordFile or the variable UPRIVER_PASSWORD")
     return _REMEMBERED + json.dumps(kept, sort_keys=True)
 
 

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from upriver import testing
 from upriver.errors import TemporaryFailure
-from upriver.model import vbucket_of
+from upriver.model import VbucketState, vbucket_of
 from upriver.records.schema import CHANGES
 from upriver.spark.tables.apply import TableOptions, Tables
 from upriver.spark.tables.lake import Lake
@@ -67,6 +67,7 @@ def fill(data: Path, rows: int, size: int) -> None:
         keys[vbucket_of(key(number), VBUCKETS)].append(number)
     with Bucket.open(data / "default", name="default", vbuckets=VBUCKETS, options=StoreOptions()) as bucket:
         for vbucket, numbers in keys.items():
+            bucket.set_state(vbucket, VbucketState.ACTIVE)
             for first in range(0, len(numbers), 5000):
                 some = numbers[first : first + 5000]
                 _set(bucket, vbucket, [key(n) for n in some], [document(n, size) for n in some])
@@ -337,11 +338,12 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=["load", "steady", "lag", "repair", []])
     parser.add_argument("--full", action="store_true", help="10 M rows, too")
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--sizes", type=int, nargs="*", help="table sizes for the steady state")
     given = parser.parse_args()
     parts = given.parts or ["load", "steady", "lag", "repair"]
     large = [10_000_000] if given.full else []
     if "steady" in parts:
-        steady([given.rows // 10, given.rows, *large], 5_000, merge_up_to=1_000_000)
+        steady(given.sizes or [given.rows // 10, given.rows, *large], 5_000, merge_up_to=1_000_000)
     if "load" in parts:
         load([(rows, size) for rows in (given.rows, *large) for size in (256, 1024)])
     if "lag" in parts:

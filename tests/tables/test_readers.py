@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import duckdb
+import pyarrow as pa
 import pytest
 from conftest import Desk
 from deltalake import DeltaTable
@@ -120,3 +121,12 @@ def test_a_document_deleted_in_a_merge_does_not_come_back_from_a_tail_that_other
     assert low[0] not in desk.read()
     fold_tail(desk.orders)
     assert desk.read() == {key: normal(value) for key, value in desk.feed.truth().items()}
+
+
+def test_rows_of_more_than_one_chunk_of_text_are_gathered_all_the_same(monkeypatch) -> None:
+    from upriver.spark.tables import pieces
+
+    table = pa.table({"_key": ["a", "b", "c", "d"], "n": [1, 2, 3, 4], "_value": [b"x", None, b"", b"y"]})
+    expected = pieces.gather(table, [3, 1, 1, 0])
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 8)
+    assert pieces.gather(table, [3, 1, 1, 0]).equals(expected)

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 ROW_GROUP = 65_536
 ANY_VBUCKET = 65_535
+CHUNK_BYTES = 1 << 30
 _NAME = re.compile(r"^vb(\d+)-(\d+)/([bm])(\d+)-(\d+)-[0-9a-f]+\.parquet$")
 # Columns whose range goes into the Delta log, so that readers can skip files.
 _RANGED = ("vbucket", "seqno", "epoch", "batch", "timestamp", "_vbucket", "_seqno", "_epoch", "_changed_at")
@@ -170,8 +171,23 @@ def _plain(value: object) -> object:
 
 
 def gather(table: pa.Table, rows: Any) -> pa.Table:
-    """The rows at these places. Taking from many small chunks is a hundred times slower than from one."""
-    return table.combine_chunks().take(rows)
+    """The rows at these places. Taking from many small chunks is a hundred times slower than from one.
+
+    One chunk of text or bytes cannot be larger than 2 GiB, so a large table goes the long way round.
+    """
+    if table.nbytes < CHUNK_BYTES:
+        return table.combine_chunks().take(rows)
+    places = pa.array(rows)
+    step = max(1, table.num_rows * (CHUNK_BYTES // 4) // table.nbytes)
+    large = table.cast(pa.schema([_large(field) for field in table.schema])).combine_chunks()
+    return pa.concat_tables(
+        [large.take(places.slice(at, step)).cast(table.schema) for at in range(0, max(len(places), 1), step)]
+    )
+
+
+def _large(field: pa.Field) -> pa.Field:
+    kinds = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return field.with_type(kinds.get(field.type, field.type))
 
 
 def now_ms() -> int:

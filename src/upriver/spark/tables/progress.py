@@ -49,6 +49,7 @@ class Journal:
     def __init__(self, lake: str) -> None:
         self.path = Path(lake) / NAME if "://" not in lake else Path(os.devnull)
         self._offset = 0
+        self.lag_at = 0.0  # when a lag was last added
 
     def skip(self) -> None:
         """``news`` begins here."""
@@ -67,6 +68,7 @@ class Journal:
         return [_batch(json.loads(line)) for line in whole]
 
     def add_lag(self, lag: Lag) -> None:
+        self.lag_at = lag.at
         if self._lags.parent.is_dir():
             _make_room(self._lags)
             with self._lags.open("a") as out:

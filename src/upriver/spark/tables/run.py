@@ -104,7 +104,7 @@ def _look(query: Any, journal: Journal, live: Live) -> None:
         live.lag = _lag_of(latest, known)
         if live.lag == 0 or (live.batches and live.rows >= live.expected):
             live.loading = False
-        if live.lag is not None and (live.lag or known):
+        if live.lag is not None and (live.lag != known or time.time() - journal.lag_at > 2.0):
             journal.add_lag(Lag(time.time(), live.lag))
 
 

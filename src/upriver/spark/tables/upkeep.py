@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +24,8 @@ from upriver.spark.tables.policy import Range, ranges_of
 
 logger = logging.getLogger("upriver.sync")
 FOLDS = "upriver.folds"
-LARGE_BYTES = 32 << 20  # a file of this size is left alone
+LARGE_BYTES = 8 << 20  # a file of this size is left alone
+FOLD_BYTES = 64 << 20  # at a time
 
 
 def fold_run(pieces: Sequence[Piece], fan: int) -> list[Piece]:
@@ -35,7 +37,8 @@ def fold_run(pieces: Sequence[Piece], fan: int) -> list[Piece]:
             size_class, limit = size_class + 1, limit * fan
         if piece.size <= LARGE_BYTES:
             classes.setdefault(size_class, []).append(piece)
-    return next((classes[size_class] for size_class in sorted(classes) if len(classes[size_class]) >= fan), [])
+    found = next((classes[size_class] for size_class in sorted(classes) if len(classes[size_class]) >= fan), [])
+    return [piece for piece, total in zip(found, accumulate(p.size for p in found), strict=True) if total <= FOLD_BYTES]
 
 
 def fold_tail(tables: CollectionTables) -> int:

@@ -388,3 +388,30 @@ def test_a_producer_that_breaks_its_promise_is_found_out(script) -> None:  # typ
     request = opened(wire)
     with pytest.raises(RemoteProtocolError):
         wire.says(script(request))
+
+
+def test_a_vbucket_that_has_moved_is_left_even_if_its_stream_never_ends() -> None:
+    wire = Wire()
+    request = opened(wire)
+    wire.says(marker(request, 0, 9) + mutation(request, 5))
+    producer = wire.producers[HOME]
+    producer.config = config_json(rev=2, owners={0: 1})
+    wire.tick(10.0)
+    assert producer.seen_of(Opcode.DCP_CLOSE_STREAM)
+    assert wire.feed.wanted() == {ELSEWHERE}
+    other = wire.connect(ELSEWHERE, producer.config)
+    [again] = other.requests
+    assert (again.start_seqno, again.snap_start_seqno, again.snap_end_seqno) == (5, 0, 9)
+    wire.says(mutation(request, 6))
+    wire.says(other.accepts(again) + marker(again, 0, 9) + mutation(again, 6), ELSEWHERE)
+    assert wire.seqnos == [5, 6]
+
+
+def test_a_map_that_is_known_already_changes_nothing() -> None:
+    wire = Wire()
+    request = opened(wire)
+    for _ in range(3):
+        wire.tick(10.0)
+    assert len(wire.producers[HOME].seen_of(Opcode.GET_CLUSTER_CONFIG)) == 4
+    wire.says(marker(request, 0, 1) + mutation(request, 1))
+    assert wire.seqnos == [1]

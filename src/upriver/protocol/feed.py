@@ -52,7 +52,7 @@ __all__ = [
 
 STREAMS_IN_FLIGHT = 256
 MAX_BACKOFF_S = 5.0
-ASK_MAP_EVERY_S = 1.0
+ASK_MAP_EVERY_S, ASK_MAP_IDLE_S = 1.0, 2.5  # while a vbucket waits, and otherwise
 _FILTER_LOST = (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE)
 
 
@@ -201,9 +201,9 @@ class Feed:
             link.tick(now)
         if self._waiting:
             self._open_streams(now)
-            if now >= self._ask_at:
-                self._ask_at = now + ASK_MAP_EVERY_S
-                self._ask_map()
+        if now >= self._ask_at:
+            self._ask_at = now + (ASK_MAP_EVERY_S if self._waiting else ASK_MAP_IDLE_S)
+            self._ask_map()
         yield from self._take_emitted()
 
     def silent(self, now: float) -> list[Address]:
@@ -215,7 +215,17 @@ class Feed:
         if topology.revision <= self.topology.revision or topology.vbuckets != self.topology.vbuckets:
             return False
         self.topology = topology
+        for address, link in self.links.items():
+            self._leave_moved(address, link)
         return True
+
+    def _leave_moved(self, address: Address, link: FeedLink) -> None:
+        """A takeover does not end the streams at the old owner (protocol.md 6.7): nothing would come there any more."""
+        for vb in list(link.streams):
+            if self.topology.active(vb) not in (None, address):
+                self._opening -= self._state[vb] is _State.OPENING
+                link.close_stream(vb)
+                self._wait(vb, 0.0)
 
     # ---------------------------------------------------------------------------------------------- opening
 
@@ -242,10 +252,10 @@ class Feed:
         )
 
     def _ask_map(self) -> None:
-        """Somebody waits: perhaps for a map that we do not have yet."""
-        for link in self.links.values():
-            if link.ready:
-                link.ask_config()
+        """One node is enough, unless somebody waits, perhaps for a map that only some nodes have yet."""
+        ready = [link for link in self.links.values() if link.ready]
+        for link in ready if self._waiting else ready[:1]:
+            link.ask_config(self.topology.revision)
 
     def _end(self, vb: int) -> int:
         """Never below the start: a position beyond the end may be one of a lost branch, and only asking tells."""

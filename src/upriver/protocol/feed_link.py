@@ -16,7 +16,7 @@ from upriver.protocol.session import Session
 from upriver.protocol.standing import Standing
 from upriver.wire.cluster import GetClusterConfig
 from upriver.wire.columns import BulkDecoder, Columns, Decoded
-from upriver.wire.constants import Magic, Opcode, OsoFlag
+from upriver.wire.constants import Feature, Magic, Opcode, OsoFlag
 from upriver.wire.dcp import (
     BufferAck,
     CloseStream,
@@ -175,8 +175,12 @@ class FeedLink:
             self._forget(vbucket)
             self._send(CloseStream(vbucket=vbucket))
 
-    def ask_config(self) -> None:
-        self._send(GetClusterConfig(opaque=_CONFIG_OPAQUE))
+    def ask_config(self, known: tuple[int, int]) -> None:
+        """Ask for the cluster map; servers that can compare revisions answer with nothing if we know the newest."""
+        if Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION in self.session.features:
+            self._send(GetClusterConfig(*known, opaque=_CONFIG_OPAQUE))
+        else:
+            self._send(GetClusterConfig(opaque=_CONFIG_OPAQUE))
 
     def acknowledge(self, size: int) -> None:
         """The caller is done with so many bytes; tell the producer once a fifth of the window has gathered."""

@@ -30,7 +30,7 @@ KV_FEATURES = (
 )  # fmt: skip
 FEED_FEATURES = (
     Feature.TCP_NODELAY, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.ALT_REQUEST,
-    Feature.COLLECTIONS,
+    Feature.COLLECTIONS, Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION,
 )  # fmt: skip
 
 

@@ -132,8 +132,9 @@ class DurableWrites(Documents, Replica):
         with self.shared.lock:
             self._require_replica()
             wire_key = self._wire_key(key, collection_id)
-            if kind is Kind.ABORT and wire_key not in self.pending and self.snapshot_from_disk:
+            if kind is Kind.ABORT and self.pending.get(wire_key) != prepared and self.snapshot_from_disk:
                 self._apply(np.frombuffer(_bare_abort(wire_key, collection_id, prepared, seqno), np.uint8))
+                self.pending.pop(wire_key, None)
                 self._finish_snapshot()
                 return
             head, value = self._prepared(wire_key, prepared)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from client_world import VBUCKETS, provoke
 
 from upriver.client.blocking import Database, connect
 from upriver.testing import RunningNode, node
-
-VBUCKETS = 8
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +27,3 @@ def db(server: RunningNode) -> Iterator[Database]:
 @pytest.fixture
 def fault(server: RunningNode) -> Callable[..., Any]:
     return lambda name, **arguments: provoke(server.http_port, name, **arguments)
-
-
-def provoke(http_port: int, name: str, **arguments: Any) -> Any:
-    """Make the node misbehave."""
-    url = f"http://127.0.0.1:{http_port}/upriver/faults/{name}"
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(arguments).encode(), headers, method="POST")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.loads(answer.read())

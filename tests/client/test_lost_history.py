@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import VBUCKETS, provoke
+from client_world import VBUCKETS, provoke
 
 from upriver.client.blocking import Database, connect
 from upriver.client.checkpoints import SqliteCheckpoint
@@ -25,7 +25,7 @@ from upriver.protocol.feed import OnRollback
 from upriver.testing import RunningNode
 
 SEEDS = range(20)
-LIVES = 4
+LIVES = 3
 
 
 class Table:

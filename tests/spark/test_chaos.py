@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from chaos import Chaos
+from spark_chaos import Chaos
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def filled_node(rows: int, size: int) -> Iterator[testing.RunningNode]:
     with tempfile.TemporaryDirectory(prefix="upriver-bench-") as folder:
         data = Path(folder) / "data"
         fill(data, rows, size)
-        options: dict[str, Any] = {"vbuckets": VBUCKETS, "lazy": True, "http_port": 0, "enable_faults": True}
+        options: dict[str, Any] = {"vbuckets": VBUCKETS, "lazy": True}
         with testing.node(data=data, quota_mib=1024, **options) as node:
             yield node
 
@@ -304,33 +303,32 @@ def _write(node: testing.RunningNode, rate: int, until: float, written: list[int
 
 
 def repair(sizes: list[int]) -> None:
-    table = Table("rows", "rows of the vbucket", "lost changes", "repair s", "plain batch s", title="one rollback")
+    table = Table("rows", "rows of the vbucket", "lost changes", "repair, CPU ms", "bytes written",
+                  "plain batch, CPU ms", title="one vbucket rolls back")
     for rows in sizes:
-        with filled_node(rows, 256) as node, tempfile.TemporaryDirectory() as lake:
-            run_sync(node.connection_string, lake, "--once")
-            batches = _repair(node, lake)
-        rolled = next(batch for batch in batches if batch["rollbacks"])
-        table.add_row(f"{rows:,}", f"{rows // VBUCKETS:,}", "100", f"{rolled['total_s']:.2f}",
-                      f"{batches[0]['total_s']:.2f}")
+        with tempfile.TemporaryDirectory(prefix="upriver-bench-") as root:
+            plain, repaired, written = _repair(root, rows)
+        table.add_row(f"{rows:,}", f"{rows // VBUCKETS:,}", "100", f"{repaired * 1000:.0f}", f"{written:,}",
+                      f"{plain * 1000:.0f}")
     console.print(table)
 
 
-def _repair(node: testing.RunningNode, lake: str) -> list[dict[str, Any]]:
-    from upriver.client.blocking import connect
-
-    mine = [n for n in range(20_000) if vbucket_of(key(n), VBUCKETS) == 3][:100]
-    found = []
-    for step in range(2):
-        with connect(node.connection_string) as db:
-            db.set_many({key(n): document(n, 256, step + 1) for n in mine})
-        found += run_sync(node.connection_string, lake, "--once")[0]
-    body = json.dumps({"vbucket": 3, "lose": 100}).encode()
-    url = f"http://127.0.0.1:{node.http_port}/upriver/faults/failover"
-    headers = {"Content-Type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST"), timeout=30).close()
-    with connect(node.connection_string) as db:
-        db.set(key(mine[0]), document(mine[0], 256, 9))
-    return found[1:] + run_sync(node.connection_string, lake, "--once")[0]
+def _repair(root: str, rows: int) -> tuple[float, float, int]:
+    """CPU seconds of a batch of a hundred changes, and of the batch that takes them back."""
+    changes = Changes(256)
+    tables = Tables(Lake(root), "bench", TableOptions(vbuckets=VBUCKETS))
+    for number, first in enumerate(range(0, rows, 50_000)):
+        tables.apply(number, write_log([changes.batch(np.arange(first, first + 50_000))], root, number))
+    good, number = changes.seqno, rows // 50_000
+    started = cpu_s()
+    tables.apply(number, write_log([changes.batch(np.arange(100) * VBUCKETS + 3)], root, number))
+    plain = cpu_s() - started
+    rollback = {"event": "rollback", "vbucket": 3, "seqno": good, "epoch": 1, "vbuuid": 1}
+    batch = pa.RecordBatch.from_pylist([dict.fromkeys(CHANGES.names) | rollback], schema=CHANGES)
+    started = cpu_s()
+    steps = tables.apply(number + 1, write_log([batch], root, number + 1))
+    assert steps[0].repaired == 100
+    return plain, cpu_s() - started, steps[0].bytes_written
 
 
 def main() -> None:

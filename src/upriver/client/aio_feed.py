@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAINTAIN_S = 0.05
-MOST_WAITING, FEW_WAITING = 8, 4  # bundles; between them reading stops and goes on
+MOST_WAITING, FEW_WAITING = 4, 2  # bundles; between them reading stops and goes on
 _log = logging.getLogger(__name__)
 
 
@@ -97,9 +97,12 @@ class AsyncFeed(Generic[T]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._maintenance = self._chore = None
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
+        if self._reader:
+            self._reader.feed.links.clear()  # with their memory, which should not wait for the garbage collector
 
     def positions(self) -> Positions:
         """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""

@@ -48,6 +48,7 @@ class BlockingFeed:
     def close(self) -> None:
         for address in list(self._pipes):
             self._disconnect(address)
+        self.feed.links.clear()  # with their memory, which should not wait for the garbage collector
         self._poller.close()
 
     @property

@@ -13,7 +13,7 @@ from collections import deque
 import numpy as np
 
 from upriver.model import SEQNO_MAX
-from upriver.store.arrays import octets
+from upriver.store.arrays import MAPPED, octets
 from upriver.store.disk import Octets
 
 SMALLEST = 4096
@@ -44,20 +44,40 @@ class Segment:
 
 
 class Checkpoint:
-    """One growing buffer of records."""
+    """One growing buffer of records.
 
-    __slots__ = ("closed", "data", "log", "segments", "serial")
+    A large one has addresses for all that it may become from the start: the system gives memory only to what was
+    written, and growing copies nothing. ``data`` is the part that counts.
+    """
 
-    def __init__(self, log: MemoryLog, serial: int, capacity: int) -> None:
+    __slots__ = ("_reserved", "closed", "data", "log", "segments", "serial")
+
+    def __init__(self, log: MemoryLog, serial: int, size: int) -> None:
         self.log = log
         self.serial = serial
-        self.data: Octets = octets(capacity)
         self.segments: list[Segment] = []
         self.closed = False
+        self._reserved: Octets = NOTHING
+        self.data: Octets = NOTHING
+        self.resize(size, 0)
+
+    def resize(self, size: int, used: int) -> None:
+        """Hold ``size`` bytes, of which the first ``used`` are kept."""
+        if size > self._reserved.size or self._reserved.size < MAPPED:
+            self._reserved = octets(size if size < MAPPED else max(size, self.log.most_bytes))
+            self._reserved[:used] = self.data[:used]
+        self.log.gauge.bytes += size - self.data.size
+        self.data = self._reserved[:size]
+
+    def grow(self, needed: int, used: int) -> None:
+        """Hold at least ``needed`` bytes, and some more, so that this is not called for every record."""
+        ahead = self.data.size if self.data.size < MAPPED // 2 else MAPPED // 4
+        self.resize(min(max(needed, self.data.size + ahead), self.log.most_bytes), used)
 
     def let_go(self) -> None:
         """Give the memory back now: a checkpoint and its segments know each other, so only the collector would."""
-        self.data = NOTHING
+        self.log.gauge.bytes -= self.data.size
+        self.data = self._reserved = NOTHING
         self.segments = []
 
 
@@ -87,7 +107,7 @@ class MemoryLog:
 
     def __init__(self, floor: int, most_bytes: int, gauge: Gauge, ages: deque[Checkpoint]) -> None:
         self.floor = floor
-        self._gauge = gauge
+        self.gauge = gauge
         self._ages = ages  # all checkpoints of the bucket, oldest first: the order of eviction
         self.most_bytes = most_bytes
         self.checkpoints: deque[Checkpoint] = deque()
@@ -106,10 +126,7 @@ class MemoryLog:
             return True
         if needed > self.most_bytes:
             return False
-        grown = octets(min(max(needed, 2 * checkpoint.data.size), self.most_bytes))
-        grown[:used] = checkpoint.data[:used]
-        self._gauge.bytes += grown.size - checkpoint.data.size
-        checkpoint.data = grown
+        checkpoint.grow(needed, used)
         return True
 
     def begin_segment(self, size: int, safe: int) -> Segment:
@@ -129,12 +146,10 @@ class MemoryLog:
         self.close_checkpoint()
         if self.checkpoints and not self.checkpoints[-1].segments:  # nothing is in it yet: take a larger buffer
             unused = self.checkpoints[-1]
-            self._gauge.bytes += size - unused.data.size
-            unused.data = octets(size)
+            unused.resize(size, 0)
             return unused
         self._serial += 1
         fresh = Checkpoint(self, self._serial, max(size, min(SMALLEST, self.most_bytes)))
-        self._gauge.bytes += fresh.data.size
         self._ages.append(fresh)
         self.checkpoints.append(fresh)
         self.by_serial[fresh.serial] = fresh
@@ -148,10 +163,7 @@ class MemoryLog:
         last.closed = True
         used = last.segments[-1].end if last.segments else 0
         if used < last.data.size * 3 // 4:
-            self._gauge.bytes -= last.data.size - used
-            trimmed = octets(used)
-            trimmed[:] = last.data[:used]
-            last.data = trimmed
+            last.resize(used, used)
 
     def close_segment(self, last: int, snap_end: int, exact: bool) -> None:
         """Freeze the open segment; the flusher will find it."""
@@ -204,12 +216,10 @@ class MemoryLog:
         del self.by_serial[oldest.serial]
         if oldest.segments:
             self.floor = max(self.floor, oldest.segments[-1].last)
-        self._gauge.bytes -= oldest.data.size
         oldest.let_go()
 
     def clear(self, floor: int) -> None:
         """Forget everything; history goes on above ``floor``."""
-        self._gauge.bytes -= sum(checkpoint.data.size for checkpoint in self.checkpoints)
         for checkpoint in self.checkpoints:
             checkpoint.let_go()
         self.checkpoints.clear()

@@ -12,6 +12,7 @@ import numpy as np
 from upriver.store.disk import Octets, Words
 
 MAPPED = 64 * 1024
+MOST_KEPT = 4 << 20
 
 
 def octets(size: int) -> Octets:
@@ -25,8 +26,24 @@ def words(count: int) -> Words:
     """Zeros."""
     if count * 8 < MAPPED:
         return np.zeros(count, np.uint64)
-    return np.frombuffer(_mapping(count * 8), np.uint64)
+    return np.frombuffer(_mapping(count * 8, mmap.MAP_POPULATE), np.uint64)  # every page of a hash table is touched
 
 
-def _mapping(size: int) -> mmap.mmap:
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _mapping(size: int, flags: int = 0) -> mmap.mmap:
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+
+
+class Scratch:
+    """Words for one user at a time, kept for the next one unless they are many: fresh pages are dearer than zeros."""
+
+    def __init__(self) -> None:
+        self._kept = words(0)
+
+    def zeros(self, count: int) -> Words:
+        """Valid until the next call."""
+        if count * 8 > MOST_KEPT:
+            return words(count)
+        if count > self._kept.size:
+            self._kept = words(count + count // 4)
+        self._kept[:count] = 0
+        return self._kept[:count]

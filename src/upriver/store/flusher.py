@@ -115,7 +115,7 @@ def write_table(transaction: Any, disk: Disk, vbucket: Core, overlay: Words, rem
     found = transaction.get(key, db=disk.index)
     old = NO_WORDS if found is None else np.frombuffer(found, np.uint64)
     entries = (int(old[0]) if old.size else 0) + int(np.count_nonzero(overlay[:: k.ENTRY]))
-    table = words(1 + max(FEWEST_SLOTS, int(entries / TABLE_LOAD) + 2) * k.SLOT)
+    table = vbucket.shared.table_scratch.zeros(1 + max(FEWEST_SLOTS, int(entries / TABLE_LOAD) + 2) * k.SLOT)
     table[0] = k.merge_tables(old[1:], overlay, removed, table[1:])
     transaction.put(key, table.data, db=disk.index)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from upriver.errors import TemporaryFailure
+from upriver.store.arrays import Scratch
 from upriver.store.disk import Disk
 from upriver.store.memorylog import Checkpoint, Gauge
 from upriver.store.options import StoreOptions
@@ -35,6 +36,7 @@ class Shared:
         self.manifest = manifest
         self.lock = threading.RLock()
         self.commit_lock = threading.RLock()
+        self.table_scratch = Scratch()  # for who holds commit_lock
         self.log_gauge = Gauge()
         self.index_gauge = Gauge()
         self.ages: deque[Checkpoint] = deque()

@@ -158,11 +158,13 @@ class Manager:
             self._push(state, behind)
 
     def sync(self, timeout_s: float = 60.0) -> None:
-        """Wait until every replica has everything."""
+        """Wait until every replica has everything that its active has now."""
         deadline = time.monotonic() + timeout_s
         while True:
             state = self.watch()
-            behind = [vb for vb, chain in enumerate(state.owners) if len(state.synced[vb]) < _replicas_in(chain)]
+            actives = self.reports()
+            seen = newly_synced(replace(state, synced=((),) * len(state.owners)), actives, self.reports())
+            behind = [vb for vb, chain in enumerate(state.owners) if len(seen.synced[vb]) < _replicas_in(chain)]
             if not behind:
                 return
             if time.monotonic() > deadline:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Desk
+from desks import Desk
 from test_truth import normal
 
 from upriver.spark.tables.deltas import Table
@@ -108,7 +108,7 @@ FULL = """
 import resource, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
-from conftest import Desk
+from desks import Desk
 from upriver.spark.tables.log import Written, write_log
 desk = Desk(Path({lake!r}))
 desk.feed.put("small", {{"n": 1}})

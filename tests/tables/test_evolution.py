@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from conftest import Desk
+from desks import Desk
 
 from upriver.spark.tables.columns import Kind
 from upriver.spark.tables.policy import Policy

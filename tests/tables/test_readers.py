@@ -5,8 +5,8 @@ from __future__ import annotations
 import duckdb
 import pyarrow as pa
 import pytest
-from conftest import Desk
 from deltalake import DeltaTable
+from desks import Desk
 from test_truth import normal
 
 from upriver.errors import ConfigError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Desk
+from desks import Desk
 from test_truth import normal
 
 from upriver.spark.tables.bucket import Survey, wanted

@@ -6,7 +6,7 @@ import copy
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from conftest import Desk
+from desks import Desk
 from test_truth import normal
 
 from upriver.records.schema import CHANGES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import Desk
+from desks import Desk
 
 from upriver.spark.tables.history import History
 

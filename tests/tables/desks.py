@@ -1,0 +1,41 @@
+"""A feed and the tables that follow it, with the word ``commit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from feeds import Feed
+
+from upriver.spark.tables.apply import TableOptions, Tables
+from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.log import Written, write_log
+from upriver.spark.tables.policy import Policy
+from upriver.spark.tables.read import read_documents
+
+
+class Desk:
+    """A feed and the tables that follow it."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.root = str(root)
+        self.feed = Feed(collections=("orders", "users"))
+        self.options = TableOptions(**{"vbuckets": 4, "policy": Policy(small_rows=0), **options})
+        self.number = 0
+        self.open()
+
+    def open(self, **more: Any) -> None:
+        """As a new process would."""
+        self.tables = Tables(Lake(self.root), "app", self.options, **more)
+
+    def commit(self) -> None:
+        written = write_log(self.feed.batch(), self.root, self.number)
+        self.tables.apply(self.number, Written.gather([written.plain()]))
+        self.number += 1
+
+    def read(self, name: str = "shop.orders") -> dict[str, Any]:
+        return read_documents(self.root, name)
+
+    @property
+    def orders(self) -> Any:
+        return self.tables.collection("shop.orders")

@@ -25,7 +25,7 @@ from upriver.store import Bucket, Run, StoreOptions, VBucket
 from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer, Stop
 
 VBUCKETS = 1024
-CHUNK = 200_000  # documents that a loader has in hand at a time
+CHUNK = 100_000  # documents that a loader has in hand at a time; no more than the rows to be compared have
 MOST_CHANGED = 1_000_000  # overwrites and deletes are measured on at most this many
 MIB = 1 << 20
 Batches = list[tuple[int, list[bytes]]]

@@ -90,7 +90,7 @@ class Chaos:
             self._expire_all()
             self.start_driver("now")
             assert self.driver is not None
-            assert self.driver.wait(240) == 0, (self.folder / "driver.log").read_text()[-4000:]
+            assert self.driver.wait(600) == 0, (self.folder / "driver.log").read_text()[-4000:]
             self._compare()
         return self.done
 

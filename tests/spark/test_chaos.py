@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from spark_chaos import Chaos
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 RUNS = {
     11: ["failover", "executor", "failover", "cut", "move", "failover"],

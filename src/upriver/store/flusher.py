@@ -212,8 +212,9 @@ class Flusher:
         size = 0
         while self._shared.dirty and size < self._shared.options.batch_bytes:
             vbucket = self._shared.dirty.pop(next(iter(self._shared.dirty)))
-            batch.append(self._freeze_one(vbucket))
-            size += batch[-1].size
+            frozen = self._freeze_one(vbucket)
+            batch.append(frozen)
+            size += frozen.size + (0 if frozen.overlay is None else frozen.overlay.nbytes)  # all in memory at once
         return batch
 
     def _freeze_one(self, vbucket: Core) -> Frozen:

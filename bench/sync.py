@@ -190,19 +190,19 @@ def disk_bytes() -> int:
     return 0
 
 
-def steady(sizes: list[int], changed: int, merge_up_to: int) -> None:
+def steady(sizes: list[int], changed: int, merge_up_to: int, batches: int) -> None:
     table = Table("rows", "batches", "CPU ms/batch", "median", "p95", "B/change", "read fresh s",
                   "MERGE per batch: CPU ms", "B/change", title=f"steady state, {changed:,} changes per batch, 256 B")
     for rows in sizes:
-        ours, (merge_ms, merge_bytes) = _ours(rows, changed), ("-", "-")
+        ours, (merge_ms, merge_bytes) = _ours(rows, changed, batches), ("-", "-")
         if rows <= merge_up_to:
             merge_ms, merge_bytes = _merge(rows, changed)
         table.add_row(f"{rows:,}", *ours, merge_ms, merge_bytes)
     console.print(table)
 
 
-def _ours(rows: int, changed: int) -> list[str]:
-    """As many batches as it takes for the whole table to change a quarter, and at least a hundred."""
+def _ours(rows: int, changed: int, count: int) -> list[str]:
+    """The same number of batches at every size, or a longer Delta log would pass for a larger table."""
     with tempfile.TemporaryDirectory(prefix="upriver-bench-") as root:
         changes = Changes(256)
         tables = Tables(Lake(root), "bench", TableOptions(vbuckets=VBUCKETS))
@@ -212,7 +212,6 @@ def _ours(rows: int, changed: int) -> list[str]:
             tables.apply(number, write_log([changes.batch(numbers)], root, number), lag=rows - int(numbers[-1]) - 1)
             number += 1
         collection = tables.collection(NAME)
-        count = max(100, rows // changed // 2)
         spent, before = [], disk_bytes()
         for _ in range(count):
             batch = changes.batch(changes.random.integers(0, rows, changed))
@@ -336,12 +335,14 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=["load", "steady", "lag", "repair", []])
     parser.add_argument("--full", action="store_true", help="10 M rows, too")
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--batches", type=int, default=1000, help="of the steady state")
     parser.add_argument("--sizes", type=int, nargs="*", help="table sizes for the steady state")
     given = parser.parse_args()
     parts = given.parts or ["load", "steady", "lag", "repair"]
     large = [10_000_000] if given.full else []
     if "steady" in parts:
-        steady(given.sizes or [given.rows // 10, given.rows, *large], 5_000, merge_up_to=1_000_000)
+        steady(given.sizes or [given.rows // 10, given.rows, *large], 5_000, merge_up_to=1_000_000,
+               batches=given.batches)
     if "load" in parts:
         load([(rows, size) for rows in (given.rows, *large) for size in (256, 1024)])
     if "lag" in parts:

@@ -23,6 +23,7 @@ from upriver.wire.dcp import StreamEnd
 from upriver.wire.upr import UprStreamEnd
 
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
+AT_ONCE = 32  # handshakes that are under way at the same time
 Pair = tuple[Address, Address]
 
 
@@ -95,7 +96,7 @@ class ThirdParty:
         highs = await asyncio.to_thread(self._source.high_seqnos)
         self.progress.source = {vb: highs.get(vb, 0) for vb in self.vbuckets}
         self.progress.bytes_passed = sum(c.relay.bytes_from[Side.PRODUCER] for c in self._connections.values())
-        for (_, _), connection in self._connections.items():
+        for connection in self._connections.values():
             for vb in self.vbuckets:
                 if seqno := connection.relay.seqno(vb):
                     self.progress.passed[vb] = seqno
@@ -124,8 +125,8 @@ class ThirdParty:
         connection.on_event = lambda event: self._seen(event, ended)
         self._connections[pair] = connection
         try:
-            for vb in vbuckets:
-                await self._add(connection, vb)
+            for at in range(0, len(vbuckets), AT_ONCE):
+                await asyncio.gather(*(self._add(connection, vb) for vb in vbuckets[at : at + AT_ONCE]))
             self.progress.passed |= await connection.high_seqnos(Side.CONSUMER, VbucketState.REPLICA)
             await self._renew(connection, ended)
         finally:

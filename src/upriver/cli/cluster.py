@@ -61,6 +61,8 @@ def cluster() -> None:
 @click.option("--restart", is_flag=True, help="Start nodes again that died.")
 @click.option("--enable-faults", is_flag=True, help="Allow `upriver fault`, for testing consumers.")
 @click.option("--lazy", is_flag=True, help="Sync less: faster, survives kill -9 but perhaps not a power failure.")
+@_USER[0]
+@_USER[1]
 def start(data: Path, members: tuple[str, ...], restart: bool, **options: Any) -> None:
     """Start nodes and keep their map up to date until Ctrl-C; a cluster that was in --data comes back as it was.
 
@@ -93,7 +95,7 @@ def _ready(state: ClusterState) -> None:
 def _start_given(data: Path, members: list[Member], stop: threading.Event, options: dict[str, Any]) -> None:
     from upriver.replicate.manager import STATE_FILE
 
-    manager = _manager(data, "", "")
+    manager = _manager(data, options["username"], options["password"])
     if not (data / STATE_FILE).exists():
         manager.create(options["bucket"], members, options["vbuckets"], options["replicas"])
     _ready(manager.watch())
@@ -104,8 +106,9 @@ def _start_given(data: Path, members: list[Member], stop: threading.Event, optio
 def _start_local(data: Path, restart: bool, stop: threading.Event, options: dict[str, Any]) -> None:
     from upriver.replicate.local import local_cluster
 
-    serve = {"enable_faults": options.pop("enable_faults"), "lazy": options.pop("lazy")}
-    with local_cluster(data=data, **options, **serve) as running:
+    if not options["username"]:
+        del options["username"], options["password"]
+    with local_cluster(data=data, **options) as running:
         _ready(running.manager.watch())
         while not stop.wait(1.0):
             _look_after(running, restart)

@@ -80,7 +80,7 @@ class LocalCluster:
     def __init__(self, directory: Path, **options: Any) -> None:
         self.directory = directory
         self._options = {"http_port": 0, **options}
-        self.manager = Manager(directory)
+        self.manager = Manager(directory, options.get("username", ""), options.get("password", ""))
         self.nodes: list[LocalNode] = []
 
     def create(self, nodes: int, replicas: int, vbuckets: int, bucket: str) -> None:

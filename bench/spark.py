@@ -186,20 +186,28 @@ def batch_latency(spark: Any) -> None:
 
 
 def _triggers(spark: Any, running: RunningNode, db: Database, place: Path, partitions: int) -> tuple[float, float]:
+    """Small batches as they come; large ones by a trigger so slow that all rows are there when it fires."""
     source = spark.readStream.format("dcp").option("connection", running.connection_string)
     frame = source.option("partitions", str(partitions)).option("pollMilliseconds", "0").load()
-    query = frame.writeStream.format("noop").option("checkpointLocation", str(place)).start()
-    found: dict[int, list[float]] = {1: [], 100_000: []}
-    for rows in (1, *[1] * 8, 100_000, *[100_000] * 3):
-        load(db, rows, 256, f"r{time.time_ns()}")
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(place))
+    query = writer.start()
+    for number in range(10):
+        load(db, 1, 256, f"one{number}")
         query.processAllAvailable()
-    for progress in query.recentProgress:
-        if progress["numInputRows"]:
-            kind = 1 if progress["numInputRows"] < 1000 else 100_000
-            rows_per_ms = progress["numInputRows"] / max(1, progress["durationMs"]["triggerExecution"])
-            found[kind].append(kind / rows_per_ms if kind > 1 else progress["durationMs"]["triggerExecution"])
+    small = _durations(query, 1)
     query.stop()
-    return statistics.median(found[1][1:] or [0]), statistics.median(found[100_000][1:] or [0])
+    query = writer.trigger(processingTime="8 seconds").start()
+    for number in range(12):
+        if len(large := _durations(query, 90_000)) > 2:
+            break
+        load(db, 100_000, 256, f"many{number}")
+        time.sleep(8)
+    query.stop()
+    return statistics.median(small[1:] or [0]), statistics.median(large[1:] or [0])
+
+
+def _durations(query: Any, rows: int) -> list[float]:
+    return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"] >= rows]
 
 
 def visible_latency(spark: Any, seconds: float = 15.0, rate: int = 1000) -> None:

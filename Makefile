@@ -64,13 +64,13 @@ chaos-store: install
 	UPRIVER_CRASHES=$(or $(CRASHES),200) UPRIVER_MEMORY_DOCUMENTS=5000000 $(BIN)/pytest --quiet --timeout=3600 tests/store
 
 chaos: install
-	SEED=$(or $(SEED),1) MINUTES=$(or $(MINUTES),10) $(BIN)/python tests/replicate/chaos.py
+	$(BIN)/python tests/replicate/chaos.py --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
 chaos-spark: install
-	SEED=$(or $(SEED),1) MINUTES=$(or $(MINUTES),10) $(BIN)/python tests/spark/chaos.py
+	$(BIN)/python tests/spark/chaos.py --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
 soak: install
-	$(BIN)/python tests/node/soak.py $(or $(SECONDS_LONG),3600)
+	$(BIN)/python tests/node/soak.py $(or $(SOAK_SECONDS),3600)
 
 # Clients of other people that the node is tested against; without them those tests are skipped, and say so.
 system-packages:

@@ -22,8 +22,6 @@ from upriver.protocol.feed_events import (
     OnRollback,
     RollbackEvent,
     VbucketDone,
-    bounded,
-    from_beginning,
 )
 from upriver.protocol.feed_link import (
     Ended,
@@ -47,7 +45,7 @@ from upriver.wire.dcp import StreamRequest
 
 __all__ = [
     "Advanced", "CollectionChange", "Documents", "Feed", "FeedEvent", "FeedRequest", "FilterGone", "OnRollback",
-    "RollbackEvent", "VbucketDone", "backoff", "bounded", "from_beginning",
+    "RollbackEvent", "VbucketDone", "backoff",
 ]  # fmt: skip
 
 STREAMS_IN_FLIGHT = 256

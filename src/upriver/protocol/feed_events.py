@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 from upriver.model import Position
@@ -85,13 +85,3 @@ class FilterGone:
 
 
 FeedEvent = Documents | RollbackEvent | CollectionChange | Advanced | VbucketDone | FilterGone
-
-
-def from_beginning(vbuckets: int) -> FeedRequest:
-    """A request for everything, for ever."""
-    return FeedRequest({vb: Position() for vb in range(vbuckets)})
-
-
-def bounded(request: FeedRequest, ends: Mapping[int, int]) -> FeedRequest:
-    """The same request, ending where ``ends`` says."""
-    return replace(request, ends=dict(ends))

@@ -307,12 +307,6 @@ def _upr_start_before_end(attempt: Attempt) -> None:
         raise OutOfRange(f"start {attempt.start} is not before end {attempt.end}")
 
 
-def _upr_start_exists(attempt: Attempt) -> None:
-    known = any(entry.uuid == attempt.vbuuid for entry in attempt.facts.failover_log)
-    if attempt.start > attempt.high and not known:
-        raise OutOfRange(f"start {attempt.start} is beyond the high seqno {attempt.high}")
-
-
 UPR_CHECKS: tuple[Check, ...] = (
     _vbucket_exists,
     _vbucket_state,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit, types
 
 from upriver.wire.intrinsics import load8, load_be16, load_be32, load_be64
@@ -49,8 +48,3 @@ def scan(address, end, limit, own, seqnos, state):
             seqnos[load_be16(p + 6)] = load_be64(where)
         at += _HEADER + body
     state[0] = at
-
-
-def warm_up() -> None:
-    """Compile, or load from the cache, before the first byte needs it."""
-    scan(0, 0, 0, 0, np.zeros(1, np.int64), np.zeros(2, np.int64))

@@ -227,7 +227,11 @@ def ranges(start: Offset, end: Offset, view: View, known: Known) -> list[Range]:
 
 def _range(vb: int, place: Place, goal: Place, end: Offset, view: View, known: Known) -> Range:
     if vb not in end.rollbacks:
-        at = claim(vb, place, view, known)
+        # The plan wrote down whether the start was consistent. A driver that died since has forgotten it; were it to
+        # claim less than the plan did, the producer would refuse a batch that no later plan would make good.
+        complete = place.seqno != 0 and place.seqno in goal.points
+        here = Position(place.vbuuid, place.seqno, place.seqno, place.seqno)
+        at = here if complete else claim(vb, place, view, known)
         return Range(vb, at, goal.seqno, goal.vbuuid, goal.epoch, place.points)
     to = goal.consistent
     at = Position(place.vbuuid if to else 0, to, to, to)

@@ -27,14 +27,13 @@ help:
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "upriver needs Python 3.11 or later; set PYTHON=")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,console,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,connect,metrics,srv,dev]'
 	@touch $@
 
 install: $(INSTALLED)
 
 demo: install
-	@if test -f src/upriver/cli/demo.py; then $(BIN)/upriver demo; \
-	else $(BIN)/upriver wire decode docs/sample.hex; fi
+	@$(BIN)/upriver demo
 
 test: install system-packages lint doctest unit
 
@@ -76,7 +75,7 @@ soak: install
 system-packages:
 	@if command -v memcapable >/dev/null || command -v memccapable >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && test "$$(id -u)" -eq 0; then \
-	echo "installing libmemcached-tools"; apt-get install -qq -y libmemcached-tools >/dev/null || \
+	echo "installing libmemcached-tools"; { apt-get -qq update; apt-get install -qq -y libmemcached-tools; } >/dev/null || \
 	echo "libmemcached-tools could not be installed: the tests that use it are skipped"; \
 	else echo "libmemcached-tools is missing (apt-get install libmemcached-tools): the tests that use it are skipped"; fi
 

@@ -1,6 +1,6 @@
 """Figures of a feed for Prometheus: rows, bytes, rollbacks, reconnects and the lag of each vbucket.
 
-Needs prometheus-client (the extra ``console``). Figures are read when somebody asks for them; reading costs nothing.
+Needs prometheus-client (the extra ``metrics``). Figures are read when somebody asks for them; reading costs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _prometheus() -> Any:
     try:
         return import_module("prometheus_client")
     except ImportError as error:
-        raise ConfigError("metrics need prometheus-client: pip install 'upriver[console]'") from error
+        raise ConfigError("metrics need prometheus-client: pip install 'upriver[metrics]'") from error
 
 
 class FeedCollector:

@@ -131,11 +131,35 @@ class Bucket:
         """Everything written before this call is durable when it returns; raises ``DiskFull``."""
         self._flusher.flush()
 
+    def stop_persistence(self) -> bool:
+        """Keep everything in memory until ``start_persistence``; False if that is so already.
+
+        Meanwhile ``persisted_seqno`` stands still, changes of state are not yet durable, and what needs the disk to be
+        up to date (compaction, rollback, deletion, a manifest) is refused with ``TemporaryFailure``, as writes are when
+        too much has gathered. ``close`` persists all the same.
+        """
+        if self._flusher.paused:
+            return False
+        self._flusher.pause()
+        return True
+
+    def start_persistence(self) -> bool:
+        """The end of ``stop_persistence``; False if persistence is running."""
+        if not self._flusher.paused:
+            return False
+        self._flusher.resume()
+        return True
+
+    @property
+    def persistence_stopped(self) -> bool:
+        return self._flusher.paused
+
     def close(self) -> None:
         """Persist everything and leave the mark of a clean shutdown."""
         if self._closed:
             return
         self._flusher.stop()
+        self._flusher.resume()
         self._end_streams()
         try:
             self._flusher.flush()
@@ -186,21 +210,21 @@ class Bucket:
         ``silent`` (a producer's own step from active to dead, 7.1).
         """
         vbucket = self._change_state(vbucket_id, state, takeover, silent, topology)
-        self._flusher.flush()
+        self._flusher.settle()
         return vbucket
 
     def set_states(self, states: Mapping[int, VbucketState]) -> None:
         """``set_state`` for many vbuckets, made durable together."""
         for vbucket_id, state in states.items():
             self._change_state(vbucket_id, state, takeover=False, silent=False, topology=None)
-        self._flusher.flush()
+        self._flusher.settle()
 
     def create_all(self, state: VbucketState = VbucketState.ACTIVE) -> None:
         """Make every vbucket that is missing, in one go."""
         for vbucket_id in range(self.vbuckets):
             if vbucket_id not in self._vbuckets:
                 self._change_state(vbucket_id, state, takeover=False, silent=False, topology=None)
-        self._flusher.flush()
+        self._flusher.settle()
 
     def _change_state(
         self, vbucket_id: int, state: VbucketState, takeover: bool, silent: bool, topology: Any
@@ -249,6 +273,7 @@ class Bucket:
         new = Manifest.parse(data)
         with self._shared.commit_lock, self._shared.lock:
             self._shared.manifest.check_successor(new)
+            self._flusher.check_running()
             self._shared.check_room()
             with self._shared.disk.write() as transaction:
                 previous, self._shared.manifest = self._shared.manifest, new
@@ -259,7 +284,7 @@ class Bucket:
                     raise
             for vbucket in self._vbuckets.values():
                 vbucket.apply_manifest(new)
-        self._flusher.flush()
+        self._flusher.settle()
 
     # ---- upkeep ----
 
@@ -277,6 +302,8 @@ class Bucket:
 
     def maintain(self, most: int = SLICE) -> int:
         """One slice of background work: compact the vbuckets that need it. Returns how many are left."""
+        if self._flusher.paused:
+            return 0
         waiting = [vbucket for vbucket in self.existing() if wants_compaction(vbucket)]
         for vbucket in waiting[:most]:
             compact(vbucket, self._shared.now_s - self.options.purge_age_s, SEQNO_MAX)
@@ -284,6 +311,8 @@ class Bucket:
 
     def run_expiry_pager(self) -> int:
         """Turn documents whose time has come into tombstones, each with a new seqno; returns how many."""
+        if self._flusher.paused:
+            return 0
         return sum(expire_due(vbucket) for vbucket in self.existing() if vbucket.state is VbucketState.ACTIVE)
 
     def trim_memory(self, wanted_bytes: int = 0) -> None:
@@ -317,6 +346,7 @@ class Bucket:
             "disk_bytes": self.disk_bytes,
             "commits": self._flusher.commits,
             "disk_full": int(self._shared.disk_full),
+            "paused": int(self._flusher.paused),
             "manifest_uid": self._shared.manifest.uid,
         }
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from upriver.errors import DiskFull
+from upriver.errors import DiskFull, TemporaryFailure
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.arrays import words
@@ -128,8 +128,11 @@ class Flusher:
         shared.flush = self.flush
         self._writer = BlockWriter(shared.disk, shared.options.block_bytes)
         self._ready = threading.Event()
+        self._allowed = threading.Event()
+        self._allowed.set()
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self.paused = False
         self.on_persisted: Callable[[list[tuple[int, int]]], None] | None = None
         self.on_room: Callable[[], None] | None = None
         self.commits = 0
@@ -142,14 +145,28 @@ class Flusher:
     def stop(self) -> None:
         self._stopping = True
         self._ready.set()
+        self._allowed.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def pause(self) -> None:
+        """Nothing becomes durable from here on; returns when a commit under way has ended."""
+        with self._shared.commit_lock:
+            self.paused = True
+            self._allowed.clear()
+
+    def resume(self) -> None:
+        """Write again, beginning with all that has gathered."""
+        self.paused = False
+        self._allowed.set()
+        self._ready.set()
 
     def _run(self) -> None:
         spent = 0.0
         while not self._stopping:
             self._ready.wait()
+            self._allowed.wait()
             self._gather(max(self._shared.options.flush_delay_s, REST * spent))
             if self._stopping:
                 return
@@ -176,17 +193,30 @@ class Flusher:
                 return
             time.sleep(min(left, SLICE_S))
 
-    def flush(self) -> None:
-        """Everything written before this call is durable when it returns."""
+    def settle(self) -> None:
+        """``flush``, where a pause only means that it happens later."""
         with self._shared.commit_lock:
+            if not self.paused:
+                self.flush()
+
+    def flush(self) -> None:
+        """Everything written before this call is durable when it returns; ``TemporaryFailure`` during a pause."""
+        with self._shared.commit_lock:
+            self.check_running()
             with self._shared.lock:
                 waiting = set(self._shared.dirty)
             while waiting & set(self._shared.dirty):
                 waiting -= set(self.flush_once())
 
+    def check_running(self) -> None:
+        if self.paused:
+            raise TemporaryFailure("persistence is stopped")
+
     def flush_once(self) -> list[int]:
         """One commit; returns the vbuckets that it brought to disk."""
         with self._shared.commit_lock:
+            if self.paused:
+                return []
             with self._shared.lock:
                 batch = self._freeze()
             if not batch:

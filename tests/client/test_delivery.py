@@ -7,6 +7,7 @@ from typing import Any
 from scripted_producer import BRANCH, HOME, Wire, marker, mutation
 
 from upriver.client.arrow import BatchMaker
+from upriver.client.blocking import Database
 from upriver.client.changes import ObjectMaker, Rollback
 from upriver.client.delivery import Delivery
 from upriver.client.names import Names
@@ -14,6 +15,7 @@ from upriver.errors import Status
 from upriver.model import Position
 from upriver.protocol.feed import FeedEvent, FeedRequest
 from upriver.wire.dcp import RollbackResponse, StreamEnd
+from upriver.wire.events import CollectionBegun, SystemEvent
 
 
 class Taking(Wire):
@@ -60,6 +62,7 @@ def test_bytes_are_acknowledged_when_the_caller_comes_back() -> None:
     wire.delivery.take(1.0)
     link = wire.feed.links[HOME]
     before = link._freed + link.acknowledged
+    wire.delivery.given = 1
     wire.delivery.take(1.0)
     assert link._freed + link.acknowledged == before + len(mutation(wire.requests[0], 1, value=b"x" * 500))
 
@@ -104,3 +107,40 @@ def test_what_was_held_back_and_then_lost_is_never_seen() -> None:
         first = items[0]
         told = first.to_seqno if isinstance(first, Rollback) else first.to_pylist()[0]["seqno"]
         assert told == 1
+
+
+def test_news_of_collections_wait_like_any_other_change() -> None:
+    for make in (ObjectMaker, BatchMaker):
+        wire = Taking(make, hold_unsafe=True)
+        request = wire.requests[0]
+        event = SystemEvent.of(1, CollectionBegun("orders", 2, 0, 8), vbucket=0, opaque=request.opaque)
+        wire.says(marker(request, 0, 1) + event.encode())
+        assert wire.delivery.take(0.0) is None
+        wire.delivery.note_persisted({0: 1})
+        assert wire.delivery.take(0.0)
+
+
+def test_a_caller_that_leaves_its_loop_and_comes_back_misses_nothing(db: Database) -> None:
+    db.set_many({b"leave:%d" % n: b"x" for n in range(300)})
+    everything = sorted((c.vbucket, c.seqno) for c in db.changes(end="now"))
+    with db.feed(end="now", rows=10) as feed:
+        found: list[tuple[int, int]] = []
+        while len(found) < len(everything):
+            for batch in feed.batches():
+                found += zip(batch["vbucket"].to_pylist(), batch["seqno"].to_pylist(), strict=True)
+                assert sum(p.seqno for p in feed.positions().values()) == sum(reached(found).values())
+                break
+    assert sorted(found) == everything
+    with db.feed(end="now") as feed:
+        seen: list[tuple[int, int]] = []
+        while len(seen) < len(everything):
+            for change in feed.changes():
+                seen.append((change.vbucket, change.seqno))
+                if len(seen) % 7 == 0:
+                    break
+            assert sum(p.seqno for p in feed.positions().values()) == sum(reached(seen).values())
+    assert sorted(seen) == everything
+
+
+def reached(places: list[tuple[int, int]]) -> dict[int, int]:
+    return {vb: max(seqno for at, seqno in places if at == vb) for vb, _ in places}

@@ -31,6 +31,7 @@ class Delivery:
         self._maker, self._linger_s = maker, linger_s
         self._ready: deque[Made] = deque()
         self._current: Made | None = None
+        self._before = 0  # how many items of the current bundle an earlier loop was given
         self._mark: Mark = feed.standing.mark()
         self._since_mark: list[Any] = []  # batches that were given since
         self._held_since: float | None = None
@@ -58,18 +59,25 @@ class Delivery:
     def take(self, now: float) -> list[Any] | None:
         """Items for the caller, or None; taking them means that those before are done with.
 
-        While the caller gets them one by one, ``given`` must say how many it has: it is part of the position.
+        While the caller gets them one by one, ``given`` must say how many it has: it is part of the position. A caller
+        that left its loop in the middle of them gets the rest.
         """
         while True:
             if self._current is not None:
+                if rest := self._rest(self._current):
+                    return rest
                 self._finish(self._current)
             if not self._ready and self._lingered(now):
                 self._flush()
             if not self._ready or not self._is_safe(self._ready[0]):
                 return None
-            self._current, self.given = self._ready.popleft(), 0
+            self._current, self.given, self._before = self._ready.popleft(), 0, 0
             if self._current.items:
                 return self._current.items
+
+    def _rest(self, made: Made) -> list[Any]:
+        self._before, self.given = self._before + self.given, 0
+        return made.items[self._before :]
 
     def wait_s(self, now: float) -> float | None:
         """When to call ``next`` again even if nothing comes: rows wait for company. None: no need."""
@@ -79,16 +87,16 @@ class Delivery:
 
     def standpoints(self) -> dict[int, Standpoint]:
         """What may be claimed of what the caller has been given, including the item that it was given last."""
-        made, standing = self._current, self.feed.standing
+        made, standing, given = self._current, self.feed.standing, self._before + self.given
         if made is None:
             place = standing.mark() if self.idle else self._mark
             return self._all_of(place, batches=[] if self.idle else self._since_mark)
-        if made.mark and self.given == len(made.items):
+        if made.mark and given == len(made.items):
             return self._all_of(made.mark)
         if made.single and made.mark:
-            positions = self._inside(made.mark, [(change.vbucket, change.seqno) for change in made.items])
+            positions = self._inside(made.mark, [(change.vbucket, change.seqno) for change in made.items], given)
             return {vb: Standpoint(p, self._points(vb, p), made.mark.epoch[vb]) for vb, p in positions.items()}
-        return self._all_of(self._mark, batches=[*self._since_mark, *made.items[: self.given]])
+        return self._all_of(self._mark, batches=[*self._since_mark, *made.items[:given]])
 
     def _all_of(self, mark: Mark, batches: list[Any] | None = None) -> dict[int, Standpoint]:
         """The place of ``mark``, moved on by the rows of some batches that were given after it."""
@@ -104,10 +112,10 @@ class Delivery:
     def _points(self, vb: int, position: Position) -> tuple[int, ...]:
         return tuple(point for point in self.feed.standing.points(vb) if 0 < point < position.snap_start)
 
-    def _inside(self, mark: Mark, places: list[tuple[int, int]]) -> dict[int, Position]:
+    def _inside(self, mark: Mark, places: list[tuple[int, int]], given: int) -> dict[int, Position]:
         """Between two changes of one run: rows that were not handed over yet do not count."""
-        reached = dict(places[: self.given])
-        ahead = {vb for vb, _ in places[self.given :]} - reached.keys()
+        reached = dict(places[:given])
+        ahead = {vb for vb, _ in places[given:]} - reached.keys()
         return {
             vb: self._mark.position(vb) if vb in ahead else mark.position(vb, reached.get(vb))
             for vb in self.feed.vbuckets
@@ -160,14 +168,15 @@ class Delivery:
 
 
 def _highest(made: Made) -> dict[int, int]:
-    """The highest seqno of each vbucket among documents that wait."""
+    """The highest seqno of each vbucket among changes that wait; being told of a rollback need not wait."""
     found: dict[int, int] = {}
-    if made.single:
-        for change in made.items:
-            found[change.vbucket] = max(change.seqno, found.get(change.vbucket, 0))
+    if made.rolled_back:
         return found
-    for batch in made.items if made.held else ():
-        vbuckets, seqnos = batch.column("vbucket").to_numpy(), batch.column("seqno").to_numpy()
+    for item in made.items:
+        if isinstance(item, tuple):
+            found[item.vbucket] = max(item.seqno, found.get(item.vbucket, 0))  # type: ignore[attr-defined]
+            continue
+        vbuckets, seqnos = item.column("vbucket").to_numpy(), item.column("seqno").to_numpy()
         for vb in set(vbuckets.tolist()):
             found[vb] = max(found.get(vb, 0), int(seqnos[vbuckets == vb].max()))
     return found
@@ -175,11 +184,18 @@ def _highest(made: Made) -> dict[int, int]:
 
 def _drop_void(made: Made, vbucket: int, to_seqno: int) -> None:
     """Changes that were never handed over and never will have happened."""
-    if made.single:
-        made.items = [change for change in made.items if change.vbucket != vbucket or change.seqno <= to_seqno]
-    elif made.held:
-        import pyarrow as pa
+    if not made.rolled_back:
+        left = (_without_void(item, vbucket, to_seqno) for item in made.items)
+        made.items = [item for item in left if item is not None]
 
-        masks = [(b["vbucket"].to_numpy() != vbucket) | (b["seqno"].to_numpy() <= to_seqno) for b in made.items]
-        made.items = [batch.filter(pa.array(mask)) for batch, mask in zip(made.items, masks, strict=True)]
-        made.items = [batch for batch in made.items if batch.num_rows]
+
+def _without_void(item: Any, vbucket: int, to_seqno: int) -> Any:
+    """A change, or a batch of those that still count; None if nothing is left."""
+    if isinstance(item, tuple):
+        void = item.vbucket == vbucket and item.seqno > to_seqno  # type: ignore[attr-defined]
+        return None if void else item
+    import pyarrow as pa
+
+    counts = (item["vbucket"].to_numpy() != vbucket) | (item["seqno"].to_numpy() <= to_seqno)
+    kept = item.filter(pa.array(counts))
+    return kept if kept.num_rows else None

@@ -95,13 +95,13 @@ class Wire:
     """A feed and its scripted producers, joined without sockets."""
 
     def __init__(
-        self, request: FeedRequest | None = None, *, vbuckets: int = 4, window: int = 1000, chop: int = 0
+        self, request: FeedRequest | None = None, *, vbuckets: int = 4, window: int = 1000, chop: int = 0, **more: Any
     ) -> None:
         request = request or FeedRequest({0: Position()})
         options = ConnectOptions((HOME,))
         topology = parse_topology(json.loads(config_json(vbuckets)), HOME.host)
         settings = FeedSettings("test", buffer_bytes=window)
-        self.feed = Feed(request, topology, lambda: make_session(options, settings), window)
+        self.feed = Feed(request, topology, lambda: make_session(options, settings), window, **more)
         self.producers: dict[Address, ScriptedProducer] = {}
         self.chop, self.now = chop, 0.0
         self.rows: list[tuple[int, int, bytes]] = []  # vbucket, seqno, key

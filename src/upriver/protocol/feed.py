@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
+from itertools import count
 from typing import Any
 
 from upriver.errors import AccessDenied, HistoryLost, Status, StatusError
@@ -74,7 +75,8 @@ class _State(Enum):
 class Feed:
     """The state of one feed. ``topology`` may be replaced at any time by a newer map.
 
-    ``jitter`` gives factors around 1 for pauses, so that many readers do not come back at the same instant.
+    ``jitter`` gives factors around 1 for pauses, so that many readers do not come back at the same instant. Feeds that
+    use a connection one after the other must share ``opaques``: late data of one must not look like another's.
     """
 
     def __init__(
@@ -87,12 +89,15 @@ class Feed:
         parse: Callable[[Any, str], Topology] = parse_topology,
         noop_interval_s: float = 20.0,
         jitter: Callable[[], float] = lambda: 1.0,
+        opaques: Iterator[int] | None = None,
     ) -> None:
         self.request, self.topology, self.filter = request, topology, request.value
         self.standing = Standing(topology.vbuckets)
         self.links: dict[Address, FeedLink] = {}
         self.logs: dict[int, FailoverLog] = {}
         self.rollbacks = 0
+        self.left: set[int] = set()  # vbuckets whose newest branch is not the one that was asked for
+        self.refused: set[int] = set()  # those of which a branch was asked for, but the producer wants a rollback
         self.noop_interval_s = noop_interval_s
         self._make_session, self._window, self._parse, self._jitter = make_session, window, parse, jitter
         self._state = dict.fromkeys(request.starts, _State.WAITING)
@@ -101,7 +106,8 @@ class Feed:
         self._opened_at: dict[int, int] = {}
         self._to_latest: set[int] = set()  # their end does not exist on the branch that we are on now
         self._unconfirmed = set(request.starts) if request.resumed else set()
-        self._left, self._opening, self._opaque, self._ask_at = len(self._state), 0, 0, 0.0
+        self._opaques = opaques or count(1)
+        self._undone, self._opening, self._ask_at = len(self._state), 0, 0.0
         self._remembered: dict[int, tuple[Position, int]] = {}
         self._emitted: list[FeedEvent] = []
         for vb, position in request.starts.items():
@@ -114,7 +120,7 @@ class Feed:
 
     @property
     def done(self) -> bool:
-        return self._left == 0
+        return self._undone == 0
 
     @property
     def settled(self) -> bool:
@@ -169,6 +175,19 @@ class Feed:
         link = FeedLink(self._make_session(), self.standing, self._window, now)
         self.links[address] = link
         return link
+
+    def adopt(self, address: Address, link: FeedLink, now: float) -> None:
+        """Go on with a connection that another feed has released."""
+        link.standing, link.heard_at = self.standing, now
+        self.links[address] = link
+
+    def release(self, address: Address) -> FeedLink | None:
+        """Let another feed use the connection; None if it cannot, because not all streams here ended in order."""
+        link = self.links.get(address)
+        if not self.done or link is None or not link.idle:
+            return None
+        link.flush_acknowledgements()
+        return self.links.pop(address)
 
     def lost(self, address: Address, now: float) -> None:
         """The connection is gone; its vbuckets wait for another."""
@@ -240,13 +259,13 @@ class Feed:
                 self._opening += 1
 
     def _stream_request(self, vb: int) -> StreamRequest:
-        self._opaque += 1  # unique over all links: a vbucket may move while data of its old stream still comes
+        opaque = next(self._opaques)  # unique over all links: a vbucket may move while its old stream still comes
         at = self.standing.position(vb)
         flags, end = self.request.flags, self._end(vb)
         if vb in self._to_latest:
             flags, end = flags | StreamFlag.TO_LATEST, SEQNO_MAX
         return StreamRequest(
-            flags, 0, at.seqno, end, at.vbuuid, at.snap_start, at.snap_end, self.filter, vbucket=vb, opaque=self._opaque
+            flags, 0, at.seqno, end, at.vbuuid, at.snap_start, at.snap_end, self.filter, vbucket=vb, opaque=opaque
         )
 
     def _ask_map(self) -> None:
@@ -270,9 +289,15 @@ class Feed:
             self.use(self._parse(config_json(event.config), address.host))
 
     def _opened(self, address: Address, event: Opened, now: float) -> None:
-        vb, log = event.vbucket, event.log
-        lost, link = self.standing.vbuuid[vb], self.links[address]
+        vb, log, link = event.vbucket, event.log, self.links[address]
         self._opening -= 1
+        if vb in self.request.branches:
+            if self.request.branches[vb] != log.uuid:
+                link.close_stream(vb)
+                self._leave(vb, self.left)
+                return
+            self.standing.vbuuid[vb] = log.uuid  # even if we come from an older one: the end is a seqno of this one
+        lost = self.standing.vbuuid[vb]
         self._state[vb] = _State.OPEN
         self.logs[vb] = log
         self._announce_lost(vb, log)
@@ -283,6 +308,10 @@ class Feed:
             link.close_stream(vb)
             self._to_latest.add(vb)
             self._wait(vb, now)
+
+    def _leave(self, vb: int, why: set[int]) -> None:
+        why.add(vb)
+        self._finish(vb)
 
     def _ended_early(self, vb: int, branch: int, log: FailoverLog) -> bool:
         if not branch or branch == log.uuid:
@@ -317,6 +346,9 @@ class Feed:
     def _rolled_back(self, address: Address, event: RolledBack, now: float) -> None:
         vb, at = event.vbucket, self.standing.position(event.vbucket)
         self._opening -= 1
+        if vb in self.request.branches:
+            self._leave(vb, self.refused)
+            return
         if event.seqno == 0 and self._try_older_branch(vb, at):
             self._wait(vb, now)
             return
@@ -390,7 +422,7 @@ class Feed:
     def _finish(self, vb: int) -> None:
         self._waiting.pop(vb, None)
         self._state[vb] = _State.DONE
-        self._left -= 1
+        self._undone -= 1
         self._emitted.append(VbucketDone(vb))
 
     _HANDLERS: dict[type[LinkEvent], Callable[[Feed, Address, Any, float], None]] = {

@@ -34,6 +34,7 @@ class FeedRequest:
     on_rollback: OnRollback = OnRollback.EMIT
     follow: bool = False  # a filter whose collections are gone waits for ``Feed.refilter`` instead of ending
     resumed: bool = False  # the caller may have acted on changes after ``starts``: tell it if their branch is gone
+    branches: Mapping[int, int] = field(default_factory=dict)  # read only this branch of a vbucket, or ``Feed.left`` it
 
 
 @dataclass(slots=True)

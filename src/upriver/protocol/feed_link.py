@@ -131,7 +131,7 @@ class FeedLink:
     acknowledged: int = field(default=0, init=False)  # bytes that we have given back
     _requests: dict[int, int] = field(default_factory=dict, init=False)  # opaque -> vbucket
     _upto: dict[int, int] = field(default_factory=dict, init=False)
-    _gone: set[int] = field(default_factory=set, init=False)  # opaques of streams that ended here
+    _gone: set[int] = field(default_factory=set, init=False)  # opaques of streams that we closed: more may come of them
     _out: bytearray = field(default_factory=bytearray, init=False)
     _freed: int = field(default=0, init=False)
     _freed_since: float = field(default=0.0, init=False)
@@ -139,6 +139,11 @@ class FeedLink:
 
     def __post_init__(self) -> None:
         self._send_all(self.session.start())
+
+    @property
+    def idle(self) -> bool:
+        """Open, with no stream and no half of a message: nothing of what was before will meet what comes next."""
+        return self.ready and not self.streams and not self.decoder.pending
 
     # ---------------------------------------------------------------------------------------------- doors
 
@@ -172,6 +177,7 @@ class FeedLink:
     def close_stream(self, vbucket: int) -> None:
         """Stop a stream; what still comes of it is counted and dropped."""
         if vbucket in self.streams:
+            self._gone.add(self.streams[vbucket])
             self._forget(vbucket)
             self._send(CloseStream(vbucket=vbucket))
 
@@ -249,6 +255,8 @@ class FeedLink:
         if self.streams.get(vb) != message.opaque:
             if message.opaque not in self._gone:
                 raise RemoteProtocolError(f"vbucket {vb}: a message of no stream of ours", "opaque", 12)
+            if isinstance(message, StreamEnd):
+                self._gone.discard(message.opaque)
         elif isinstance(message, _MARKERS):
             start, end, _ = marker_range(message)
             self.standing.begin_snapshot(vb, start, end)
@@ -306,7 +314,7 @@ class FeedLink:
             yield Refused(vb, response.status, getattr(response, "value", b""))
 
     def _forget(self, vb: int) -> None:
-        self._gone.add(self.streams.pop(vb))
+        del self.streams[vb]
         self.standing.close(vb)
 
     def _send(self, message: Message) -> None:

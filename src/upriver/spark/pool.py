@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from socket import MSG_DONTWAIT, MSG_PEEK
 
@@ -20,6 +20,11 @@ from upriver.protocol.feed_link import FeedLink
 from upriver.protocol.topology import Address
 
 IDLE_S = 15.0
+
+
+def _opaques() -> Iterator[int]:
+    while True:
+        yield from range(1, 1 << 31)
 
 
 @dataclass(slots=True)
@@ -35,7 +40,7 @@ class Pool:
 
     _links: dict[tuple[Hashable, Address], list[Kept]] = field(default_factory=dict)
     _databases: dict[ConnectOptions, Database] = field(default_factory=dict)
-    _opaques: int = 0
+    opaques: Iterator[int] = field(default_factory=_opaques)  # shared by all feeds of this process
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sweeping: bool = False
 
@@ -48,11 +53,6 @@ class Pool:
     def forget_database(self, options: ConnectOptions) -> None:
         if database := self._databases.pop(options, None):
             database.close()
-
-    def opaques(self) -> int:
-        """The first of a range of opaques that no stream of this process has had: late data must find no new owner."""
-        self._opaques = (self._opaques + (1 << 16)) % (1 << 31)
-        return self._opaques
 
     def take(self, kind: Hashable, address: Address) -> tuple[Pipe, FeedLink] | None:
         """An open connection of this kind, if there is one that is alive."""
@@ -87,6 +87,20 @@ class Pool:
                 if now - one.since > IDLE_S:
                     one.pipe.close()
             self._links[key] = [one for one in kept if now - one.since <= IDLE_S]
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The part of the pool with connections of one kind: opened by the same options, agreed on the same."""
+
+    pool: Pool
+    kind: Hashable
+
+    def take(self, address: Address) -> tuple[Pipe, FeedLink] | None:
+        return self.pool.take(self.kind, address)
+
+    def give(self, address: Address, pipe: Pipe, link: FeedLink) -> None:
+        self.pool.give(self.kind, address, pipe, link)
 
 
 def _alive(kept: Kept) -> bool:

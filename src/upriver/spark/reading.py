@@ -7,28 +7,34 @@ vbucket to the next plan (``planning``, 1). A task of a batch query has no next 
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
+from upriver.client.arrow import BatchMaker
 from upriver.client.blocking import Database, default_name
 from upriver.client.kv import make_session
+from upriver.client.made import Made
 from upriver.client.names import Names
-from upriver.client.pacing import jitter
+from upriver.client.pacing import Pacing, jitter
+from upriver.client.pump import Pump
 from upriver.client.reading import Content, settings_of
 from upriver.client.reading import ReadOptions as ClientReadOptions
-from upriver.protocol.feed import Feed, FeedRequest, OnRollback
+from upriver.errors import ConnectFailed
+from upriver.protocol.feed import Documents, Feed, FeedRequest, OnRollback
 from upriver.records.batches import row_batch
 from upriver.records.schema import Event
 from upriver.spark.options import OnRollback as WhatOnRollback
 from upriver.spark.options import ReadOptions
 from upriver.spark.planning import Range
-from upriver.spark.pool import POOL
-from upriver.spark.pump import PlannedFeed, Pump
+from upriver.spark.pool import POOL, Shelf
 from upriver.spark.reports import Channel, Reporter, Summary
 
+ROUND_S = 0.02
 _frozen = False
 
 
@@ -64,11 +70,10 @@ class Reader:
         reporter.end(self.summary)
 
     def _as_planned(self, todo: list[Range]) -> Iterator[pa.RecordBatch]:
-        with self._feed(todo, planned=True) as feed:
-            assert isinstance(feed.feed, PlannedFeed)
-            yield from self._pump(feed)
-            self._note_complete(feed.feed, todo)
-            refused = [one for one in todo if one.vbucket in feed.feed.refused]
+        with self._pump(todo, planned=True) as pump:
+            yield from self._pumped(pump)
+            self._note_complete(pump.feed, todo)
+            refused = [one for one in todo if one.vbucket in pump.feed.refused]
         if refused:
             yield from self._follow(self._still_on_top(refused))
 
@@ -83,26 +88,51 @@ class Reader:
     def _follow(self, todo: list[Range]) -> Iterator[pa.RecordBatch]:
         if not todo:
             return
-        with self._feed(todo, planned=False) as feed:
-            yield from self._pump(feed)
-            standing = feed.feed.standing
-            for one in todo:
-                if standing.epoch[one.vbucket] != one.epoch:
-                    self.summary.epochs.append((one.vbucket, standing.epoch[one.vbucket]))
+        with self._pump(todo, planned=False) as pump:
+            yield from self._pumped(pump)
+            epochs = pump.feed.standing.epoch
+            forked = [one.vbucket for one in todo if epochs[one.vbucket] != one.epoch]
+            self.summary.epochs += [(vb, epochs[vb]) for vb in forked]
 
-    def _pump(self, feed: Pump) -> Iterator[pa.RecordBatch]:
-        options, window = self.options, self.options.flow_control_buffer
-        wanted = {"xattrs": options.xattrs, "values": options.values_wanted}
-        names = Names.of_manifest(self._database().manifest())
-        for made in feed.batches(names, options.batch_rows, window // 3, options.timeout_seconds, **wanted):
+    def _pumped(self, pump: Pump) -> Iterator[pa.RecordBatch]:
+        for made in self._made(pump):
             for batch in made.items:
                 self.summary.rows += batch.num_rows
                 yield batch
             for documents in made.held:
                 self.summary.size_bytes += documents.rows.bytes
-                feed.feed.taken(documents)
+                pump.feed.taken(documents)
 
-    def _note_complete(self, feed: PlannedFeed, todo: list[Range]) -> None:
+    def _made(self, pump: Pump) -> Iterator[Made]:
+        """Full batches where the network allows it; smaller only when nothing more comes, or what is held weighs so
+        much that it must not stay: it takes part of the flow-control window, and at its end nobody would move."""
+        options, feed = self.options, pump.feed
+        names = Names.of_manifest(self._database().manifest())
+        maker = BatchMaker(feed, names, options.batch_rows, xattrs=options.xattrs, values=options.values_wanted)
+        heard_at, held = time.monotonic(), 0
+        while not feed.done:
+            came = False
+            for event in pump.events(ROUND_S):
+                came = True
+                if isinstance(event, Documents):
+                    held += event.rows.bytes
+                for made in maker.add(event):
+                    yield made
+                    held = 0
+            if held >= options.flow_control_buffer // 3 or (held and not came):
+                yield from maker.flush()
+                held = 0
+            heard_at = time.monotonic() if came else self._still_patient(heard_at, pump)
+        yield from maker.flush()
+
+    def _still_patient(self, heard_at: float, pump: Pump) -> float:
+        patience = self.options.timeout_seconds
+        if time.monotonic() - heard_at > patience:
+            last = pump.pacing.last_error
+            raise ConnectFailed(f"no data for {patience:.0f} s (timeoutSeconds); the last error was: {last}")
+        return heard_at
+
+    def _note_complete(self, feed: Feed, todo: list[Range]) -> None:
         for one in todo:
             vb = one.vbucket
             if vb not in feed.left and vb not in feed.refused and one.end in feed.standing.points(vb):
@@ -111,23 +141,25 @@ class Reader:
     def _database(self) -> Database:
         return POOL.database(self.options.connect_options())
 
-    def _feed(self, todo: list[Range], *, planned: bool) -> Pump:
+    def _pump(self, todo: list[Range], *, planned: bool) -> Pump:
         database, options = self._database(), self.options
         content = Content.VALUES if options.values_wanted else Content.KEYS
         wanted = ClientReadOptions(content=content, xattrs=options.xattrs, expiry_events=True)
         connect = replace(database.options, window_bytes=options.flow_control_buffer)
         settings = settings_of(connect, wanted, default_name())
-        basics: tuple[Any, ...] = (
-            self._request(todo), database.topology, lambda: make_session(connect, settings), settings.buffer_bytes
+        feed = Feed(
+            self._request(todo, planned), database.topology, lambda: make_session(connect, settings),
+            settings.buffer_bytes, parse=connect.parse_map, noop_interval_s=settings.noop_interval_s, jitter=jitter,
+            opaques=POOL.opaques,
         )  # fmt: skip
-        more: dict[str, Any] = {
-            "parse": connect.parse_map, "noop_interval_s": settings.noop_interval_s, "jitter": jitter,
-        }  # fmt: skip
-        branches = {one.vbucket: one.vbuuid for one in todo}
-        feed = PlannedFeed(branches, *basics, **more) if planned else Feed(*basics, **more)
-        return Pump(feed, database, (content, options.xattrs, settings.buffer_bytes))
 
-    def _request(self, todo: list[Range]) -> FeedRequest:
+        def look_around() -> None:
+            with suppress(ConnectFailed):  # perhaps another node knows who owns the vbuckets of the lost one now
+                feed.use(database.refresh())
+
+        return Pump(feed, connect, Pacing(), look_around, Shelf(POOL, (connect, content, options.xattrs)))
+
+    def _request(self, todo: list[Range], planned: bool) -> FeedRequest:
         fail = self.options.on_rollback is WhatOnRollback.FAIL
         return FeedRequest(
             starts={one.vbucket: one.claim for one in todo},
@@ -136,6 +168,7 @@ class Reader:
             points={one.vbucket: tuple(reversed(one.points)) for one in todo},
             value=self.task.filter,
             on_rollback=OnRollback.FAIL if fail else OnRollback.EMIT,
+            branches={one.vbucket: one.vbuuid for one in todo} if planned else {},
         )
 
 

@@ -202,22 +202,25 @@ class Bucket:
 
     def set_state(
         self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False,
-        topology: Any = None,
+        topology: Any = None, durable: bool = True,
     ) -> VBucket:  # fmt: skip
-        """Change who a vbucket answers to, making it when it is missing; durable on return.
+        """Change who a vbucket answers to, making it when it is missing; durable on return, unless told otherwise.
 
         To active by an administrator begins a new branch (5.7.2), by a takeover it does not. Streams end, unless
-        ``silent`` (a producer's own step from active to dead, 7.1).
+        ``silent`` (a producer's own step from active to dead, 7.1). What is written to the vbucket later never
+        becomes durable before its state does.
         """
         vbucket = self._change_state(vbucket_id, state, takeover, silent, topology)
-        self._flusher.settle()
+        if durable:
+            self._flusher.settle()
         return vbucket
 
-    def set_states(self, states: Mapping[int, VbucketState]) -> None:
+    def set_states(self, states: Mapping[int, VbucketState], *, durable: bool = True) -> None:
         """``set_state`` for many vbuckets, made durable together."""
         for vbucket_id, state in states.items():
             self._change_state(vbucket_id, state, takeover=False, silent=False, topology=None)
-        self._flusher.settle()
+        if durable:
+            self._flusher.settle()
 
     def create_all(self, state: VbucketState = VbucketState.ACTIVE) -> None:
         """Make every vbucket that is missing, in one go."""

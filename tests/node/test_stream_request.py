@@ -232,6 +232,16 @@ def test_too_many_streams_are_refused(make_node):  # type: ignore[no-untyped-def
         assert answers == [OK, OK, OK, Status.ENOMEM]
 
 
+@pytest.mark.parametrize(("vbucket", "flags", "status"), [(4, 0x02, Status.ETMPFAIL), (5, 0x01, OK)])
+def test_a_replica_without_its_first_disk_snapshot_has_nothing_to_offer(
+    raw: Raw, node: NodeThread, vbucket: int, flags: int, status: Status
+):
+    assert raw.ask(cluster.SetVbucket(VbucketState.REPLICA, vbucket=vbucket)).specific == OK
+    node.call(lambda: node.vbucket(vbucket).begin_snapshot(0, 100, flags))
+    assert raw.ask(request(vbucket=vbucket)).specific == status
+    assert raw.ask(request(vbucket=vbucket, start_seqno=9, end_seqno=1)).specific == ERANGE, "range comes first"
+
+
 class TestUpr:
     """The 40-byte request of the older dialect (12)."""
 

@@ -89,7 +89,8 @@ async def authenticate(conn: Connection, request: SaslAuth) -> None:
     except RemoteProtocolError as error:
         raise InvalidArguments(str(error)) from error
     except AuthenticationFailed:
-        conn.authenticated = is_open(conn)  # who tries to become somebody else and fails is nobody
+        if not is_open(conn):
+            conn.forget_user()  # who tries to become somebody else and fails is nobody
         raise
 
 

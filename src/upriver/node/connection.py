@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from upriver.errors import FramingError, InvalidMessage, NoBucket, Status, StatusError
 from upriver.model import Datatype
-from upriver.node import answers, dispatch, kv_fast, log
+from upriver.node import answers, dispatch, kv_fast, log, tracing
 from upriver.wire import Context, Message
 from upriver.wire.constants import Feature, RequestFrameId
 from upriver.wire.framing import HEADER, HEADER_SIZE, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME, Frame, cut_frame, frame_size
@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
         self.authenticated = False
         self.sasl: object | None = None
         self.features: frozenset[int] = frozenset()
+        self.tracing = False  # every answer says how long it took
         self.context = Context(datatypes=0, check_values=True)
         self.bucket: NodeBucket | None = None
         self.dcp: Producer | ConsumerRole | None = None
@@ -159,6 +160,8 @@ class Connection(asyncio.Protocol):
             size = frame_size(data, at, self._limit)
             if end - at < size:
                 break
+            if self.tracing:
+                tracing.begin()
             handler = fast.get(data[at + 1]) if data[at] == _REQUEST else None
             if handler is None or not handler(self, data, at, size):
                 self.handle(cut_frame(data, at))
@@ -256,9 +259,12 @@ class Connection(asyncio.Protocol):
         datatype: int = 0, status: int = 0,
     ) -> None:  # fmt: skip
         body = len(extras) + len(key) + len(value)
-        head = HEADER.pack(
-            _RESPONSE, request.opcode, len(key), len(extras), datatype, status, body, request.opaque, cas
-        )
+        if self.tracing and len(key) <= tracing.LONGEST_KEY:
+            head = tracing.traced_head(request, len(extras), len(key), body, datatype, status, cas)
+        else:
+            head = HEADER.pack(
+                _RESPONSE, request.opcode, len(key), len(extras), datatype, status, body, request.opaque, cas
+            )
         self.write(b"".join((head, extras, key, value)) if body else head)
 
     def fail(self, request: Answerable, status: Status, context: str = "") -> None:
@@ -290,6 +296,11 @@ class Connection(asyncio.Protocol):
         """The client has proved who it is; frames may now be large."""
         self.authenticated, self.user = True, user
         self._limit = MAX_FRAME
+
+    def forget_user(self) -> None:
+        """Back to the limits of a stranger."""
+        self.authenticated, self.user = False, ""
+        self._limit = MAX_UNAUTHENTICATED_FRAME
 
     def has(self, feature: Feature) -> bool:
         return feature in self.features

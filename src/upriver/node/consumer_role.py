@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError, Status, UpriverError
 from upriver.model import VbucketState
-from upriver.node import dcp_commands, log
+from upriver.node import dcp_commands, log, tracing
 from upriver.protocol.consumer import Consumer, Foreign, StateSet, StreamClosed
 from upriver.protocol.consumer_negotiation import ConsumerOptions
 from upriver.wire import Message, dcp, upr
@@ -44,7 +44,8 @@ class BucketStore:
         return self._bucket.store.vbucket(number)
 
     def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> Any:
-        return self._bucket.set_state(number, state, takeover=takeover)
+        """The loop does not wait for the disk: what clients write to a new owner gets there with its state at least."""
+        return self._bucket.set_state(number, state, takeover=takeover, durable=False)
 
 
 class ConsumerRole:
@@ -79,6 +80,7 @@ class ConsumerRole:
 
     def _happened(self, event: Foreign | StateSet | StreamClosed) -> None:
         if isinstance(event, Foreign):
+            tracing.begin()
             self.conn.handle(event.frame)
         elif isinstance(event, StateSet):
             log.info("vbucket_state", vbucket=event.vbucket, state=event.state.name.lower(), by="takeover")

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from upriver.store import VBucket
 
 _ENTRY = Struct(">QQ")
+_CLUSTER_MANAGER = "@ns_server"
+_BACKFILL_SHARE = 0.96  # of the memory quota; above it no stream is opened (5.4, step 21)
 
 # Set by whoever implements the consumer role; given the connection, the request and its consumer_name.
 open_consumer: Callable[[Connection, dcp.Open, str], None] | None = None
@@ -156,8 +158,18 @@ def _attempt(conn: Connection, request: Any, producer: Producer) -> Attempt:
         vbucket = None
     return attempt_of(
         request, options=producer.options, manifest=store.manifest, vbucket=vbucket, live=producer.streams,
-        stream_count=len(producer.streams), max_streams=conn.node.options.limits.max_streams, memory_full=False,
+        stream_count=len(producer.streams), max_streams=conn.node.options.limits.max_streams,
+        memory_full=_memory_is_short(conn, producer),
     )  # fmt: skip
+
+
+def _memory_is_short(conn: Connection, producer: Producer) -> bool:
+    """Writers are told to come back later, and so is who wants to read; but never what makes copies of the data."""
+    if conn.user == _CLUSTER_MANAGER or producer.options.consumer_name:
+        return False
+    store = producer.bucket.store
+    options = store.options
+    return store.dirty_bytes > options.dirty_bytes or store.memory_bytes > _BACKFILL_SHARE * options.quota_bytes
 
 
 def _reply_rollback(conn: Connection, request: Any, attempt: Attempt, seqno: int) -> None:

@@ -68,6 +68,7 @@ def _branch(bucket: NodeBucket, vbucket_id: int, seqno: int) -> dict[str, Any]:
     vbucket = bucket.store.vbucket(vbucket_id)
     if seqno > vbucket.high_seqno:
         raise InvalidArguments(f"seqno {seqno} is beyond the high seqno {vbucket.high_seqno}")
+    bucket.store.flush()  # refused while persistence is stopped: before anything has changed
     bucket.set_state(vbucket_id, VbucketState.REPLICA)
     reached = vbucket.rollback(seqno)
     vbucket = bucket.set_state(vbucket_id, VbucketState.ACTIVE)

@@ -26,6 +26,7 @@ FastHandler = Callable[["Connection", bytes | bytearray, int, int], bool]
 _TOKEN_RESPONSE = Struct(">BBHBBHIIQQQ")
 _GET_RESPONSE = Struct(">BBHBBHIIQI")
 _EXPIRY = Struct(">II")
+_TOKEN = Struct(">QQ")
 _RESPONSE = 0x81
 _JSON_OR_RAW = 1
 _LONGEST_KEY = 250
@@ -66,7 +67,10 @@ def _set(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
 
 
 def _answer_set(conn: Connection, opaque: int, cas: int, vbuuid: int, seqno: int) -> None:
-    if Feature.MUTATION_SEQNO in conn.features:
+    if conn.tracing:
+        token = _TOKEN.pack(vbuuid, seqno) if Feature.MUTATION_SEQNO in conn.features else b""
+        conn.reply(_Request(Opcode.SET, opaque), extras=token, cas=cas)
+    elif Feature.MUTATION_SEQNO in conn.features:
         conn.write(_TOKEN_RESPONSE.pack(_RESPONSE, Opcode.SET, 0, 16, 0, 0, 16, opaque, cas, vbuuid, seqno))
     else:
         conn.write(HEADER.pack(_RESPONSE, Opcode.SET, 0, 0, 0, 0, 0, opaque, cas))
@@ -97,6 +101,10 @@ def _get(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
         answers.fail_with(conn, _Request(opcode, opaque), error)
         return True
     datatype, value = conn.datatype_out(document.datatype, document.value)
+    if conn.tracing:
+        extras = document.flags.to_bytes(4, "big")
+        conn.reply(_Request(opcode, opaque), extras=extras, value=value, cas=document.cas, datatype=datatype)
+        return True
     head = _GET_RESPONSE.pack(
         _RESPONSE, opcode, 0, 4, datatype, 0, 4 + len(value), opaque, document.cas, document.flags
     )

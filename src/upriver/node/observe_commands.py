@@ -72,8 +72,7 @@ def observe_seqno(conn: Connection, request: cluster.ObserveSeqno) -> None:
 
 def observe(conn: Connection, request: cluster.Observe) -> None:
     states = tuple(_observe_one(conn, each) for each in request.observed)
-    answer = cluster.ObserveResponse(states, opaque=request.opaque)
-    conn.write(answer.encode())
+    conn.reply(request, value=cluster.ObserveResponse(states).frame().value)
 
 
 def _observe_one(conn: Connection, observed: ObservedKey) -> KeyState:

@@ -21,8 +21,8 @@ FEATURES = frozenset(
     {
         Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET,
         Feature.SNAPPY, Feature.JSON, Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION,
-        Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF, Feature.UNORDERED_EXECUTION, Feature.ALT_REQUEST,
-        Feature.SYNC_REPLICATION,
+        Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF, Feature.UNORDERED_EXECUTION, Feature.TRACING,
+        Feature.ALT_REQUEST, Feature.SYNC_REPLICATION,
         Feature.COLLECTIONS, Feature.SNAPPY_EVERYWHERE, Feature.PRESERVE_TTL, Feature.VATTR,
         Feature.SUBDOC_CREATE_AS_DELETED, Feature.SUBDOC_DOCUMENT_MACRO_SUPPORT,
         Feature.SUBDOC_REPLACE_BODY_WITH_XATTR, Feature.SUBDOC_REPLICA_READ,
@@ -57,7 +57,9 @@ def hello(conn: Connection, request: session.Hello) -> None:
         conn.context = Context(collections=Feature.COLLECTIONS in accepted, datatypes=datatypes, check_values=True)
     conn.features = frozenset(accepted)
     conn.agent = _agent(request.agent)
+    conn.tracing = False  # this answer has the usual form: until it is read, the client cannot know better
     conn.reply(request, value=b"".join(each.to_bytes(2, "big") for each in sorted(accepted)))
+    conn.tracing = Feature.TRACING in accepted
 
 
 def _agent(name: bytes) -> str:
@@ -120,10 +122,15 @@ def traffic(conn: Connection, request: Any) -> None:
     conn.reply(request)
 
 
-def persistence(conn: Connection, request: Any) -> None:
-    """The flusher always runs; who wants to see unpersisted data kills the node instead (``upriver fault crash``)."""
-    if request.opcode == Opcode.STOP_PERSISTENCE:
-        raise NotSupported("persistence cannot be stopped")
+async def persistence(conn: Connection, request: Any) -> None:
+    """For tests of what is not yet on disk; to ask for what is so already is an error, as with a real server."""
+    bucket = conn.require_bucket()
+    stop = request.opcode == Opcode.STOP_PERSISTENCE
+    change = bucket.store.stop_persistence if stop else bucket.store.start_persistence
+    # In a thread: stopping waits for a commit that is under way.
+    if not await conn.node.loop.run_in_executor(None, change):
+        raise InvalidArguments("Flusher not running." if stop else "Flusher not shut down.")
+    log.info("persistence", bucket=bucket.name, running=not stop, connection=conn.id)
     conn.reply(request)
 
 

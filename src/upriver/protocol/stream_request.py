@@ -50,6 +50,8 @@ class VbucketFacts(Protocol):
     def snapshot(self) -> tuple[int, int]: ...
     @property
     def snapshot_complete(self) -> bool: ...
+    @property
+    def receiving_initial_disk_snapshot(self) -> bool: ...
     def collection_high_seqno(self, collection_id: int) -> int: ...
 
 
@@ -262,8 +264,7 @@ def _memory(attempt: Attempt) -> None:
 
 
 def _initial_snapshot(attempt: Attempt) -> None:
-    facts = attempt.facts
-    if facts.state is VbucketState.REPLICA and facts.snapshot[0] == 0 and not facts.snapshot_complete:
+    if attempt.facts.receiving_initial_disk_snapshot:
         raise TemporaryFailure("the replica is still receiving its first snapshot")
 
 

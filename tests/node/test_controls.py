@@ -7,7 +7,8 @@ from node_thread import NodeThread
 from raw import ALL, BASIC, Raw, frame, ready
 
 from upriver.errors import Status
-from upriver.wire import Opcode, dcp
+from upriver.model import Datatype
+from upriver.wire import Opcode, dcp, kv
 from upriver.wire.constants import Feature, OpenFlag
 
 OK, EINVAL, NO = Status.SUCCESS, Status.EINVAL, Status.NOT_SUPPORTED
@@ -151,3 +152,35 @@ def test_a_consumer_name_with_sync_writes_makes_replica_markers(node: NodeThread
 def test_hello_without_snappy_is_told_apart(node: NodeThread):
     with producer(node.port, *BASIC, Feature.SNAPPY) as raw:
         assert raw.ask(dcp.Control(b"force_value_compression", b"true")).specific == OK
+
+
+def test_streams_keep_the_options_that_they_were_created_with(node: NodeThread):
+    with producer(node.port, flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES) as raw:
+        raw.ask(dcp.Control(b"enable_noop", b"true"))
+        assert raw.ask(dcp.StreamRequest(vbucket=6)).specific == OK
+        for key in (b"force_value_compression", b"enable_sync_writes"):
+            assert raw.ask(dcp.Control(key, b"true")).specific == OK
+        assert raw.ask(dcp.StreamRequest(vbucket=7)).specific == OK
+        with ready(node.port, *ALL) as writer:
+            for vbucket in (6, 7):
+                writer.ask(kv.Set(key=b"\0key", value=b"a" * 1000, vbucket=vbucket))
+        seen: dict[int, int] = {}
+        while len(seen) < 2:
+            got = raw.receive()
+            if got.opcode == Opcode.DCP_MUTATION:
+                seen[got.specific] = got.datatype
+        assert seen == {6: 0, 7: Datatype.SNAPPY}
+
+
+def test_the_window_counts_for_streams_that_were_there_before(node: NodeThread):
+    with producer(node.port) as raw, ready(node.port, *ALL) as writer:
+        raw.ask(dcp.Control(b"enable_noop", b"true"))
+        assert raw.ask(dcp.StreamRequest(vbucket=5)).specific == OK
+        assert raw.ask(dcp.Control(b"connection_buffer_size", b"1")).specific == OK
+        writer.ask(kv.Set(key=b"\0key", value=b"v", vbucket=5))
+        assert raw.receive().opcode == Opcode.DCP_SNAPSHOT_MARKER
+        raw.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            raw.receive()
+        raw.send(dcp.BufferAck(44))
+        assert raw.receive().opcode == Opcode.DCP_MUTATION

@@ -236,6 +236,7 @@ def test_too_many_streams_are_refused(make_node):  # type: ignore[no-untyped-def
 def test_a_replica_without_its_first_disk_snapshot_has_nothing_to_offer(
     raw: Raw, node: NodeThread, vbucket: int, flags: int, status: Status
 ):
+    assert raw.ask(cluster.DeleteVbucket(vbucket=vbucket)).specific == OK
     assert raw.ask(cluster.SetVbucket(VbucketState.REPLICA, vbucket=vbucket)).specific == OK
     node.call(lambda: node.vbucket(vbucket).begin_snapshot(0, 100, flags))
     assert raw.ask(request(vbucket=vbucket)).specific == status

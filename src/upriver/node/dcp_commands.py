@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,9 @@ def not_for_producer(conn: Connection, request: Any) -> None:
 
 
 def control(conn: Connection, request: dcp.Control, producer: Producer) -> None:
-    apply_control(producer.options, request.key, request.value)
+    changed = copy(producer.options)  # the streams that there are keep what they were created with
+    apply_control(changed, request.key, request.value)
+    producer.options = changed
     producer.schedule()
     conn.reply(request)
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from upriver.spark.tables.pieces import Piece
-from upriver.spark.tables.policy import Policy, covered, cut, hold, ranges_of, worth_merging
+from upriver.spark.tables.policy import Policy, covered, cut, frontier, hold, ranges_of, worth_merging
 
 
 def rewritten_per_change(rows: int, batch_rows: int, batches: int) -> float:
@@ -26,7 +26,8 @@ def rewritten_per_change(rows: int, batch_rows: int, batches: int) -> float:
         ]
         written += sum(piece.rows for piece in current if (piece.lo, piece.hi) in chosen)
         tail.append(Piece(str(batch), 0, 1023, batch, batch, batch_rows))
-        tail = [piece for piece in tail if not covered(piece, ranges_of(current, 1024, 0, policy))]
+        merged = frontier(ranges_of(current, 1024, 0, policy), 1024)
+        tail = [piece for piece in tail if not covered(piece, merged)]
     return written / (batch_rows * batches)
 
 

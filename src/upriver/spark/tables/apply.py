@@ -21,8 +21,9 @@ from upriver.spark.tables.columns import Shape, column_field, evolve, observe, p
 from upriver.spark.tables.forward import Outcome, Work, run_inline
 from upriver.spark.tables.lake import APPLIED, REPAIRS, TRIMMED, Lake
 from upriver.spark.tables.log import LOG, Mark, Written, read_log, read_marks, write_log, write_marks
-from upriver.spark.tables.pieces import Piece, gather, read_pieces
-from upriver.spark.tables.policy import Policy, Range, covered, hold, ranges_of, worth_merging
+from upriver.spark.tables.pieces import Piece, discard, gather, read_pieces
+from upriver.spark.tables.policy import Policy, Range, covered, frontier, hold, ranges_of, worth_merging
+from upriver.spark.tables.voiding import void
 
 logger = logging.getLogger("upriver.sync")
 
@@ -63,10 +64,18 @@ class CollectionTables:
         self.lake, self.name, self.options = lake, name, options
         self.changes, self.tail, self.current = (lake.table(kind, name) for kind in ("changes", "tail", "current"))
 
-    def commit_log(self, app_id: str, batch: int, pieces: Sequence[Piece]) -> bool:
-        """Append a batch to the log; False when it was there before."""
+    def commit_log(self, app_id: str, batch: int, pieces: Sequence[Piece], marks: Sequence[Mark] = ()) -> bool:
+        """Append a batch to the log, and mark what its rollbacks took back; False when it was there before."""
         self.changes.create(LOG, f"every change of {self.name}")
-        return self.changes.commit(app_id, batch, pieces)
+        seen = self.changes.version(app_id)
+        rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK] if seen is None or seen < batch else []
+        old = self.changes.pieces()
+        again = void(self.changes.uri, [*old, *pieces], rollbacks)
+        removes = [piece for piece in old if piece.path in again]
+        adds = [again.get(piece.path, piece) for piece in [*pieces, *removes]]
+        done = self.changes.commit(app_id, batch, adds, removes)
+        discard(self.changes.uri, [piece.path for piece in pieces if piece.path in again])
+        return done
 
     @property
     def applied(self) -> int:
@@ -179,8 +188,13 @@ class CollectionTables:
         self._force_commit(APPLIED, batch, fresh, done, table="tail")
 
     def _covered(self) -> list[Piece]:
+        merged = self.merged()
+        return [piece for piece in self.tail.pieces() if covered(piece, merged) or piece.foreign]
+
+    def merged(self) -> npt.NDArray[np.int64]:
+        """The last batch that each vbucket of ``current`` has."""
         ranges = ranges_of(self.current.pieces(), self.options.vbuckets, 0, self.options.policy)
-        return [piece for piece in self.tail.pieces() if covered(piece, ranges) or piece.foreign]
+        return frontier(ranges, self.options.vbuckets)
 
     def _force_commit(
         self, app: str, batch: int, adds: list[Piece], removes: list[Piece], table: str = "current"
@@ -211,7 +225,7 @@ class CollectionTables:
         for other, extra in written.pieces.items():
             if other != self.name:
                 self.lake.table("changes", other).drop_uncommitted(extra)
-        self.changes.commit(REPAIRS, batch, pieces)
+        self.commit_log(REPAIRS, batch, pieces, voids)
 
     def _account(self, step: Step, works: Sequence[Work], outcomes: Sequence[Outcome]) -> None:
         step.rows = sum(outcome.rows for outcome in outcomes)
@@ -271,13 +285,11 @@ class Tables:
 
     def apply(self, batch: int, written: Written, lag: int = 0) -> list[Step]:
         """Commit a batch to every table. The same batch again changes nothing."""
-        committed = {name: list(pieces) for name, pieces in written.pieces.items()}
-        for name in sorted({*self.names(), *committed}):
-            marks = self._marks_for(name, written)
+        for name in sorted({*self.names(), *written.pieces}):
+            pieces, marks = list(written.pieces.get(name, [])), self._marks_for(name, written)
             if marks:
-                committed.setdefault(name, []).append(write_marks(self.lake.root, name, marks, batch))
-        for name, pieces in committed.items():
-            if not self.collection(name).commit_log(self.app_id, batch, pieces):
+                pieces.append(write_marks(self.lake.root, name, marks, batch))
+            if pieces and not self.collection(name).commit_log(self.app_id, batch, pieces, marks):
                 logger.info("%s: batch %d was committed before", name, batch)
         self._note_epochs(written.marks)
         return [self.collection(name).advance(batch, lag, self.run, self.reread) for name in self.names()]

@@ -25,6 +25,7 @@ class Table:
         self.uri = uri
         self._storage = storage_options
         self._delta: DeltaTable | None = None
+        self._pieces: tuple[int, list[Piece]] = (-1, [])  # of a version
 
     @property
     def delta(self) -> DeltaTable:
@@ -73,10 +74,13 @@ class Table:
         """The files of the snapshot, oldest batches first."""
         if not self.exists:
             return []
-        adds = pa.table(self.delta.get_add_actions()).select(["path", "num_records", "size_bytes"])
-        rows = zip(*(adds.column(name).to_pylist() for name in adds.schema.names), strict=True)
-        found = [piece_of(path, rows=count or 0, size=size) for path, count, size in rows]
-        return sorted(found, key=lambda piece: (piece.last, piece.first, piece.path))
+        version = self.delta.version()
+        if self._pieces[0] != version:
+            adds = pa.table(self.delta.get_add_actions()).select(["path", "num_records", "size_bytes"])
+            rows = zip(*(adds.column(name).to_pylist() for name in adds.schema.names), strict=True)
+            found = [piece_of(path, rows=count or 0, size=size) for path, count, size in rows]
+            self._pieces = version, sorted(found, key=lambda piece: (piece.last, piece.first, piece.path))
+        return list(self._pieces[1])
 
     def commit(
         self, app_id: str, version: int, adds: Iterable[Piece], removes: Iterable[Piece] = (), *,

@@ -16,7 +16,7 @@ from upriver.records.schema import Event
 from upriver.spark.tables import state
 from upriver.spark.tables.columns import Shape, fold_rest, row_schema, spill
 from upriver.spark.tables.log import WIPES, Mark, read_log
-from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
+from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, within, write_piece
 from upriver.spark.tables.policy import cut
 
 SHARED_ROWS = 300_000
@@ -91,7 +91,7 @@ def _news(work: Work, window: pa.Table | None, outcome: Outcome) -> pa.Table:
         window = read_log(work.root("changes"), new, work.lo, work.hi)
     special = sorted({m.vbucket for m in work.marks if m.batch > work.applied and _matters(m)})
     special = [vbucket for vbucket in special if work.covers(vbucket)]
-    ours = _inside(window, "vbucket", work.lo, work.hi)
+    ours = within(window, (work.lo, work.hi))
     for lo, hi in work.skip:
         ours = ours.filter(pc.or_(pc.less(ours.column("vbucket"), lo), pc.greater(ours.column("vbucket"), hi)))
     if not special:
@@ -126,11 +126,10 @@ def _special(work: Work, vbucket: int, outcome: Outcome) -> pa.Table:
 
 
 def _known_keys(work: Work, vbucket: int) -> pa.Array:
-    where = pc.field("_vbucket") == vbucket
     found = []
     for table, pieces in (("current", work.current), ("tail", work.tail)):
         here = [piece for piece in pieces if piece.overlaps(vbucket, vbucket)]
-        found.append(read_pieces(work.root(table), here, work.schema, ["_key"], where).column("_key"))
+        found.append(read_pieces(work.root(table), here, work.schema, ["_key"], (vbucket, vbucket)).column("_key"))
     chunks = [chunk for column in found for chunk in column.chunks]
     return pc.unique(pa.chunked_array(chunks, pa.string()))
 
@@ -140,14 +139,6 @@ def latest(rows: pa.Table) -> pa.Table:
     return gather(rows, state.winners(rows.column("_key"), rows.column("_epoch"), rows.column("_seqno")))
 
 
-def _inside(rows: pa.Table, column: str, lo: int, hi: int) -> pa.Table:
-    span = pc.min_max(rows.column(column)).as_py()
-    if rows.num_rows == 0 or (lo <= span["min"] and span["max"] <= hi):
-        return rows
-    values = rows.column(column)
-    return rows.filter(pc.and_(pc.greater_equal(values, lo), pc.less_equal(values, hi)))
-
-
 def waiting_rows(work: Work) -> pa.Table:
     """The tail's rows of this stretch that ``current`` may not have."""
     merged = max((piece.last for piece in work.current), default=-1)
@@ -155,8 +146,7 @@ def waiting_rows(work: Work) -> pa.Table:
         piece for piece in work.tail
         if (piece.last > merged or piece.foreign) and piece.overlaps(work.lo, work.hi)
     ]
-    where = (pc.field("_vbucket") >= work.lo) & (pc.field("_vbucket") <= work.hi)
-    return read_pieces(work.root("tail"), pieces, work.schema, where=where, adapt=spill)
+    return read_pieces(work.root("tail"), pieces, work.schema, span=(work.lo, work.hi), adapt=spill)
 
 
 def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
@@ -168,8 +158,7 @@ def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
     for piece in work.current:
         if not everything and not _touches(work, piece, news):
             continue
-        old = read_pieces(work.root("current"), [piece], work.schema, adapt=spill)
-        old = _inside(old, "_vbucket", work.lo, work.hi)
+        old = read_pieces(work.root("current"), [piece], work.schema, span=(work.lo, work.hi), adapt=spill)
         old, news = settle(old, news)
         kept.append(old)
         outcome.replaced.append(piece)
@@ -180,8 +169,7 @@ def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
     parts = -(-table.num_rows // work.target_rows) if everything and total > 2 * work.target_rows else 1
     for part in cut(work.lo, work.hi, parts):
         path = place(part.lo, part.hi, 0, work.batch)
-        rows = _inside(table, "_vbucket", part.lo, part.hi)
-        outcome.current.append(write_piece(work.root("current"), path, rows))
+        outcome.current.append(write_piece(work.root("current"), path, within(table, (part.lo, part.hi))))
 
 
 def _leave_tombstones(work: Work, news: pa.Table, outcome: Outcome) -> None:
@@ -190,7 +178,7 @@ def _leave_tombstones(work: Work, news: pa.Table, outcome: Outcome) -> None:
     pieces = [piece for piece in work.tail if piece.overlaps(work.lo, work.hi)]
     if not ended.num_rows or not pieces:
         return
-    waiting = read_pieces(work.root("tail"), pieces, work.schema, ["_key"]).column("_key")
+    waiting = read_pieces(work.root("tail"), pieces, work.schema, ["_key"], (work.lo, work.hi)).column("_key")
     ended = ended.filter(pc.is_in(ended.column("_key"), value_set=pc.unique(waiting)))
     if ended.num_rows:
         path = place(work.lo, work.hi, work.batch, work.batch)

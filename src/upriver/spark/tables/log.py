@@ -16,7 +16,11 @@ import pyarrow.compute as pc
 from upriver.records.schema import CHANGES, Event
 from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
 
-LOG = CHANGES.append(pa.field("batch", pa.int64(), nullable=False))
+LOG = pa.schema([
+    *CHANGES,
+    pa.field("batch", pa.int64(), nullable=False),
+    pa.field("voided", pa.bool_(), nullable=False),  # taken back by a rollback
+])
 DOCUMENTS = [Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value]
 # A collection's documents are gone where its vbucket saw one of these.
 WIPES = frozenset({Event.COLLECTION_DROPPED.value, Event.COLLECTION_FLUSHED.value})
@@ -130,6 +134,7 @@ def _write(tables: Sequence[pa.Table], lake: str, name: str, batch: int) -> Piec
     if len(pc.unique(vbuckets)) > 1:
         table = gather(table, pc.array_sort_indices(vbuckets.combine_chunks()))
     table = table.append_column(LOG.field("batch"), pa.repeat(pa.scalar(batch, pa.int64()), table.num_rows))
+    table = table.append_column(LOG.field("voided"), pa.repeat(pa.scalar(False), table.num_rows))
     span = pc.min_max(vbuckets).as_py()
     return write_piece(f"{lake}/changes/{name}", place(span["min"], span["max"], batch, batch), table.cast(LOG))
 
@@ -141,7 +146,7 @@ def _marks(rows: pa.RecordBatch, batch: int) -> list[Mark]:
 
 def write_marks(lake: str, name: str, marks: Sequence[Mark], batch: int) -> Piece:
     """The marks that concern a collection, as rows of its log."""
-    rows = [dict.fromkeys(LOG.names) | asdict(mark) for mark in marks]
+    rows = [dict.fromkeys(LOG.names) | asdict(mark) | {"voided": False} for mark in marks]
     table = pa.Table.from_pylist(rows, schema=LOG)
     lo, hi = min(mark.vbucket for mark in marks), max(mark.vbucket for mark in marks)
     return write_piece(f"{lake}/changes/{name}", place(lo, hi, batch, batch, marks=True), table)
@@ -165,7 +170,6 @@ def read_log(
     chosen = [piece for piece in pieces if not piece.marks and piece.overlaps(lo, hi)]
     inside = [piece for piece in chosen if lo <= piece.lo and piece.hi <= hi]
     across = [piece for piece in chosen if not (lo <= piece.lo and piece.hi <= hi)]
-    where = (pc.field("vbucket") >= lo) & (pc.field("vbucket") <= hi)
     return pa.concat_tables(
-        [read_pieces(root, inside, LOG, columns), read_pieces(root, across, LOG, columns, where)]
+        [read_pieces(root, inside, LOG, columns), read_pieces(root, across, LOG, columns, (lo, hi))]
     )

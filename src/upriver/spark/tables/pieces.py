@@ -15,11 +15,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+Span = tuple[int, int]  # vbuckets, both included
+
+# Log and tail are sorted by vbucket and read a few vbuckets at a time, so the smallest part that can be read alone
+# must be small; if it were not, merging one range would cost more the more ranges there are.
+_ROW_GROUPS = {"changes": 16_384, "tail": 4_096}
 ROW_GROUP = 65_536
 ANY_VBUCKET = 65_535
 CHUNK_BYTES = 1 << 30
@@ -80,7 +86,8 @@ def write_piece(root: str, path: str, table: pa.Table) -> Piece:
     target = f"{base}/{path}"
     try:
         pq.write_table(
-            table, target, filesystem=fs, compression="zstd", compression_level=1, row_group_size=ROW_GROUP,
+            table, target, filesystem=fs, compression="zstd", compression_level=1,
+            row_group_size=_ROW_GROUPS.get(root.split("/")[-2], ROW_GROUP),
             use_dictionary=_dictionaries(table.schema), write_statistics=True,
         )
     except BaseException:
@@ -101,38 +108,68 @@ def discard(root: str, paths: Sequence[str]) -> None:
 
 
 def read_pieces(
-    root: str, pieces: Sequence[Piece], schema: pa.Schema, columns: Sequence[str] | None = None, where: Any = None,
-    adapt: Callable[[pa.Table, pa.Schema], pa.Table] | None = None,
+    root: str, pieces: Sequence[Piece], schema: pa.Schema, columns: Sequence[str] | None = None,
+    span: Span | None = None, adapt: Callable[[pa.Table, pa.Schema], pa.Table] | None = None,
 ) -> pa.Table:
-    """Rows of some files, with null where an older file has no such column; ``adapt`` sees each file's table first."""
+    """Rows of some files (of some vbuckets), with null where an older file has no such column.
+
+    ``adapt`` sees each file's table first.
+    """
     names = list(columns) if columns is not None else schema.names
     wanted = pa.schema([schema.field(name) for name in names])
     if not pieces:
         return wanted.empty_table()
     fs, base = filesystem(root)
     tables = [
-        _read_foreign(fs, f"{base}/{piece.path}", schema, names, where) if piece.foreign
-        else _read_one(fs, f"{base}/{piece.path}", names, where) for piece in pieces
+        _read_foreign(fs, f"{base}/{piece.path}", schema, names, span) if piece.foreign
+        else _read_one(fs, f"{base}/{piece.path}", names, span) for piece in pieces
     ]
     if adapt is not None:
         tables = [adapt(table, wanted) for table in tables]
     return pa.concat_tables([_conform(table, wanted) for table in tables])
 
 
-def _read_foreign(fs: pafs.FileSystem, path: str, schema: pa.Schema, names: list[str], where: Any) -> pa.Table:
+def _read_foreign(fs: pafs.FileSystem, path: str, schema: pa.Schema, names: list[str], span: Span | None) -> pa.Table:
     """Others write types that Arrow cannot filter (views of strings): first ours, then the filter."""
     with fs.open_input_file(path) as source:
         whole = _conform(pq.ParquetFile(source).read(use_threads=False), schema)
-    return (whole if where is None else whole.filter(where)).select(names)
+    return (whole if span is None else within(whole, span)).select(names)
 
 
-def _read_one(fs: pafs.FileSystem, path: str, names: list[str], where: Any) -> pa.Table:
+def _read_one(fs: pafs.FileSystem, path: str, names: list[str], span: Span | None) -> pa.Table:
     with fs.open_input_file(path) as source:
         file = pq.ParquetFile(source)
         present = [name for name in names if name in file.schema_arrow.names]
-        if where is None:
+        if span is None:
             return file.read(columns=present, use_threads=False)
-    return pq.read_table(path, filesystem=fs, columns=present, filters=where, use_threads=False, partitioning=None)
+        needed = list(dict.fromkeys([*present, _vbucket_column(file.schema_arrow)]))
+        found = file.read_row_groups(_groups(file, span), columns=needed, use_threads=False)
+    return within(found, span).select(present)
+
+
+def _vbucket_column(schema: pa.Schema) -> str:
+    return "vbucket" if "vbucket" in schema.names else "_vbucket"
+
+
+def _groups(file: pq.ParquetFile, span: Span) -> list[int]:
+    """Row groups that may hold rows of these vbuckets."""
+    found, column = [], file.schema_arrow.get_field_index(_vbucket_column(file.schema_arrow))
+    for index in range(file.num_row_groups):
+        known = file.metadata.row_group(index).column(column).statistics
+        if known is None or not known.has_min_max or (known.min <= span[1] and span[0] <= known.max):
+            found.append(index)
+    return found
+
+
+def within(table: pa.Table, span: Span) -> pa.Table:
+    """The rows of these vbuckets; a slice when they stand together."""
+    vbuckets = table.column(_vbucket_column(table.schema)).to_numpy()
+    inside = (vbuckets >= span[0]) & (vbuckets <= span[1])
+    count = int(np.count_nonzero(inside))
+    first = int(inside.argmax()) if count else 0
+    if inside[first : first + count].all():
+        return table.slice(first, count)
+    return table.filter(pa.array(inside))
 
 
 def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -6,8 +6,11 @@ its own size; then it is rewritten. A change therefore pays for 1/share rows of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from upriver.spark.tables.pieces import Piece
 
@@ -63,16 +66,15 @@ def cut(lo: int, hi: int, parts: int) -> list[Range]:
     return [Range(edges[index], edges[index + 1] - 1) for index in range(parts)]
 
 
-def waiting(part: Range, tail: Iterable[Piece]) -> int:
-    """About how many tail rows wait for a range; keys are spread evenly over vbuckets."""
-    return sum(
-        round(piece.rows * _shared(part, piece) / (piece.hi - piece.lo + 1))
-        for piece in tail if piece.last > part.merged and piece.overlaps(part.lo, part.hi)
-    )
-
-
-def _shared(part: Range, piece: Piece) -> int:
-    return min(part.hi, piece.hi) - max(part.lo, piece.lo) + 1
+def waiting(ranges: Sequence[Range], tail: Sequence[Piece]) -> list[int]:
+    """About how many tail rows wait for each range; keys are spread evenly over vbuckets."""
+    lo, hi, last, rows = (np.array([getattr(piece, name) for piece in tail]) for name in ("lo", "hi", "last", "rows"))
+    density = rows / (hi - lo + 1)
+    return [
+        round(float((density * np.clip(np.minimum(hi, part.hi) - np.maximum(lo, part.lo) + 1, 0, None))
+                    [last > part.merged].sum()))
+        for part in ranges
+    ] if tail else [0] * len(ranges)
 
 
 def worth_merging(
@@ -83,8 +85,8 @@ def worth_merging(
     The budget spreads rewriting over batches: without it, ranges that filled up together would stall one batch.
     """
     scored = []
-    for part, new in zip(ranges, fresh, strict=True):
-        pending = waiting(part, tail) + new
+    for part, new, old in zip(ranges, fresh, waiting(ranges, tail), strict=True):
+        pending = old + new
         if pending and (pending >= policy.share * part.rows or part.rows + pending <= policy.small_rows):
             scored.append((pending / max(part.rows, 1), part.rows + pending, (part.lo, part.hi)))
     budget = 2 * sum(fresh) / policy.share
@@ -102,6 +104,14 @@ def hold(unapplied: int, in_tables: int, lag: int, policy: Policy) -> bool:
     return lag >= policy.hold_rows and unapplied < max(in_tables, 4 * policy.hold_rows)
 
 
-def covered(piece: Piece, ranges: Sequence[Range]) -> bool:
-    """Has every range that this tail file speaks of been merged past it?"""
-    return all(part.merged >= piece.last for part in ranges if piece.overlaps(part.lo, part.hi))
+def frontier(ranges: Sequence[Range], vbuckets: int) -> npt.NDArray[np.int64]:
+    """The last batch that each vbucket of ``current`` has."""
+    merged = np.full(vbuckets, np.iinfo(np.int64).max)
+    for part in ranges:
+        merged[part.lo : part.hi + 1] = part.merged
+    return merged
+
+
+def covered(piece: Piece, merged: npt.NDArray[np.int64]) -> bool:
+    """Has every vbucket that this tail file speaks of been merged past it?"""
+    return bool((merged[piece.lo : piece.hi + 1] >= piece.last).all())

@@ -40,11 +40,8 @@ def read_arrow(
 
 
 def _read(root: str, pieces: Sequence[Piece], schema: pa.Schema, span: tuple[int, int] | None) -> pa.Table:
-    if span is None:
-        return read_pieces(root, pieces, schema, adapt=spill)
-    where = (pc.field("_vbucket") >= span[0]) & (pc.field("_vbucket") <= span[1])
-    here = [piece for piece in pieces if piece.overlaps(*span)]
-    return read_pieces(root, here, schema, where=where, adapt=spill)
+    here = [piece for piece in pieces if span is None or piece.overlaps(*span)]
+    return read_pieces(root, here, schema, span=span, adapt=spill)
 
 
 def read_documents(lake: str, name: str) -> dict[str, Document | bytes]:

@@ -41,9 +41,23 @@ def voided(rows: pa.Table, rollbacks: Iterable[Mark]) -> Mask:
     """Changes that a rollback took back: above its seqno, from an epoch before its own."""
     void = np.zeros(rows.num_rows, dtype=bool)
     vbucket, seqno, epoch = (rows.column(name).to_numpy() for name in ("vbucket", "seqno", "epoch"))
-    for mark in rollbacks:
-        void |= (vbucket == mark.vbucket) & (seqno > mark.seqno) & (epoch < mark.epoch)
+    for layer in _layers(rollbacks):
+        bounds = np.zeros((2, int(max(vbucket.max(initial=0), *layer)) + 1), dtype=np.int64)
+        for mark in layer.values():
+            bounds[:, mark.vbucket] = mark.order
+        void |= (seqno > bounds[1, vbucket]) & (epoch < bounds[0, vbucket])
     return void
+
+
+def _layers(marks: Iterable[Mark]) -> list[dict[int, Mark]]:
+    """Marks such that each layer has one of a vbucket at most: a node that fails takes back from hundreds at once."""
+    layers: list[dict[int, Mark]] = []
+    for mark in marks:
+        free = next((layer for layer in layers if mark.vbucket not in layer), None)
+        if free is None:
+            layers.append(free := {})
+        free[mark.vbucket] = mark
+    return layers
 
 
 def wiped(rows: pa.Table, wipes: Iterable[Mark]) -> Mask:

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,7 +22,6 @@ from upriver.spark.tables.forward import latest
 from upriver.spark.tables.lake import TRIMMED
 from upriver.spark.tables.log import LOG
 from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
-from upriver.spark.tables.policy import Range, ranges_of
 
 logger = logging.getLogger("upriver.sync")
 FOLDS = "upriver.folds"
@@ -49,27 +50,17 @@ def fold_tail(tables: CollectionTables) -> int:
     run = fold_run(tables.tail.pieces(), tables.options.policy.tail_files)
     if not run:
         return 0
-    ranges = ranges_of(tables.current.pieces(), tables.options.vbuckets, 0, tables.options.policy)
-    schema = row_schema(tables.shape)
-    rows = [_unmerged(_tail(tables, piece, schema), piece, ranges) for piece in run]
+    merged, schema = tables.merged(), row_schema(tables.shape)
+    rows = [_unmerged(read_pieces(tables.tail.uri, [piece], schema, adapt=spill), piece, merged) for piece in run]
     table = latest(pa.concat_tables(rows))
     table = gather(table, pc.sort_indices(table, [("_vbucket", "ascending")]))
     _swap(tables.tail, run, table)
     return len(run) - 1
 
 
-def _tail(tables: CollectionTables, piece: Piece, schema: pa.Schema) -> pa.Table:
-    return read_pieces(tables.tail.uri, [piece], schema, adapt=spill)
-
-
-def _unmerged(rows: pa.Table, piece: Piece, ranges: Sequence[Range]) -> pa.Table:
-    vbuckets = rows.column("_vbucket")
-    for part in ranges:
-        if part.merged >= piece.last and piece.overlaps(part.lo, part.hi):
-            outside = pc.or_(pc.less(vbuckets, part.lo), pc.greater(vbuckets, part.hi))
-            rows = rows.filter(pc.or_(outside, rows.column("_deleted")))
-            vbuckets = rows.column("_vbucket")
-    return rows
+def _unmerged(rows: pa.Table, piece: Piece, merged: npt.NDArray[np.int64]) -> pa.Table:
+    ahead = pa.array(merged[rows.column("_vbucket").to_numpy()] < piece.last)
+    return rows.filter(pc.or_(ahead, rows.column("_deleted").combine_chunks()))
 
 
 def fold_log(tables: CollectionTables) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from upriver.client.blocking import Database
 from upriver.client.checkpoints import BucketCheckpoint, FileCheckpoint, SqliteCheckpoint
 from upriver.client.positions import Positions, Standpoint
-from upriver.errors import CorruptCheckpoint, ForeignCheckpoint
+from upriver.errors import CheckpointError, CorruptCheckpoint, ForeignCheckpoint
 from upriver.model import SEQNO_MAX, Position
 
 seqnos = st.integers(0, 2**40)
@@ -45,9 +47,25 @@ def test_a_damaged_checkpoint_is_corrupt_and_nothing_else(positions: Positions, 
     at = data.draw(st.integers(0, len(text) - 1))
     damaged = text[:at] + data.draw(st.characters()) + text[at + 1 :]
     try:
-        Positions.from_json(json.loads(damaged))
+        found = Positions.from_json(json.loads(damaged))
     except (CorruptCheckpoint, ValueError):
         return
+    assert all(0 <= p.snap_start <= p.seqno <= p.snap_end <= SEQNO_MAX for p in found.values())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"vbuuid": "a", "seqno": 1.5}, {"vbuuid": "a", "seqno": float("inf")}, {"vbuuid": "a", "seqno": -1},
+        {"vbuuid": "a", "seqno": True}, {"vbuuid": "-1", "seqno": 1}, {"vbuuid": "1" * 17, "seqno": 1}, {"seqno": 1},
+        {"vbuuid": "a", "seqno": 5, "snapshot": [6, "7"]}, {"vbuuid": "a", "seqno": 5, "snapshot": [0, "4"]},
+        {"vbuuid": "a", "seqno": 5, "points": [-1]}, {"vbuuid": "a", "seqno": 5, "points": 3}, 7, None,
+    ],
+)  # fmt: skip
+def test_a_position_that_cannot_be_is_corrupt_not_an_error_of_the_server(entry: Any) -> None:
+    value = {**positions_of(1).to_json(), "positions": {"0": entry}}
+    with pytest.raises(CorruptCheckpoint, match="delete it"):
+        Positions.from_json(json.loads(json.dumps(value)))
 
 
 def positions_of(seqno: int, branch: int = 7, uuid: str = "u") -> Positions:
@@ -108,6 +126,36 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         store.save(positions_of(2), beside=object())
     assert store.load() == positions_of(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+
+
+def test_a_file_that_cannot_be_written_or_read_is_a_checkpoint_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot save .*nowhere"):
+        FileCheckpoint(tmp_path / "nowhere" / "c.json").save(positions_of(1))
+    with pytest.raises(CheckpointError, match="cannot read"):
+        FileCheckpoint(tmp_path).load()
+
+
+def test_a_checkpoint_is_the_old_one_or_the_new_one_whenever_its_writer_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    fork = multiprocessing.get_context("fork")
+    for delay in range(12):
+        writer = fork.Process(target=save_for_ever, args=(path,))
+        writer.start()
+        while not path.exists():
+            time.sleep(0.001)
+        time.sleep(delay / 1000)
+        writer.kill()
+        writer.join()
+        found = FileCheckpoint(path).load()
+        assert found is not None
+        assert {p.seqno for p in found.values()} == {found[0].seqno}, "all of one save"
+        path.unlink()
+
+
+def save_for_ever(path: Path) -> None:
+    for n in range(1, 1_000_000):
+        FileCheckpoint(path).save(Positions({vb: Standpoint(Position(7, n, n, n)) for vb in range(512)}, "u", 512))
 
 
 def test_positions_and_data_can_be_one_transaction(tmp_path: Path) -> None:

@@ -37,6 +37,34 @@ def parse(text: str | bytes, where: str) -> Positions:
         raise CorruptCheckpoint(f"{where}: {error}") from error
 
 
+def read_file(path: Path) -> bytes | None:
+    """What a file holds; None if there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def replace_file(path: Path, text: str) -> None:
+    """A crash at any moment, of the machine too, leaves the old content or the new."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise CheckpointError(f"cannot save {path}: {error}") from error
+
+
 class FileCheckpoint:
     """One JSON file, replaced atomically and synced to disk."""
 
@@ -44,24 +72,12 @@ class FileCheckpoint:
         self.path = Path(path)
 
     def load(self) -> Positions | None:
-        try:
-            return parse(self.path.read_bytes(), str(self.path))
-        except FileNotFoundError:
-            return None
+        found = read_file(self.path)
+        return None if found is None else parse(found, str(self.path))
 
     def save(self, positions: Positions, **beside: Any) -> None:
         """Replace the file; ``beside`` is kept in the same JSON object, for whoever reads it."""
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name + ".")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump({**positions.to_json(), **beside}, file, separators=(",", ":"))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except OSError as error:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise CheckpointError(f"cannot save {self.path}: {error}") from error
+        replace_file(self.path, json.dumps({**positions.to_json(), **beside}, separators=(",", ":")))
 
     def delete(self) -> None:
         self.path.unlink(missing_ok=True)

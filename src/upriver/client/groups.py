@@ -1,157 +1,101 @@
 """Consumer groups: several processes share a feed by ranges of vbuckets.
 
-One JSON value holds the members, what each of them reads, and the positions; it is changed atomically. A member reads
-a vbucket only after whoever read it before has let go of it or has gone silent, and saves positions only of what it
-holds, so a member that was thought dead cannot overwrite its successor's work.
+One ``SharedValue`` holds the members, what each of them reads, and the positions. A member reads a vbucket only after
+whoever read it before has let go of it or has gone silent, and saves positions only of what it still holds, so a
+member that was thought dead cannot overwrite its successor's work. Nobody's clock is compared with anybody else's.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from upriver.client.checkpoints import parse
 from upriver.client.positions import Positions
-from upriver.errors import CheckpointError, CorruptCheckpoint, KeyExists, KeyNotFound
+from upriver.client.shared_values import SharedDocument, SharedFile, SharedRow, SharedValue, Value
+from upriver.errors import CheckpointError, ForeignCheckpoint
 
 if TYPE_CHECKING:
     from upriver.client.blocking import Database
     from upriver.client.blocking_feed import BlockingFeed
 
-Value = dict[str, Any]
-Change = Callable[[Value], Value]
-
-
-class SharedValue(Protocol):
-    """A JSON object that several processes change, one at a time; empty at first."""
-
-    def update(self, change: Change) -> Value: ...
-
-
-def _loaded(text: str | bytes, where: str) -> Value:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise CorruptCheckpoint(f"{where} is not JSON ({error}); delete it to start the group again") from error
-    if not isinstance(found, dict):
-        raise CorruptCheckpoint(f"{where} is not a group of upriver; delete it to start the group again")
-    return found
-
-
-class SharedFile:
-    """A file on a file system that all members see, guarded by a lock on a second one."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def update(self, change: Change) -> Value:
-        with self.path.with_name(self.path.name + ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            old = _loaded(self.path.read_bytes(), str(self.path)) if self.path.exists() else {}
-            new = change(old)
-            temporary = self.path.with_name(self.path.name + ".new")
-            temporary.write_text(json.dumps(new))
-            temporary.replace(self.path)
-            return new
-
-
-class SharedRow:
-    """A row of the table ``upriver_groups`` of an SQLite database."""
-
-    def __init__(self, path: str | Path, name: str = "default") -> None:
-        self._path, self.name = str(path), name
-        with closing(self._open()) as sql:
-            sql.execute("CREATE TABLE IF NOT EXISTS upriver_groups (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-
-    def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=30, isolation_level=None)
-
-    def update(self, change: Change) -> Value:
-        with closing(self._open()) as sql:
-            sql.execute("BEGIN IMMEDIATE")
-            row = sql.execute("SELECT value FROM upriver_groups WHERE name = ?", (self.name,)).fetchone()
-            new = change(_loaded(row[0], f"group {self.name!r}") if row else {})
-            sql.execute("INSERT OR REPLACE INTO upriver_groups VALUES (?, ?)", (self.name, json.dumps(new)))
-            sql.execute("COMMIT")
-            return new
-
-
-class SharedDocument:
-    """A document of a bucket, changed with its CAS."""
-
-    def __init__(self, database: Database, name: str = "default", collection_id: int = 0) -> None:
-        self.key = f"_upriver:group:{name}"
-        self._database, self._collection_id = database, collection_id
-
-    def update(self, change: Change) -> Value:
-        while True:
-            try:
-                found = self._database.get(self.key, self._collection_id)
-                old, cas = _loaded(found.value, f"document {self.key!r}"), found.cas
-            except KeyNotFound:
-                old, cas = {}, 0
-            new = change(old)
-            try:
-                self._write(json.dumps(new).encode(), cas)
-            except (KeyExists, KeyNotFound):
-                continue  # somebody else was quicker
-            return new
-
-    def _write(self, value: bytes, cas: int) -> None:
-        if cas:
-            self._database.set(self.key, value, self._collection_id, cas=cas)
-        else:
-            self._database.add(self.key, value, self._collection_id)
+__all__ = ["Group", "Share", "SharedDocument", "SharedFile", "SharedRow", "SharedValue", "read_as_member", "share_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a member may read now."""
+    """What a member may read now. Another ``term``: it was given up in between, and must go on from what is saved."""
 
     vbuckets: tuple[int, ...]
     members: int
+    term: str = ""
 
 
 class Group:
-    """One member's view of its group. ``now`` is Unix time: members compare each other's."""
+    """One member's view of its group.
+
+    A member is alive while its count of beats grows; each of the others measures that with a clock of its own, which
+    only has to run on evenly.
+    """
 
     def __init__(
-        self, value: SharedValue, *, member: str = "", ttl_s: float = 15.0, now: Callable[[], float] = time.time
+        self, value: SharedValue, *, member: str = "", ttl_s: float = 15.0, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.member = member or secrets.token_hex(8)
         self.ttl_s = ttl_s
         self._value, self._now = value, now
+        self._term = ""  # our entry's; one with another term is not ours
         self._held: tuple[int, ...] = ()
+        self._heard: dict[str, tuple[Any, float]] = {}  # the last beat of each other member, and when we saw it
+
+    @property
+    def expelled(self) -> bool:
+        """Whether the group has given our vbuckets away, as far as we know; ``beat`` joins again."""
+        return not self._term
 
     def beat(self, vbuckets: int) -> Share:
         """Say that we are alive; the answer is what we may read. Call it at least every third of ``ttl_s``.
 
-        What was held before and is not in the answer must be let go of: stop reading it, then beat again.
+        What was held before and is not in the answer must be let go of: stop reading it, then beat again. Only then
+        will others get it.
         """
-        value = self._value.update(lambda old: self._beaten(old, vbuckets))
-        self._held = tuple(value["members"][self.member]["held"])
-        return Share(self._held, len(value["members"]))
+        term = secrets.token_hex(8)
+        value = self._value.update(lambda old: self._beaten(old, vbuckets, term))
+        entry = value["members"][self.member]
+        self._term, self._held = entry["term"], tuple(entry["share"])
+        return Share(self._held, len(value["members"]), self._term)
 
-    def _beaten(self, old: Value, vbuckets: int) -> Value:
+    def _beaten(self, old: Value, vbuckets: int, new_term: str) -> Value:
         now = self._now()
         members = {
             name: dict(entry)
             for name, entry in old.get("members", {}).items()
-            if name == self.member or now - entry["seen"] < self.ttl_s
+            if name == self.member or self._is_alive(name, entry, now)
         }
-        members.setdefault(self.member, {"held": []})["seen"] = now
-        wanted = share_of(sorted(members), self.member, vbuckets)
+        mine = members[self.member] = self._entry(members.get(self.member), new_term)
         taken = {vb for name, entry in members.items() if name != self.member for vb in entry["held"]}
-        members[self.member]["held"] = [vb for vb in wanted if vb not in taken]
+        share = [vb for vb in share_of(sorted(members), self.member, vbuckets) if vb not in taken]
+        still_read = [vb for vb in mine["held"] if vb in self._held and vb not in share]
+        members[self.member] = {**mine, "beats": mine["beats"] + 1, "share": share, "held": share + still_read}
         return {**old, "members": members}
+
+    def _entry(self, mine: Value | None, new_term: str) -> Value:
+        """Ours, or a new one: for a member that was given up, or a process that begins under the name of a dead one."""
+        if mine is not None and mine["term"] == self._term:
+            return mine
+        if mine is not None and self._term:
+            raise CheckpointError(f"another process has joined the group as {self.member!r}; give each its own name")
+        return {"term": new_term, "beats": 0, "ttl_s": self.ttl_s, "held": []}
+
+    def _is_alive(self, name: str, entry: Value, now: float) -> bool:
+        beat = entry["term"], entry["beats"]
+        if self._heard.get(name, (None, 0.0))[0] != beat:
+            self._heard[name] = beat, now
+        return bool(now - self._heard[name][1] < entry["ttl_s"])
 
     def load(self) -> Positions | None:
         """The positions of the whole group."""
@@ -160,15 +104,23 @@ class Group:
 
     def save(self, positions: Positions) -> None:
         """Save the positions of what we hold; ``CheckpointError`` if the group has given it to somebody else."""
-        self._value.update(lambda old: self._saved(old, positions))
+        try:
+            self._value.update(lambda old: self._saved(old, positions))
+        except _Expelled:
+            self._term, self._held = "", ()
+            raise
 
     def _saved(self, old: Value, positions: Positions) -> Value:
-        entry = old.get("members", {}).get(self.member)
-        if entry is None:
-            raise CheckpointError(f"member {self.member} was silent too long and lost its vbuckets; beat() again")
+        members = old.get("members", {})
+        entry = members.get(self.member)
+        if entry is None or entry["term"] != self._term:
+            raise _Expelled(f"member {self.member} was silent too long and lost its vbuckets; beat() again")
         ours = positions.only(set(entry["held"]))
         stored = parse(json.dumps(old["positions"]), "the group's checkpoint") if old.get("positions") else ours
-        return {**old, "positions": stored.merged(ours).to_json()}
+        if stored.bucket_uuid != ours.bucket_uuid:
+            raise ForeignCheckpoint("the group reads another bucket; give this one a group of its own")
+        alive = {**members, self.member: {**entry, "beats": entry["beats"] + 1}}
+        return {**old, "members": alive, "positions": stored.merged(ours).to_json()}
 
     def delete(self) -> None:
         """Forget the positions; the group reads from the beginning."""
@@ -176,12 +128,16 @@ class Group:
 
     def leave(self) -> None:
         """Let go of everything at once, instead of by silence."""
-        self._value.update(lambda old: {**old, "members": _without(old.get("members", {}), self.member)})
-        self._held = ()
+        self._value.update(self._left)
+        self._term, self._held = "", ()
+
+    def _left(self, old: Value) -> Value:
+        members = old.get("members", {})
+        return {**old, "members": {n: e for n, e in members.items() if n != self.member or e["term"] != self._term}}
 
 
-def _without(members: Value, name: str) -> Value:
-    return {other: entry for other, entry in members.items() if other != name}
+class _Expelled(CheckpointError):
+    """The group went on without us."""
 
 
 def share_of(members: list[str], member: str, vbuckets: int) -> range:
@@ -198,7 +154,8 @@ def read_as_member(db: Database, group: Group, **read: Any) -> Iterator[tuple[Bl
     """Batches of our share of the feed, for ever; call ``feed.confirm()`` when done with what was given.
 
     When the shares change, the feed is closed after its position was saved as far as it was confirmed, and another is
-    opened; the caller only sees a different ``feed`` object.
+    opened; the caller only sees a different ``feed`` object. A caller that takes longer than ``ttl_s`` over a batch
+    loses its vbuckets, and ``confirm`` raises ``CheckpointError``; it may go on with the next batch, of a new feed.
     """
     total, idle_s = db.topology.vbuckets, group.ttl_s / 3
     try:
@@ -220,9 +177,12 @@ def _until_changed(
     while True:
         for batch in feed.batches(idle_s=every_s):
             yield feed, batch
-            if time.monotonic() >= beat_at:
+            if group.expelled or time.monotonic() >= beat_at:
                 break
+        if group.expelled:
+            return
         if time.monotonic() >= beat_at:
             beat_at = time.monotonic() + every_s
-            if group.beat(total).vbuckets != share.vbuckets:
+            now = group.beat(total)
+            if (now.vbuckets, now.term) != (share.vbuckets, share.term):
                 return

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upriver.errors import CorruptCheckpoint
-from upriver.model import Position
+from upriver.model import SEQNO_MAX, Position
 
 FORMAT = "upriver-positions"
 VERSION = 1
@@ -96,9 +96,9 @@ class Positions(Mapping[int, Position]):
             raise CorruptCheckpoint(f"checkpoint version {value.get('version')!r} is not known to this upriver")
         try:
             found = {int(vb): _from_json(entry) for vb, entry in value["positions"].items()}
-            return cls(found, str(value["bucket_uuid"]), int(value["vbuckets"]))
+            return cls(found, str(value["bucket_uuid"]), _number(value["vbuckets"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptCheckpoint(f"the checkpoint is damaged ({error}); delete it to start again") from error
+            raise CorruptCheckpoint(f"the checkpoint is damaged ({error!r}); delete it to start again") from error
 
 
 def _to_json(s: Standpoint) -> dict[str, Any]:
@@ -112,7 +112,14 @@ def _to_json(s: Standpoint) -> dict[str, Any]:
 
 
 def _from_json(entry: Any) -> Standpoint:
-    seqno = int(entry["seqno"])
+    seqno = _number(entry["seqno"])
     start, end = entry.get("snapshot", (seqno, f"{seqno:x}"))
-    position = Position(int(entry["vbuuid"], 16), seqno, int(start), int(end, 16))
-    return Standpoint(position, tuple(int(p) for p in entry.get("points", ())), int(entry.get("epoch", 0)))
+    position = Position(_number(int(entry["vbuuid"], 16)), seqno, _number(start), _number(int(end, 16)))
+    return Standpoint(position, tuple(_number(p) for p in entry.get("points", ())), _number(entry.get("epoch", 0)))
+
+
+def _number(value: Any) -> int:
+    """A u64; a number that was damaged into another kind must not be rounded into a position."""
+    if type(value) is not int or not 0 <= value <= SEQNO_MAX:
+        raise ValueError(f"{value!r} is no seqno, uuid or count")
+    return value

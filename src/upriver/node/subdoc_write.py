@@ -1,7 +1,8 @@
 """A sub-document mutation from reading the document to writing it back, deleted documents included.
 
-Nothing can come between read and write: both happen on the event loop's thread. Most documents are stored like any
-other. One with macros, or a tombstone with attributes, needs its CAS fixed beforehand and goes in with metadata.
+Nothing can come between read and write: both happen on the event loop's thread, or, if a large document is changed in
+another, a foreign change in between is noticed and the mutation begins anew. Most documents are stored like any other.
+One with macros, or a tombstone with attributes, needs its CAS fixed beforehand and goes in with metadata.
 """
 
 from __future__ import annotations
@@ -84,23 +85,57 @@ def read(vb: VBucket, key: bytes, collection_id: int, *, deleted_too: bool) -> D
     return vb.get_meta(key, collection_id)
 
 
-def run(target: Target, wanted: Sequence[Spec]) -> Outcome | Failure:
-    """All paths or none."""
-    existing = _existing(target)
-    _check_body_allowed(target, existing, wanted)
-    stamp = _stamp(target, existing, wanted)
-    view = _fresh(target, existing)
-    result = _apply(target, view, wanted, stamp)
-    if any(spec.value.strip() == xattrs.MACRO_CRC32C.encode() for spec in wanted) and not isinstance(result, Failure):
-        # The checksum is that of the body after all paths: now it is known, so once more with it.
-        stamp = replace(stamp, value_crc32c=crc32c(view.body))
-        view = _fresh(target, existing)
-        result = _apply(target, view, wanted, stamp)
-    if isinstance(result, Failure):
-        return result
-    macros = any(spec.flags & PathFlag.EXPAND_MACROS for spec in wanted)
-    stored = _store(target, existing, view, stamp, macros)
-    return Outcome(stored, result, view.deleted and (existing is None or existing.deleted))
+@dataclass(slots=True)
+class Draft:
+    """A mutation between reading the document and writing it back."""
+
+    target: Target
+    wanted: Sequence[Spec]
+    existing: Document | None
+    stamp: Stamp
+    view: View
+    result: list[bytes] | Failure
+
+    @classmethod
+    def begin(cls, target: Target, wanted: Sequence[Spec]) -> Draft:
+        """Read the document and check all that does not need its body."""
+        existing = _existing(target)
+        _check_body_allowed(target, existing, wanted)
+        return cls(target, wanted, existing, _stamp(target, existing, wanted), _fresh(target, existing), [])
+
+    def apply(self) -> None:
+        """Change the copy, path by path; the only part that takes long, and that may run in another thread."""
+        self.result = _apply(self.target, self.view, self.wanted, self.stamp)
+        checksum = xattrs.MACRO_CRC32C.encode()
+        if any(spec.value.strip() == checksum for spec in self.wanted) and not isinstance(self.result, Failure):
+            # The checksum is that of the body after all paths: now it is known, so once more with it.
+            self.stamp = replace(self.stamp, value_crc32c=crc32c(self.view.body))
+            self.view = _fresh(self.target, self.existing)
+            self.result = _apply(self.target, self.view, self.wanted, self.stamp)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the document, and what macros say about the write, are still as they were at the beginning."""
+        now = _existing(self.target)
+        if now is None or self.existing is None:
+            unchanged = now is self.existing
+        else:
+            unchanged = (now.cas, now.deleted) == (self.existing.cas, self.existing.deleted)
+        vb = self.target.vb
+        stamped = self.stamp.seqno == vb.high_seqno + 1 and self.stamp.cas > vb.max_cas
+        return unchanged and (stamped or not self._macros)
+
+    @property
+    def _macros(self) -> bool:
+        return any(spec.flags & PathFlag.EXPAND_MACROS for spec in self.wanted)
+
+    def store(self) -> Outcome | Failure:
+        """Write it, unless a path failed."""
+        if isinstance(self.result, Failure):
+            return self.result
+        stored = _store(self.target, self.existing, self.view, self.stamp, self._macros)
+        deleted = self.view.deleted and (self.existing is None or self.existing.deleted)
+        return Outcome(stored, self.result, deleted)
 
 
 def _existing(target: Target) -> Document | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from desks import Desk
 
+from upriver.errors import ConfigError
 from upriver.spark.tables.columns import Kind
 from upriver.spark.tables.policy import Policy
 from upriver.spark.tables.read import read_arrow
@@ -61,6 +63,23 @@ def test_a_given_schema_is_kept_and_the_rest_stays_json(tmp_path) -> None:
     desk.commit()
     assert desk.orders.shape == {"n": Kind.STRING}
     assert desk.read() == {"a": {"n": "x", "other": 1}}
+
+
+def test_columns_given_later_are_added_and_a_type_that_cannot_change_is_refused(tmp_path) -> None:
+    desk = Desk(tmp_path / "lake")
+    desk.feed.put("a", {"n": 1, "name": "x"})
+    desk.commit()
+    desk.options = Desk(tmp_path / "other", shapes={"shop.orders": {"n": Kind.DOUBLE, "late": Kind.STRING}}).options
+    desk.open()
+    desk.feed.put("b", {"n": 2, "late": "y", "more": True})
+    desk.commit()
+    assert desk.orders.shape == {"n": Kind.DOUBLE, "name": Kind.STRING, "late": Kind.STRING}
+    assert desk.read() == {"a": {"n": 1, "name": "x"}, "b": {"n": 2, "late": "y", "more": True}}
+    desk.options = Desk(tmp_path / "other", shapes={"shop.orders": {"name": Kind.BIGINT}}).options
+    desk.open()
+    desk.feed.put("c", {"n": 3})
+    with pytest.raises(ConfigError, match="'name' is string in the table"):
+        desk.commit()
 
 
 def test_deletions_can_be_marked_instead(tmp_path) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from upriver.errors import ConfigError
 from upriver.records.schema import Event
-from upriver.spark.tables.columns import Shape, column_field, evolve, observe, parse, row_schema, shape_of
+from upriver.spark.tables.columns import Shape, column_field, evolve, imposed, observe, parse, row_schema, shape_of
 from upriver.spark.tables.forward import Outcome, Work, run_inline
 from upriver.spark.tables.lake import APPLIED, REPAIRS, TRIMMED, Lake
 from upriver.spark.tables.log import LOG, Mark, Written, read_log, read_marks, write_log, write_marks
@@ -120,11 +120,12 @@ class CollectionTables:
 
     def _evolve(self, new: Sequence[Piece]) -> tuple[Shape, bool]:
         """The shape after a look at new documents; the tables get its columns, and widening is reported."""
-        before = self.shape or self.options.shapes.get(self.name, {})
-        documents = list(sample(self.changes.uri, new))
-        shape = before
-        if self.name not in self.options.shapes:
-            shape = evolve(before, observe(documents), len(documents), self.options.max_columns)
+        given = self.options.shapes.get(self.name)
+        if given is not None:
+            shape = imposed(self.shape, given)
+        else:
+            documents = list(sample(self.changes.uri, new))
+            shape = evolve(self.shape, observe(documents), len(documents), self.options.max_columns)
         widened = False
         for table, purpose in ((self.tail, "what current lacks of"), (self.current, "latest documents of")):
             table.create(row_schema(shape), f"{purpose} {self.name}")

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from upriver.errors import ConfigError
 
 Document = dict[str, Any]
 Observed = dict[str, Counter[str]]  # field -> how often each kind was seen
@@ -97,14 +100,12 @@ def parse(value: bytes) -> Document | None:
 
 def observe(documents: Iterable[Document]) -> Observed:
     """Which fields the documents have, and of what kind; nulls say nothing."""
+    fields = (zip(document, map(type, document.values()), strict=True) for document in documents)
+    pairs: Counter[tuple[str, type]] = Counter(chain.from_iterable(fields))
     seen: Observed = {}
-    for document in documents:
-        for name, value in document.items():
-            if value is not None:
-                kinds = seen.get(name)
-                if kinds is None:
-                    kinds = seen[name] = Counter()
-                kinds[_OF_TYPE[type(value)].value] += 1
+    for (name, kind), count in pairs.items():
+        if kind is not _NONE:
+            seen.setdefault(name, Counter())[_OF_TYPE[kind].value] += count
     return seen
 
 
@@ -121,6 +122,17 @@ def evolve(shape: Shape, seen: Observed, documents: int, max_columns: int = 200)
             grown[name] = _majority(kinds)
             taken.add(name.lower())
     return grown
+
+
+def imposed(shape: Shape, given: Shape) -> Shape:
+    """The shape of a table whose columns the user gives: it may have more, and doubles for integers, no other type."""
+    for name, kind in shape.items():
+        wanted = given.get(name, kind)
+        if wanted is not kind and (kind, wanted) != (Kind.BIGINT, Kind.DOUBLE):
+            raise ConfigError(
+                f"column '{name}' is {kind} in the table and cannot become {wanted}: sync to a new directory"
+            )
+    return shape | given
 
 
 def _widened(kind: Kind, kinds: Counter[str] | None) -> Kind:

@@ -25,7 +25,7 @@ class Table:
         self.uri = uri
         self._storage = storage_options
         self._delta: DeltaTable | None = None
-        self._pieces: tuple[int, list[Piece]] = (-1, [])  # of a version
+        self._known: tuple[int, list[Piece] | None, dict[str, int | None]] = -1, None, {}  # of a version
 
     @property
     def delta(self) -> DeltaTable:
@@ -67,20 +67,32 @@ class Table:
         """The last version that this writer committed; 0 is one, None is none."""
         if not self.exists:
             return None
-        found: int | None = self.delta.transaction_version(app_id)
-        return found
+        known = self._at()[2]
+        if app_id not in known:
+            known[app_id] = self.delta.transaction_version(app_id)
+        return known[app_id]
+
+    def _at(self) -> tuple[int, list[Piece] | None, dict[str, int | None]]:
+        """What was asked about the version at hand: delta-rs answers slowly, and a batch asks a dozen times."""
+        version = self.delta.version()
+        if self._known[0] != version:
+            self._known = version, None, {}
+        return self._known
 
     def pieces(self) -> list[Piece]:
         """The files of the snapshot, oldest batches first."""
         if not self.exists:
             return []
-        version = self.delta.version()
-        if self._pieces[0] != version:
-            adds = pa.table(self.delta.get_add_actions()).select(["path", "num_records", "size_bytes"])
-            rows = zip(*(adds.column(name).to_pylist() for name in adds.schema.names), strict=True)
-            found = [piece_of(path, rows=count or 0, size=size) for path, count, size in rows]
-            self._pieces = version, sorted(found, key=lambda piece: (piece.last, piece.first, piece.path))
-        return list(self._pieces[1])
+        version, found, writers = self._at()
+        if found is None:
+            found = sorted(self._files(), key=lambda piece: (piece.last, piece.first, piece.path))
+            self._known = version, found, writers
+        return list(found)
+
+    def _files(self) -> list[Piece]:
+        adds = pa.table(self.delta.get_add_actions()).select(["path", "num_records", "size_bytes"])
+        rows = zip(*(adds.column(name).to_pylist() for name in adds.schema.names), strict=True)
+        return [piece_of(path, rows=count or 0, size=size) for path, count, size in rows]
 
     def commit(
         self, app_id: str, version: int, adds: Iterable[Piece], removes: Iterable[Piece] = (), *,

@@ -65,7 +65,8 @@ def _unmerged(rows: pa.Table, piece: Piece, merged: npt.NDArray[np.int64]) -> pa
 
 def fold_log(tables: CollectionTables) -> int:
     """Make many small log files one, sorted by vbucket; only of batches that the tables have."""
-    settled = [piece for piece in tables.changes.pieces() if piece.last <= tables.applied and not piece.marks]
+    applied = tables.applied
+    settled = [piece for piece in tables.changes.pieces() if piece.last <= applied and not piece.marks]
     run = fold_run(settled, tables.options.policy.tail_files)
     if not run:
         return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import duckdb
+import polars
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from desks import Desk
@@ -53,6 +55,27 @@ def test_current_alone_is_a_plain_table_that_two_readers_agree_on(busy: Desk) ->
     by_arrow = delta.to_pyarrow_table()
     assert dict(zip(by_arrow["_key"].to_pylist(), by_arrow["n"].to_pylist(), strict=True)) == truth(busy)
     assert (delta.protocol().min_reader_version, delta.protocol().min_writer_version) == (1, 2)
+
+
+def test_polars_reads_every_table_also_where_older_files_lack_a_column(tmp_path) -> None:
+    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, target_rows=20))
+    for index in range(60):
+        desk.feed.put(f"k{index}", {"n": index})
+    desk.commit()
+    changed = next(key for key in (f"k{index}" for index in range(60)) if desk.feed.vbucket(key) == 1)
+    desk.feed.put(changed, {"n": -1, "city": "Bern"})
+    desk.commit()
+    files = [set(pq.read_schema(path).names) for path in DeltaTable(desk.orders.current.uri).file_uris()]
+    assert {"city" in names for names in files} == {False}  # the column is new, and waits in the tail
+    desk.feed.fail_over(0, desk.feed.histories[0].seqno - 1)
+    desk.commit()
+    current = polars.read_delta(desk.orders.current.uri)
+    assert current.select("n").sum().item() == 60 * 59 // 2
+    assert current["city"].null_count() == 60
+    fresh = polars.from_arrow(read_arrow(desk.root, "shop.orders"))
+    assert dict(fresh.select("_key", "n").iter_rows()) == truth(desk)
+    changes = polars.scan_delta(desk.orders.changes.uri)
+    assert changes.filter(polars.col("voided")).collect().height == 1
 
 
 def test_duckdb_reads_the_change_log(busy: Desk) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import traceback
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.client.options import ConnectOptions, parse_connection_string, srv_seeds
+import upriver
+from upriver.client.options import ConnectOptions, parse_connection_string
 from upriver.client.reading import Content, ReadOptions
 from upriver.errors import ConfigError, RemoteProtocolError
 from upriver.protocol.feed import OnRollback
@@ -50,24 +53,87 @@ def test_arguments_win_over_the_string_which_wins_over_the_environment(monkeypat
 
 def test_a_toml_file_has_a_connection_table(tmp_path: Path) -> None:
     path = tmp_path / "upriver.toml"
-    path.write_text('[connection]\nconnection = "couchbase://h:1"\nbucket = "b"\nnoop_interval_s = 5.0\n')
+    path.write_text('[connection]\nconnection = "couchbase://h:1"\nbucket = "b"\nnoop_interval_s = 5\n')
     assert ConnectOptions.from_toml(path).noop_interval_s == 5.0
-    path.write_text("[other]\n")
-    with pytest.raises(ConfigError, match="expected a \\[connection\\] table"):
+    assert ConnectOptions.from_toml(path, connection="couchbase://other:2").seeds == (Address("other", 2),)
+    for wrong in ("[other]", "connection = 3", "[connection]", "[connection]\nconnection = 3", "not toml"):
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"upriver\.toml: .*expected a \[connection\] table"):
+            ConnectOptions.from_toml(path)
+    with pytest.raises(ConfigError, match="nowhere"):
+        ConnectOptions.from_toml(tmp_path / "nowhere")
+
+
+def test_everything_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "upriver.toml"
+    lines = ["[connection]", 'connection = "couchbase://h:1?network=external"', 'password = "old"', 'username = "file"']
+    path.write_text("\n".join([*lines, 'bucket = "file"', 'network = "default"']))
+    monkeypatch.setenv("UPRIVER_PASSWORD", "new")
+    found = ConnectOptions.from_toml(path, bucket="argument", username=None)
+    assert (found.bucket, found.username, found.password, found.network) == ("argument", "file", "new", "external")
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("colour = 1", "unknown option 'colour'; valid are allow_plain, bucket"),
+        ("tls = false", "unknown option 'tls'"),
+        ("bucket = 5", "bucket: this is a int, not a str"),
+        ("window_bytes = 1.5", "window_bytes: this is a float"),
+        ("allow_plain = 1", "allow_plain: this is a int"),
+        ("noop_interval_s = true", "noop_interval_s: this is a bool"),
+        ('connect_timeout_s = "soon"', "connect_timeout_s: 'soon' is not a number"),
+        ("connect_timeout_s = 0", "connect_timeout_s: 0.0 is not"),
+        ("request_timeout_s = nan", "request_timeout_s: nan"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_names_file_and_option(tmp_path: Path, line: str, what: str) -> None:
+    path = tmp_path / "upriver.toml"
+    path.write_text(f'[connection]\nconnection = "couchbase://h"\n{line}\n')
+    with pytest.raises(ConfigError, match=re.escape(f"upriver.toml: {what}")):
         ConnectOptions.from_toml(path)
+
+
+def test_connect_takes_the_bucket_from_wherever_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert upriver.connect("couchbase://h?bucket=x").options.bucket == "x"
+    assert upriver.connect("couchbase://h").options.bucket == "default"
+    monkeypatch.setenv("UPRIVER_BUCKET", "y")
+    assert upriver.connect("couchbase://h").options.bucket == "y"
+    assert upriver.connect("couchbase://h", "z").options.bucket == "z"
+    options = ConnectOptions.parse("couchbase://h", ca_file=Path("some") / "ca.pem")
+    assert upriver.connect(options).options.ca_file == "some/ca.pem"
+    with pytest.raises(ConfigError, match="bucket"):
+        upriver.connect(options, "z")
+
+
+def test_tls_cannot_be_talked_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPRIVER_TLS", "false")
+    assert ConnectOptions.parse("couchbases://h").tls
+    for wrong in ({"tls": False}, {"seeds": ()}):
+        with pytest.raises(ConfigError, match="unknown option"):
+            ConnectOptions.parse("couchbases://h", **wrong)
 
 
 def test_secrets_do_not_show() -> None:
     secret = {"username": "u", "password": "hunter2", "client_cert": "c", "client_key": "k9"}
-    shown = repr(ConnectOptions.parse("couchbase://h", **secret))
-    assert "hunter2" not in shown
-    assert "k9" not in shown
+    options = ConnectOptions.parse("couchbase://h", **secret)
+    for shown in (repr(options), str(options), f"{upriver.connect(options)!r}"):
+        assert "hunter2" not in shown
+        assert "k9" not in shown
 
 
-def test_addresses_are_not_looked_up_as_services() -> None:
-    for text in ("couchbase://127.0.0.1", "couchbase://localhost", "couchbase://a,b", "couchbase://a:1"):
-        options = ConnectOptions.parse(text)
-        assert srv_seeds(options) == options.seeds
+@pytest.mark.parametrize(
+    "text",
+    ["couchbase://u:hunter2@h", "couchbase://u:hunter2@h:x", "http://u:hunter2@h", "couchbase://?password=hunter2",
+     "http://h?password=hunter2", "h?password=hunter2", "couchbase://h?password=hunter2&nope=1",
+     "couchbase://h:x?password=hunter2", "couchbase://h?password=hunter2&network=mars",
+     "couchbase://h?password=hunter2&window_bytes=x"],
+)  # fmt: skip
+def test_no_error_repeats_a_password(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ConnectOptions.parse(text)
+    assert "hunter2" not in str(error.value)
+    assert "hunter2" not in "".join(traceback.format_exception(error.value))
 
 
 def test_reading_options_take_words_for_enums() -> None:

@@ -3,116 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from scripted_producer import ScriptedProducer, marker, mutation
+from scripted_producer import mutation
+from scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
 
 import upriver
 from upriver.client.blocking import connect
-from upriver.errors import RemoteProtocolError
-from upriver.wire import Message, Opcode
-from upriver.wire.cluster import GetManifest
-from upriver.wire.constants import StreamEndStatus
-from upriver.wire.dcp import DcpNoop, StreamEnd, StreamRequest
-from upriver.wire.session import ValueResponse
-
-MANIFEST = b'{"uid":"0","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]}]}'
-VBUCKETS, SEQNOS = 2, 40
-Speak = Callable[["Peer", StreamRequest], bytes]
-
-
-class Peer(ScriptedProducer):
-    """Behind a socket: also knows the manifest, and answers each stream request as ``speak`` says."""
-
-    def __init__(self, config: bytes, speak: Speak) -> None:
-        super().__init__(config)
-        self.speak = speak
-
-    def _answer(self, message: Message) -> Iterator[Message]:
-        if isinstance(message, GetManifest):
-            yield ValueResponse.under(Opcode.COLLECTIONS_GET_MANIFEST)(MANIFEST, opaque=message.opaque)
-        else:
-            yield from super()._answer(message)
-
-
-class Behaviour:
-    """How the network treats the bytes; a connection is cut after so many, and the next one gets further."""
-
-    def __init__(self, piece: int = 0, cut_after: list[int] | None = None) -> None:
-        self.piece, self.cut_after = piece, list(cut_after or [])
-
-    def send(self, sock: socket.socket, data: bytes, limit: int | None) -> int | None:
-        for at in range(0, len(data), self.piece or len(data) or 1):
-            part = data[at : at + (self.piece or len(data))]
-            if limit is not None:
-                part, limit = part[:limit], limit - len(part)
-            sock.sendall(part)
-            if limit is not None and limit <= 0:
-                raise ConnectionError
-        return limit
-
-
-@contextmanager
-def serving(speak: Speak, behaviour: Behaviour) -> Iterator[str]:
-    """A server for as many connections as come; each is spoken to by a thread."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    nodes = [{"hostname": "127.0.0.1", "services": {"kv": port}}]
-    server_map = {"serverList": [f"127.0.0.1:{port}"], "vBucketMap": [[0]] * VBUCKETS}
-    config = json.dumps({"rev": 1, "nodesExt": nodes, "vBucketServerMap": server_map}).encode()
-
-    def talk(sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer, limit, feeding = Peer(config, speak), None, False
-        with sock:
-            try:
-                while data := sock.recv(65536):
-                    answer = peer.receive(data)
-                    if not feeding and peer.seen_of(Opcode.DCP_OPEN):
-                        feeding = True
-                        limit = behaviour.cut_after.pop(0) if behaviour.cut_after else None
-                    limit = behaviour.send(sock, answer, limit)
-                    while peer.requests:
-                        limit = behaviour.send(sock, speak(peer, peer.requests.pop(0)), limit)
-            except OSError:
-                return
-
-    def accept() -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=talk, args=(sock,), daemon=True).start()
-
-    accepting = threading.Thread(target=accept, daemon=True)
-    accepting.start()
-    try:
-        yield f"couchbase://127.0.0.1:{port}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        accepting.join()
-
-
-def everything(peer: Peer, request: StreamRequest) -> bytes:
-    """All changes after the requested seqno, in snapshots of ten, with noops in between, then the end."""
-    out = peer.accepts(request)
-    for first in range(request.start_seqno + 1, SEQNOS + 1, 10):
-        last = min(first + 9, SEQNOS)
-        out += marker(request, first - 1 if first > 1 else 0, last) + DcpNoop(opaque=first).encode()
-        for n in range(first, last + 1):
-            out += mutation(request, n, b"%d:%d" % (request.vbucket, n), b"v" * (n % 7))
-    return out + StreamEnd(StreamEndStatus.OK, vbucket=request.vbucket, opaque=request.opaque).encode()
-
+from upriver.errors import ConnectFailed, RemoteProtocolError
+from upriver.wire.dcp import StreamRequest
 
 ENDS = dict.fromkeys(range(VBUCKETS), SEQNOS)
 ALL = sorted((vb, n) for vb in range(VBUCKETS) for n in range(1, SEQNOS + 1))
@@ -169,3 +71,26 @@ def test_a_producer_that_hangs_up_at_once_is_asked_again_with_growing_pauses(rea
         started = time.monotonic()
         assert sorted(read(connection, objects=True)) == ALL
         assert time.monotonic() - started >= 0.05 / 2
+
+
+def behind_a_gateway(port: int) -> dict[str, Any]:
+    """Inside, an address that nobody here can reach; outside, the one that we came by."""
+    outside = {"hostname": "127.0.0.1", "ports": {"kv": port, "kvSSL": port}}
+    inside = {"hostname": "127.1.2.3", "services": {"kv": 1, "kvSSL": 1}}
+    return {**inside, "alternateAddresses": {"external": outside}}
+
+
+@pytest.mark.parametrize("read", [read_blocking, read_async])
+@pytest.mark.parametrize("query", ["", "?network=external"], ids=["by itself", "as told"])
+def test_a_cluster_behind_a_gateway_is_read_by_its_alternate_addresses(read: Any, query: str) -> None:
+    with serving(everything, Behaviour(), describe=behind_a_gateway) as connection:
+        assert sorted(read(connection + query, objects=True)) == ALL
+
+
+def test_whoever_insists_on_the_inner_addresses_gets_them() -> None:
+    with (
+        serving(everything, Behaviour(), describe=behind_a_gateway) as connection,
+        connect(connection + "?network=default&request_timeout_s=0.1") as db,
+        pytest.raises(ConnectFailed, match=r"127\.1\.2\.3:1"),
+    ):
+        db.manifest()

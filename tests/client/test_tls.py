@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from loopback_dns import name_server
+from scripted_server import SEQNOS, VBUCKETS, Behaviour, everything, serving
 
 import upriver
 from upriver.client.blocking import connect
@@ -22,16 +26,23 @@ def openssl(at: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and certificates signed by it for the server and for the client ``ada``."""
+    """An authority, and certificates by it for the server, the client ``ada`` and another host; and a forged one."""
     at = tmp_path_factory.mktemp("certificates")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl(at, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
-    (at / "extensions").write_text("subjectAltName=IP:127.0.0.1\n")
-    for name in ("server", "ada"):
+    for name, names in (("server", "IP:127.0.0.1,DNS:localhost"), ("ada", "DNS:ada"), ("elsewhere", "DNS:elsewhere")):
+        (at / "extensions").write_text(f"subjectAltName={names}\n")
         openssl(at, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "extensions")
         openssl(at, "x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
+    openssl(at, "req", "-x509", *key, "-keyout", "forged.key", "-out", "forged.pem", "-subj", "/CN=ada", "-days", "2")
     return at
+
+
+def server_context(certificates: Path, name: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+    return context
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +74,46 @@ def test_a_client_certificate_is_a_login(secure: tuple[RunningNode, str], certif
     with connect(secure[1], **{name: str(certificates / file) for name, file in files.items()}) as db:
         db.set("by certificate", b"1")
         assert db.get("by certificate").value == b"1"
+
+
+def test_a_certificate_that_nobody_signed_is_no_login(secure: tuple[RunningNode, str], certificates: Path) -> None:
+    files = {"ca_file": "ca.pem", "client_cert": "forged.pem", "client_key": "forged.key"}
+    given = {name: str(certificates / file) for name, file in files.items()}
+
+    async def read() -> None:
+        async with upriver.connect(secure[1], **given):
+            raise AssertionError
+
+    with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1"):
+        connect(secure[1], **given)
+    with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1"):
+        asyncio.run(read())
+
+
+def test_a_server_with_the_certificate_of_another_host_is_refused(certificates: Path) -> None:
+    tls = server_context(certificates, "elsewhere")
+    with serving(everything, Behaviour(), tls=tls) as connection:
+        with pytest.raises(ConnectFailed, match="IP address mismatch"):
+            connect(connection, ca_file=str(certificates / "ca.pem"))
+
+
+def test_alternate_addresses_have_tls_ports_too(certificates: Path) -> None:
+    def describe(port: int) -> dict[str, Any]:
+        outside = {"hostname": "127.0.0.1", "ports": {"kvSSL": port}}
+        return {"hostname": "127.1.2.3", "services": {"kv": 1, "kvSSL": 1}, "alternateAddresses": {"external": outside}}
+
+    tls = server_context(certificates, "server")
+    with serving(everything, Behaviour(13), describe=describe, tls=tls) as connection:
+        with connect(connection, ca_file=str(certificates / "ca.pem")) as db:
+            assert len(list(db.changes(end=dict.fromkeys(range(VBUCKETS), SEQNOS)))) == VBUCKETS * SEQNOS
+
+
+def test_a_secure_cluster_is_found_by_its_name(secure: tuple[RunningNode, str], certificates: Path) -> None:
+    port = int(secure[1].rpartition(":")[2])
+    login = {"username": "ada", "password": "lovelace", "ca_file": str(certificates / "ca.pem")}
+    with name_server({"_couchbases._tcp.cluster.test": [(0, 0, port, "localhost")]}) as dns:
+        with connect("couchbases://cluster.test", dns_nameserver=dns.address, **login) as db:
+            assert db.topology.vbuckets == 4
 
 
 def test_a_server_that_nobody_vouches_for_is_refused(secure: tuple[RunningNode, str]) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS = (
     click.argument("connection"),
-    click.option("--bucket", default="default", show_default=True, envvar="UPRIVER_BUCKET"),
+    click.option("--bucket", envvar="UPRIVER_BUCKET", help="Default: default."),
     click.option("--username", envvar="UPRIVER_USERNAME"),
     click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD."),
     click.option("--ca-file", help="PEM file of the authority that signed the nodes' certificates."),

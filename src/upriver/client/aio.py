@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from upriver.client.aio_kv import AsyncKvConnection
 from upriver.client.operations import Ask, Connect, Operation, Operations, Pause
-from upriver.client.options import ConnectOptions, srv_seeds
+from upriver.client.options import ConnectOptions
+from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
 from upriver.errors import ConnectFailed
 from upriver.model import Document, FailoverLog
@@ -24,11 +25,14 @@ T = TypeVar("T")
 
 
 def connect(
-    connection: str, bucket: str = "default", username: str | None = None, password: str | None = None, **options: Any
+    connection: str | ConnectOptions,
+    bucket: str | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    **options: Any,
 ) -> AsyncDatabase:
     """A bucket of a cluster, to be used with ``async with``. Options as in ``ConnectOptions``."""
-    parsed = ConnectOptions.parse(connection, bucket=bucket, username=username, password=password, **options)
-    return AsyncDatabase(parsed)
+    return AsyncDatabase(ConnectOptions.of(connection, bucket=bucket, username=username, password=password, **options))
 
 
 class AsyncDatabase:
@@ -42,8 +46,12 @@ class AsyncDatabase:
         self._feeds: set[AsyncFeed[Any]] = set()
 
     async def __aenter__(self) -> AsyncDatabase:
-        self._operations.seeds = await asyncio.to_thread(srv_seeds, self.options)
-        await self.run(self._operations.bootstrap())
+        try:
+            self._operations.seeds = await asyncio.to_thread(srv_seeds, self.options)
+            await self.run(self._operations.bootstrap())
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:

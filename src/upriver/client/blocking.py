@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from upriver.client.kv import KvConnection
 from upriver.client.names import Names
 from upriver.client.operations import Ask, Connect, Operation, Operations, Pause
-from upriver.client.options import ConnectOptions, srv_seeds
+from upriver.client.options import ConnectOptions
+from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
 from upriver.errors import ConnectFailed
 from upriver.model import Document, FailoverLog
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def connect(connection: str, bucket: str = "default", **options: Any) -> Database:
+def connect(connection: str | ConnectOptions, bucket: str | None = None, **options: Any) -> Database:
     """A bucket of a cluster; a context manager. Options as in ``ConnectOptions``."""
-    return Database(ConnectOptions.parse(connection, bucket=bucket, **options))
+    return Database(ConnectOptions.of(connection, bucket=bucket, **options))
 
 
 class Database:
@@ -44,7 +45,11 @@ class Database:
         self.options = options
         self._connections: dict[Address, KvConnection] = {}
         self._operations = Operations(options, srv_seeds(options))
-        self.run(self._operations.bootstrap())
+        try:
+            self.run(self._operations.bootstrap())
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Database:
         return self

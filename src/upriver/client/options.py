@@ -1,4 +1,7 @@
-"""Where and how to connect: one frozen dataclass that parses connection strings, the environment and TOML files."""
+"""Where and how to connect: one frozen dataclass that parses connection strings, the environment and TOML files.
+
+Errors name the option and what was wrong with it, never a password that stood beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import os
 import ssl
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
-from importlib import import_module
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from upriver.errors import ConfigError
@@ -21,6 +24,8 @@ DEFAULT_TLS_PORT = 11207
 DEFAULT_WINDOW = 20 * 1024 * 1024
 ENVIRONMENT_PREFIX = "UPRIVER_"
 NETWORKS = ("auto", "default", "external")
+_OF_THE_STRING = ("seeds", "tls")  # said by couchbase:// or couchbases://, and by nothing else
+_SECONDS = ("connect_timeout_s", "request_timeout_s", "noop_interval_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,8 @@ class ConnectOptions:
     client_cert: str = ""
     client_key: str = field(default="", repr=False)
     network: str = "auto"
-    dns_srv: bool = True  # look a single host without a port up as _couchbase._tcp, where dnspython is installed
+    dns_srv: bool = False  # the seed is a name to look up as a service; connection strings without a port ask for it
+    dns_nameserver: str = ""  # "address" or "address:port", instead of the system's
     connect_timeout_s: float = 10.0
     request_timeout_s: float = 30.0
     noop_interval_s: float = 20.0
@@ -50,28 +56,48 @@ class ConnectOptions:
             raise ConfigError("client_key needs client_cert")
         if not 0 <= self.window_bytes < 2**32:
             raise ConfigError(f"window_bytes: {self.window_bytes} is not between 0 (no flow control) and 4 GiB")
+        for name in _SECONDS:
+            if not 0 < getattr(self, name) < 2**31:
+                raise ConfigError(f"{name}: {getattr(self, name)} is not a number of seconds above 0")
+
+    @classmethod
+    def of(cls, connection: str | ConnectOptions, **given: Any) -> ConnectOptions:
+        """From whatever ``connect`` was given: options as they are, or a connection string."""
+        if not isinstance(connection, ConnectOptions):
+            return cls.parse(connection, **given)
+        if twice := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(f"{twice[0]}: say it in the options; dataclasses.replace makes others of them")
+        return connection
 
     @classmethod
     def parse(cls, connection: str, **given: Any) -> ConnectOptions:
         """From a connection string; keyword arguments win over its ``?query``, which wins over the environment."""
-        tls, seeds, query = parse_connection_string(connection)
-        known = {f.name: f for f in fields(cls) if f.name != "seeds"}
-        merged = {**_from_environment(known), **query, **{k: v for k, v in given.items() if v is not None}}
-        unknown = sorted(set(merged) - set(known))
-        if unknown:
-            raise ConfigError(f"unknown option {unknown[0]!r}; valid are {', '.join(sorted(known))}")
-        typed = {name: _typed(name, value, known[name].type) for name, value in merged.items()}
-        return replace(cls(seeds=seeds, tls=tls), **typed)
+        return cls._merge(connection, {}, given)
 
     @classmethod
     def from_toml(cls, path: str | Path, **given: Any) -> ConnectOptions:
-        """From the ``[connection]`` table of a TOML file; its ``connection`` key is the connection string."""
+        """From the ``[connection]`` table of a TOML file; its ``connection`` key is the connection string.
+
+        Everything else wins over the file: keyword arguments, the ``?query``, and the environment.
+        """
+        table = _connection_table(path)
+        ours = table.pop("connection")
         try:
-            table = dict(tomllib.loads(Path(path).read_text())["connection"])
-            return cls.parse(str(table.pop("connection")), **{**table, **given})
-        except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
-            what = f"{path}: {error}; expected a [connection] table with connection = 'couchbase://...'"
-            raise ConfigError(what) from error
+            return cls._merge(given.pop("connection", None) or ours, table, given)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    @classmethod
+    def _merge(cls, connection: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> ConnectOptions:
+        parsed = parse_connection_string(connection)
+        known = {f.name: f for f in fields(cls) if f.name not in _OF_THE_STRING}
+        said = {name: value for name, value in given.items() if value is not None}
+        merged = {"dns_srv": True, **file, **_from_environment(known), **parsed.query, **said}
+        if unknown := sorted(set(merged) - set(known)):
+            raise ConfigError(f"unknown option {unknown[0]!r}; valid are {', '.join(sorted(known))}")
+        typed = {name: _typed(known[name], value) for name, value in merged.items()}
+        typed["dns_srv"] = typed["dns_srv"] and parsed.is_service
+        return replace(cls(seeds=parsed.seeds, tls=parsed.tls), **typed)
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """The TLS context to connect with, or None without TLS."""
@@ -93,55 +119,64 @@ def _ssl_context(ca_file: str, client_cert: str, client_key: str) -> ssl.SSLCont
     return context
 
 
-def parse_connection_string(text: str) -> tuple[bool, tuple[Address, ...], dict[str, str]]:
+class ConnectionString(NamedTuple):
+    """What a connection string says."""
+
+    tls: bool
+    seeds: tuple[Address, ...]
+    query: dict[str, str]
+    is_service: bool  # one host name without a port, which DNS may know as a service
+
+
+def parse_connection_string(text: str) -> ConnectionString:
     """TLS or not, the seed nodes, and the query options of ``couchbase://host1,host2:port?option=value``.
 
-    >>> parse_connection_string("couchbase://a,b:12000?network=external")[1]
+    >>> parse_connection_string("couchbase://a,b:12000?network=external").seeds
     (Address(host='a', port=11210), Address(host='b', port=12000))
     """
-    scheme, separator, rest = text.partition("://")
+    base, _, query = text.partition("?")
+    if "@" in base:
+        raise ConfigError("no name and password in the connection string, please: use username and password")
+    scheme, separator, hosts = base.partition("://")
     if not separator or scheme not in ("couchbase", "couchbases"):
-        raise ConfigError(f"{text!r} is not a connection string; write couchbase://host or couchbases://host (TLS)")
-    tls = scheme == "couchbases"
-    hosts, _, query = rest.partition("?")
-    seeds = tuple(_seed(host, tls) for host in hosts.rstrip("/").split(",") if host)
-    if not seeds:
-        raise ConfigError(f"{text!r} names no host")
-    return tls, seeds, dict(parse_qsl(query))
+        raise ConfigError(f"{base!r} is not a connection string; write couchbase://host or couchbases://host (TLS)")
+    found = [_seed(host) for host in hosts.rstrip("/").split(",") if host]
+    if not found:
+        raise ConfigError(f"{base!r} names no host")
+    default = DEFAULT_TLS_PORT if scheme == "couchbases" else DEFAULT_PORT
+    seeds = tuple(Address(host, default if port is None else port) for host, port in found)
+    is_service = len(found) == 1 and found[0][1] is None and _is_name(found[0][0])
+    return ConnectionString(scheme == "couchbases", seeds, dict(parse_qsl(query)), is_service)
 
 
-def _seed(text: str, tls: bool) -> Address:
+def _seed(text: str) -> tuple[str, int | None]:
     try:
         parts = urlsplit("//" + text)
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"{text!r}: {error}") from error
-    if not parts.hostname or "@" in text or "/" in text:
+    if not parts.hostname or "/" in text or port == 0:
         raise ConfigError(f"{text!r} is not a host, or host:port")
-    return Address(parts.hostname, port or (DEFAULT_TLS_PORT if tls else DEFAULT_PORT))
+    return parts.hostname, port
 
 
-def srv_seeds(options: ConnectOptions) -> tuple[Address, ...]:
-    """The seeds that DNS lists for a single host name, or the given ones where there is no such list.
-
-    Needs dnspython, which is used when it is installed; the standard library cannot ask for SRV records. Blocking.
-    """
-    default = DEFAULT_TLS_PORT if options.tls else DEFAULT_PORT
-    if not options.dns_srv or len(options.seeds) != 1 or options.seeds[0].port != default:
-        return options.seeds
-    host = options.seeds[0].host
-    if host == "localhost" or ":" in host or host.replace(".", "").isdigit():
-        return options.seeds
+def _is_name(host: str) -> bool:
     try:
-        resolver, exception = import_module("dns.resolver"), import_module("dns.exception")
-    except ImportError:
-        return options.seeds
-    service = "_couchbases" if options.tls else "_couchbase"
+        ip_address(host)
+    except ValueError:
+        return host != "localhost"
+    return False
+
+
+def _connection_table(path: str | Path) -> dict[str, Any]:
+    expected = "expected a [connection] table with connection = 'couchbase://...'"
     try:
-        found = resolver.resolve(f"{service}._tcp.{host}", "SRV")
-    except exception.DNSException:
-        return options.seeds
-    return tuple(Address(str(record.target).rstrip("."), int(record.port)) for record in found) or options.seeds
+        table = tomllib.loads(Path(path).read_text()).get("connection")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}; {expected}") from error
+    if not isinstance(table, dict) or not isinstance(table.get("connection"), str):
+        raise ConfigError(f"{path}: {expected}")
+    return table
 
 
 def _from_environment(known: Mapping[str, Any]) -> dict[str, str]:
@@ -149,14 +184,30 @@ def _from_environment(known: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _typed(name: str, value: Any, annotation: Any) -> Any:
-    if not isinstance(value, str) or annotation == "str":
-        return value
+_KINDS = {"str": str, "int": int, "float": float, "bool": bool}
+_TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+def _typed(option: Field[Any], value: Any) -> Any:
+    """The value in the option's own type; texts are converted, other kinds are mistakes."""
+    kind = _KINDS[str(option.type)]
+    if kind is str:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    elif isinstance(value, str):
+        value = _from_text(option.name, value, kind)
+    elif kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{option.name}: this is a {type(value).__name__}, not a {kind.__name__}")
+    return value
+
+
+def _from_text(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() not in _TRUTH:
+            raise ConfigError(f"{name}: {text!r} is neither true nor false")
+        return _TRUTH[text.lower()]
     try:
-        if annotation in ("float", "int"):
-            return float(value) if annotation == "float" else int(value)
+        return kind(text)
     except ValueError as error:
-        raise ConfigError(f"{name}: {value!r} is not a number") from error
-    if value.lower() not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
-        raise ConfigError(f"{name}: {value!r} is neither true nor false")
-    return value.lower() in ("true", "1", "yes", "on")
+        raise ConfigError(f"{name}: {text!r} is not a number") from error

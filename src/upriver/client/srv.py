@@ -1,0 +1,57 @@
+"""The nodes of a cluster as DNS lists them: SRV records of ``_couchbase._tcp`` or ``_couchbases._tcp`` (TLS).
+
+Needs dnspython (the extra ``srv``), since the standard library cannot ask for such records. Where there are none, or
+nobody answers, the name is taken for that of a host.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import Any
+from urllib.parse import urlsplit
+
+from upriver.client.options import ConnectOptions
+from upriver.errors import ConfigError
+from upriver.protocol.topology import Address
+
+MOST_S = 5.0  # a name server that does not answer should not delay us for much longer
+_log = logging.getLogger(__name__)
+
+
+def srv_seeds(options: ConnectOptions) -> tuple[Address, ...]:
+    """The seeds that DNS lists, in the order in which they want to be tried, or the given ones. Blocking."""
+    if not options.dns_srv:
+        return options.seeds
+    try:
+        dns = import_module("dns.resolver"), import_module("dns.exception")
+    except ImportError:
+        if options.dns_nameserver:
+            raise ConfigError("dns_nameserver needs dnspython: pip install 'upriver[srv]'") from None
+        return options.seeds
+    return _listed(options, *dns) or options.seeds
+
+
+def _listed(options: ConnectOptions, dns: Any, exception: Any) -> tuple[Address, ...]:
+    name = f"{'_couchbases' if options.tls else '_couchbase'}._tcp.{options.seeds[0].host}"
+    try:
+        resolver = _resolver(dns, options.dns_nameserver)
+        answer = resolver.resolve(name, "SRV", lifetime=min(MOST_S, options.connect_timeout_s))
+    except exception.DNSException as error:
+        _log.debug("%s is not a service, so its host name is used: %s", name, error)
+        return ()
+    records = answer.rrset.processing_order()  # priorities in order, weights by chance (RFC 2782)
+    hosts = ((str(record.target).rstrip("."), int(record.port)) for record in records)
+    return tuple(Address(host, port) for host, port in hosts if host)  # a lone dot: the service is not offered
+
+
+def _resolver(dns: Any, nameserver: str) -> Any:
+    if not nameserver:
+        return dns.Resolver()
+    try:
+        server = urlsplit("//" + nameserver)
+        resolver = dns.Resolver(configure=False)
+        resolver.nameservers, resolver.port = [server.hostname], server.port or 53
+    except ValueError as error:
+        raise ConfigError(f"dns_nameserver: {nameserver!r} is not an address, or address:port") from error
+    return resolver

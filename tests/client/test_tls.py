@@ -92,9 +92,9 @@ def test_a_certificate_that_nobody_signed_is_no_login(secure: tuple[RunningNode,
 
 def test_a_server_with_the_certificate_of_another_host_is_refused(certificates: Path) -> None:
     tls = server_context(certificates, "elsewhere")
-    with serving(everything, Behaviour(), tls=tls) as connection:
-        with pytest.raises(ConnectFailed, match="IP address mismatch"):
-            connect(connection, ca_file=str(certificates / "ca.pem"))
+    refused = pytest.raises(ConnectFailed, match="IP address mismatch")
+    with serving(everything, Behaviour(), tls=tls) as connection, refused:
+        connect(connection, ca_file=str(certificates / "ca.pem"))
 
 
 def test_alternate_addresses_have_tls_ports_too(certificates: Path) -> None:
@@ -102,18 +102,18 @@ def test_alternate_addresses_have_tls_ports_too(certificates: Path) -> None:
         outside = {"hostname": "127.0.0.1", "ports": {"kvSSL": port}}
         return {"hostname": "127.1.2.3", "services": {"kv": 1, "kvSSL": 1}, "alternateAddresses": {"external": outside}}
 
-    tls = server_context(certificates, "server")
-    with serving(everything, Behaviour(13), describe=describe, tls=tls) as connection:
-        with connect(connection, ca_file=str(certificates / "ca.pem")) as db:
-            assert len(list(db.changes(end=dict.fromkeys(range(VBUCKETS), SEQNOS)))) == VBUCKETS * SEQNOS
+    tls, ca_file = server_context(certificates, "server"), str(certificates / "ca.pem")
+    gateway = serving(everything, Behaviour(13), describe=describe, tls=tls)
+    with gateway as connection, connect(connection, ca_file=ca_file) as db:
+        assert len(list(db.changes(end=dict.fromkeys(range(VBUCKETS), SEQNOS)))) == VBUCKETS * SEQNOS
 
 
 def test_a_secure_cluster_is_found_by_its_name(secure: tuple[RunningNode, str], certificates: Path) -> None:
     port = int(secure[1].rpartition(":")[2])
     login = {"username": "ada", "password": "lovelace", "ca_file": str(certificates / "ca.pem")}
-    with name_server({"_couchbases._tcp.cluster.test": [(0, 0, port, "localhost")]}) as dns:
-        with connect("couchbases://cluster.test", dns_nameserver=dns.address, **login) as db:
-            assert db.topology.vbuckets == 4
+    records = {"_couchbases._tcp.cluster.test": [(0, 0, port, "localhost")]}
+    with name_server(records) as dns, connect("couchbases://cluster.test", dns_nameserver=dns.address, **login) as db:
+        assert db.topology.vbuckets == 4
 
 
 def test_a_server_that_nobody_vouches_for_is_refused(secure: tuple[RunningNode, str]) -> None:

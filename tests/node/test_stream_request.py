@@ -275,6 +275,17 @@ class TestUpr:
         assert (first.opcode, first.extras) == (Opcode.DCP_SNAPSHOT_MARKER, b"")
         assert (second.opcode, len(second.extras), second.key) == (Opcode.DCP_MUTATION, 30, b"key0")
 
+    def test_documents_with_attributes_come_without_them(self, upr_raw: Raw, node: NodeThread):
+        with ready(node.port, *ALL) as writer:
+            writer.ask(kv.Set(key=b"\0doc", value=b'{"a":1}', vbucket=6))
+            extras = b"\0\4\4"  # a path of four bytes, an attribute
+            written = frame(Opcode.SUBDOC_DICT_UPSERT, extras=extras, key=b"\0doc", value=b"name1", vbucket=6)
+            assert writer.ask(written).specific == OK
+        upr_raw.send(upr.UprStreamRequest(end_seqno=int(node.vbucket(6).high_seqno), vbucket=6))
+        while (got := upr_raw.receive()).opcode != Opcode.DCP_MUTATION:
+            pass
+        assert (got.key, got.value, got.datatype) == (b"doc", b'{"a":1}', 1)
+
     def test_it_ends_exactly_at_its_end(self, upr_raw: Raw, node: NodeThread):
         end = high(node) - 4
         upr_raw.send(upr.UprStreamRequest(end_seqno=end))

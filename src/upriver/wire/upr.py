@@ -12,9 +12,10 @@ from typing import Annotated, ClassVar, NamedTuple
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX
 from upriver.wire.constants import Dialect, Opcode, StreamFlag, UprStreamEndStatus, UprVbucketState
-from upriver.wire.dcp import is_rollback
+from upriver.wire.dcp import DELETION_DATATYPES, is_rollback
 from upriver.wire.framing import Frame
 from upriver.wire.message import (
+    ANY_DATATYPE,
     U16,
     U32,
     U64,
@@ -98,7 +99,7 @@ class _UprMetadata:
             yield Broken("nmeta", f"{self.nmeta} bytes of metadata in a value of {len(self.value)}")
 
 
-@message(Opcode.DCP_MUTATION, dialect=Dialect.UPR)
+@message(Opcode.DCP_MUTATION, dialect=Dialect.UPR, datatypes=ANY_DATATYPE)
 class UprMutation(_UprMetadata, Message):
     """A document was written."""
 
@@ -114,7 +115,7 @@ class UprMutation(_UprMetadata, Message):
     value: OptValue = b""
 
 
-@message(Opcode.DCP_DELETION, dialect=Dialect.UPR)
+@message(Opcode.DCP_DELETION, dialect=Dialect.UPR, datatypes=DELETION_DATATYPES)
 class UprDeletion(_UprMetadata, Message):
     """A document was removed. The bytes are those of DCP's first version, but metadata may follow the key."""
 
@@ -125,7 +126,7 @@ class UprDeletion(_UprMetadata, Message):
     value: OptValue = b""
 
 
-@message(Opcode.DCP_EXPIRATION, dialect=Dialect.UPR)
+@message(Opcode.DCP_EXPIRATION, dialect=Dialect.UPR, datatypes=DELETION_DATATYPES)
 class UprExpiration(_UprMetadata, Message):
     """A document's time ran out."""
 

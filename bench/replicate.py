@@ -13,14 +13,15 @@ import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from load.steady import Outcome, write_steadily
 from upriver.client.blocking import connect
 from upriver.client.options import ConnectOptions
 from upriver.replicate.local import LocalCluster, local_cluster
@@ -31,7 +32,6 @@ from upriver.testing import node
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CHUNK = 20_000
-CALL = 10  # documents that a writer sends in one go
 
 
 class Size(NamedTuple):
@@ -102,68 +102,49 @@ def _ignore(progress: Progress) -> None:
 # ---------------------------------------------------------------------------------------------- the move
 
 
-def write_on(connection: str, number: int, per_s: float, told: Connection) -> None:
-    """Write at a steady pace until told to stop; then say how many, and how long the longest call took."""
-    longest, count, value = 0.0, 0, b'{"pad":"' + b"y" * 200 + b'"}'
-    with connect(connection) as database:
-        began = time.monotonic()
-        while not told.poll():
-            wait = began + count / per_s - time.monotonic()
-            if wait > 0:
-                time.sleep(wait)
-            asked = time.monotonic()
-            database.set_many({b"w%d:%d" % (number, (count + n) % 100_000): value for n in range(CALL)})
-            longest = max(longest, time.monotonic() - asked)
-            count += CALL
-    told.send((count, time.monotonic() - began, longest))
-
-
 class Moving(NamedTuple):
     seconds: float
     moved: int
-    writes_per_s: float
-    longest_s: float
-    longest_before_s: float
+    cpu: dict[str, float]
+    calm: Outcome
+    during: Outcome
 
 
 def move(size: Size) -> Moving:
-    """Everything that the first node has goes to the second, and the writers are asked how that was."""
+    """Every vbucket goes to the other one of two nodes, and the writer is asked how that was."""
     with tempfile.TemporaryDirectory() as directory, local_cluster(
         2, 0, size.moved_vbuckets, data=Path(directory)
     ) as cluster:
         load(cluster.connection_string, size.moved_documents, 256)
-        calm, _ = _under_load(cluster, size, lambda: time.sleep(3.0))
-        outcome, seconds = _under_load(cluster, size, lambda: _move_all(cluster.manager))
-        moved = size.moved_vbuckets
-        return Moving(seconds, moved, outcome[0], outcome[1], calm[1])
+        calm, _ = _under_load(cluster, size, lambda: time.sleep(5.0))
+        pids = {f"node {n}": each.process.pid for n, each in enumerate(cluster.nodes)} | {"manager": os.getpid()}
+        before = {name: cpu_s(pid) for name, pid in pids.items()}
+        during, seconds = _under_load(cluster, size, lambda: _move_all(cluster.manager))
+        cpu = {name: cpu_s(pid) - before[name] for name, pid in pids.items()} | {"writer": during.cpu_s}
+        return Moving(seconds, size.moved_vbuckets, cpu, calm, during)
 
 
 def _move_all(manager: Manager) -> None:
-    """There and back, so that every vbucket moves once: the first half over, the second half the other way."""
+    """The first half over, the second half the other way."""
     owners = manager.state.owners
     manager.move_all([Move(vb, chain[0], 1 - chain[0]) for vb, chain in enumerate(owners)])
 
 
-def _under_load(cluster: LocalCluster, size: Size, work: object) -> tuple[tuple[float, float], float]:
-    writers = []
-    for number in range(2):
-        ours, theirs = multiprocessing.Pipe()
-        arguments = (cluster.connection_string, number, size.writes_per_s / 2, theirs)
-        process = multiprocessing.Process(target=write_on, args=arguments, daemon=True)
-        process.start()
-        writers.append((process, ours))
+def _under_load(cluster: LocalCluster, size: Size, work: Callable[[], None]) -> tuple[Outcome, float]:
+    ours, theirs = multiprocessing.Pipe()
+    arguments = (cluster.connection_string, size.writes_per_s, b"w:", theirs)
+    process = multiprocessing.Process(target=write_steadily, args=arguments, daemon=True)
+    process.start()
     time.sleep(2.0)
     began = time.monotonic()
-    work()  # type: ignore[operator]
+    try:
+        work()
+    finally:
+        ours.send("stop")
     spent = time.monotonic() - began
-    rate = longest = 0.0
-    for process, told in writers:
-        told.send("stop")
-        count, seconds, slowest = told.recv()
-        process.join(30)
-        rate += count / seconds
-        longest = max(longest, slowest)
-    return (rate, longest), spent
+    outcome: Outcome = ours.recv()
+    process.join(30)
+    return outcome, spent
 
 
 # ---------------------------------------------------------------------------------------------- the tables
@@ -182,27 +163,33 @@ def show(console: Console, size: Size) -> None:
 
 
 def show_move(console: Console, size: Size) -> None:
-    title = f"move: {size.moved_vbuckets} vbuckets with {size.moved_documents:,} documents under writes"
-    table = Table("seconds", "vbuckets/s", "writes/s", "longest pause", "longest without a move", title=title)
+    what = f"{size.moved_vbuckets} vbuckets with {size.moved_documents:,} documents"
+    title = f"move: {what}, {size.writes_per_s:,} writes/s due"
+    table = Table("", "seconds", "vbuckets/s", "writes/s", "late: median", "99 %", "longest", "refused", title=title)
     result = move(size)
-    table.add_row(
-        f"{result.seconds:.1f}", f"{result.moved / result.seconds:.0f}", f"{result.writes_per_s:,.0f}",
-        f"{1000 * result.longest_s:.0f} ms", f"{1000 * result.longest_before_s:.0f} ms",
-    )  # fmt: skip
+    pace = f"{result.seconds:.1f}", f"{result.moved / result.seconds:.0f}"
+    rows = {"nothing moves": (result.calm, "", ""), "moving": (result.during, *pace)}
+    for name, (seen, seconds, rate) in rows.items():
+        late = [f"{1000 * each:.1f} ms" for each in (seen.median_s, seen.p99_s, seen.longest_s)]
+        table.add_row(name, seconds, rate, f"{seen.written / seen.seconds:,.0f}", *late, str(seen.refused))
     console.print(table)
+    console.print("CPU seconds while moving: " + ", ".join(f"{who} {spent:.1f}" for who, spent in result.cpu.items()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="1024 vbuckets, 1,000,000 documents, 5,000 writes/s")
     parser.add_argument("--documents", type=int, help="how many to replicate")
+    parser.add_argument("--only", choices=("rate", "move"), help="one table only")
     given = parser.parse_args()
     size = FULL if given.full else Size()
     if given.documents:
         size = size._replace(documents=given.documents)
     console = Console(width=120)
-    show(console, size)
-    show_move(console, size)
+    if given.only != "move":
+        show(console, size)
+    if given.only != "rate":
+        show_move(console, size)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def test_a_failover_promotes_replicas_and_the_node_that_comes_back_follows_the_n
         with connect(cluster.connection_string) as database:
             database.set_many({b"k%d" % n: b"[1]" for n in range(500)})
             cluster.sync()
+            wait_until(lambda: sum(map(len, reader.changes.values())) >= 500)
             stall(cluster, 0)
             database.set_many({b"k%d" % n: b"[2]" for n in range(500)})
             wait_until(lambda: sum(map(len, reader.changes.values())) >= 1000)

@@ -67,14 +67,21 @@ class NodeBucket:
         return vbucket
 
     def set_states(self, states: Mapping[int, VbucketState]) -> None:
-        """``set_state`` for many vbuckets at once, by a cluster map."""
-        self.store.set_states(states)
+        """``set_state`` for many vbuckets at once, by a cluster map.
+
+        Only new branches must be on disk before anybody sees them: after a crash the map decides the states anew.
+        """
+        self.store.set_states(states, durable=VbucketState.ACTIVE in states.values())
         for vbucket_id, state in states.items():
             self._state_changed(vbucket_id)
             if state is VbucketState.ACTIVE:
                 self.passive_streams.kill(vbucket_id)
                 self.sync_writes.commit_all(self.store.vbucket(vbucket_id))
             self.sync_writes.state_changed(self.store.vbucket(vbucket_id))
+
+    def on_disk(self) -> asyncio.Future[None]:
+        """Done when everything that was written before this call is durable; the loop goes on meanwhile."""
+        return asyncio.get_running_loop().run_in_executor(None, self.store.flush)
 
     def delete_vbucket(self, vbucket_id: int) -> None:
         self.store.delete_vbucket(vbucket_id)

@@ -7,6 +7,7 @@ from before a failover.
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -146,18 +147,27 @@ def replicator_of(bucket: NodeBucket) -> Replicator:
 
 @route("POST", "/upriver/takeover/*")
 async def take_over(node: Node, request: Request, name: str) -> Result:
-    """Make this node the active owner of a vbucket that it replicates."""
+    """Make this node the active owner of vbuckets that it replicates, all at the same time."""
     bucket = bucket_or_404(node, name)
     try:
         wanted = orjson.loads(request.body)
-        vb, timeout_s = int(wanted["vbucket"]), float(wanted.get("timeout_s", 60.0))
+        vbuckets, timeout_s = [int(vb) for vb in wanted["vbuckets"]], float(wanted.get("timeout_s", 60.0))
         _check_revision(node, bucket, int(wanted["revision"]))
-        await replicator_of(bucket).take_over(vb, timeout_s)
-    except (KeyError, ValueError, ConfigError) as error:
+        replicator = replicator_of(bucket)
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
-    except (StatusError, TimeoutError) as error:
-        raise HttpError(HTTPStatus.CONFLICT, str(error) or "timed out") from error
-    return Answer({"vbucket": vb, "state": "active"})
+    outcomes = await asyncio.gather(*(_take_over_one(replicator, vb, timeout_s) for vb in vbuckets))
+    failed = {str(vb): reason for vb, reason in zip(vbuckets, outcomes, strict=True) if reason}
+    return Answer({"active": [vb for vb in vbuckets if str(vb) not in failed], "failed": failed})
+
+
+async def _take_over_one(replicator: Replicator, vb: int, timeout_s: float) -> str:
+    """Why it did not happen; nothing if it did."""
+    try:
+        await replicator.take_over(vb, timeout_s)
+    except (StatusError, ConfigError, TimeoutError) as error:
+        return str(error) or "timed out"
+    return ""
 
 
 def _check_revision(node: Node, bucket: NodeBucket, revision: int) -> None:

@@ -293,7 +293,7 @@ class Producer:
         return self._is_forgiven(response)
 
     def _confirmed(self, response: OtherResponse) -> None:
-        for stream in list(self.streams.values()):
+        for stream in list(self.takeovers):
             if stream.takeover is not None and stream.opaque == response.opaque:
                 stream.takeover.confirmed(response.to)
                 self.make_ready(stream)

@@ -143,16 +143,16 @@ def dcp_takeover(query: Query) -> Figures:
     name = query.arguments[1]
     yield "name", name
     conn = query.bucket.dcp_connections.get(name.removeprefix("eq_dcpq:"))
-    streams = dict(_streams(conn)) if conn is not None else {}
-    if vb.id not in streams:
+    producer = conn.dcp if conn is not None else None
+    found = [s for s in producer.streams.values() if s.vbucket_id == vb.id] if isinstance(producer, Producer) else []
+    if not found:
         yield "status", "connection_does_not_exist" if conn is None else "stream_does_not_exist"
         yield "estimate", vb.item_count if conn is None else 0
         yield "backfillRemaining", 0
         return
-    stream = streams[vb.id]
-    backfilling = stream["state"] == "backfilling"
-    remaining = max(0, vb.high_seqno - _number(stream, "last_sent_seqno"))
-    yield "status", "backfilling" if backfilling else "stream_is_dead" if stream["state"] == "dead" else "in-memory"
+    stream = found[-1]
+    remaining, backfilling = _remaining(stream), stream.state == "backfilling"
+    yield "status", "backfilling" if backfilling else "stream_is_dead" if stream.ended else "in-memory"
     yield "estimate", remaining
     yield "backfillRemaining", remaining if backfilling else 0
     yield "chk_items", 0 if backfilling else remaining

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ class Takeover:
         self._stream = stream
         self._step = Step.SENDING
         self._unconfirmed = 0
+        self._death_is_durable = False
         self._sending_since = time.monotonic()
 
     @property
@@ -56,7 +58,7 @@ class Takeover:
             return
         if self._step is Step.SENDING:
             self._tell(VbucketState.PENDING, Step.PENDING)
-        elif self._step is Step.LAST:
+        elif self._step is Step.LAST and self._death_is_durable:
             self._tell(VbucketState.ACTIVE, Step.ACTIVE)
 
     def _tell(self, state: VbucketState, step: Step) -> None:
@@ -82,5 +84,20 @@ class Takeover:
         """From here on nobody writes to the vbucket here; our own streams are not told."""
         stream = self._stream
         bucket = stream.producer.bucket
-        bucket.set_state(stream.vbucket_id, VbucketState.DEAD, silent=True)
+        bucket.set_state(stream.vbucket_id, VbucketState.DEAD, silent=True, durable=False)
         log.info("vbucket_handed_over", bucket=bucket.name, vbucket=stream.vbucket_id, to=stream.producer.name)
+        if bucket.member:  # after a crash the cluster map decides who is active
+            self._death_is_durable = True
+        else:
+            bucket.on_disk().add_done_callback(self._died)
+
+    def _died(self, flushed: asyncio.Future[None]) -> None:
+        """A node without a map that crashed now must not come back as a second owner."""
+        if self._stream.ended or flushed.cancelled():
+            return
+        if (error := flushed.exception()) is not None:
+            log.warning("takeover_failed", vbucket=self._stream.vbucket_id, reason=error)
+            self._stream.end(StreamEndStatus.STATE_CHANGED)
+            return
+        self._death_is_durable = True
+        self._stream.producer.make_ready(self._stream)

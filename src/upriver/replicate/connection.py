@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from upriver.wire.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, GetVbuc
 from upriver.wire.constants import OpenFlag, StreamFlag
 from upriver.wire.dcp import AddStream, AddStreamResponse, CloseStream, Open
 from upriver.wire.message import Message, Response, decode
+from upriver.wire.session import Stat
 
 READ_SIZE = 1 << 18
 T = TypeVar("T")
@@ -82,7 +83,8 @@ class ReplicationConnection:
         self.name = name
         self.relay = Relay()
         self.on_event: Callable[[RelayEvent], None] | None = None
-        self._answers: dict[int, asyncio.Future[Response]] = {}
+        self._answers: dict[int, asyncio.Future[list[Response]]] = {}
+        self._parts: defaultdict[int, list[Response]] = defaultdict(list)  # of answers that are not whole yet
         self._pumps: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -120,9 +122,15 @@ class ReplicationConnection:
         return response
 
     async def request(self, side: Side, message: Message, timeout_s: float = 60.0) -> Response:
+        return (await self._exchange(side, message, timeout_s))[-1]
+
+    async def stat(self, side: Side, message: Stat) -> list[Response]:
+        """A group of statistics: one response each, and the one that ends them."""
+        return await self._exchange(side, message, 60.0)
+
+    async def _exchange(self, side: Side, message: Message, timeout_s: float) -> list[Response]:
         self.relay.request(side, message)
-        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._answers[message.opaque] = answer
+        answer = self._answers[message.opaque] = asyncio.get_running_loop().create_future()
         await self._send(side)
         try:
             return await self.wait_for(answer, timeout_s)
@@ -148,8 +156,8 @@ class ReplicationConnection:
         return response
 
     async def close_stream(self, vbucket: int) -> None:
-        await self.request(Side.CONSUMER, CloseStream(vbucket=vbucket))
-        await self.request(Side.PRODUCER, CloseStream(vbucket=vbucket))
+        """At both ends; one that is closed already is no trouble."""
+        await asyncio.gather(*(self.request(side, CloseStream(vbucket=vbucket)) for side in Side))
 
     async def vbucket_state(self, side: Side, vbucket: int) -> VbucketState | None:
         """What a side says that the vbucket is there; None if it does not have it."""
@@ -186,11 +194,17 @@ class ReplicationConnection:
 
     def _happened(self, event: RelayEvent) -> None:
         if isinstance(event, Answered):
-            answer = self._answers.pop(event.request.opaque, None)
-            if answer is not None and not answer.done():
-                answer.set_result(event.response)
+            self._answered(event)
         elif self.on_event is not None:
             self.on_event(event)
+
+    def _answered(self, event: Answered) -> None:
+        opaque = event.request.opaque
+        self._parts[opaque].append(event.response)
+        if event.last:
+            parts, answer = self._parts.pop(opaque), self._answers.pop(opaque, None)
+            if answer is not None and not answer.done():
+                answer.set_result(parts)
 
     async def wait_closed(self) -> None:
         """Until a side goes away; raises what happened."""

@@ -12,6 +12,7 @@ import json
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.model import VbucketState
+from upriver.replicate.approach import Approach
 from upriver.replicate.nodes import TIMEOUT_S, NodeReport, Nodes, at_once
 from upriver.replicate.plan import (
     ClusterState,
@@ -28,7 +30,9 @@ from upriver.replicate.plan import (
     Reports,
     VbucketReport,
     balanced_moves,
+    by_pair,
     fail_over,
+    interleaved,
     moved,
     new_state,
     newly_synced,
@@ -40,8 +44,8 @@ from upriver.replicate.plan import (
 )
 
 STATE_FILE = "cluster.json"
-BATCH = 8  # vbuckets that are handed over between two maps
-CLOSE_ITEMS, CLOSE_PERSISTED = 100, 1000  # how near a target must be before it takes over
+STREAMED = 128  # vbuckets that are replicated to their new owners at the same time
+BATCH = 16  # of those, how many are handed over between two maps
 
 
 class UnsafeFailover(ConfigError):
@@ -224,50 +228,74 @@ class Manager:
     def move_all(
         self, moves: list[Move], on_move: Callable[[int, int, Move], None] | None = None, timeout_s: float = 120.0
     ) -> None:
-        """Hand vbuckets over, a few at a time: replicate, wait for the disk, take over, and verify (15.4)."""
-        with self._alone():
-            for first in range(0, len(moves), BATCH):
-                batch = moves[first : first + BATCH]
-                self._move_batch(batch, timeout_s)
-                for number, move in enumerate(batch, first + 1):
-                    if on_move is not None:
-                        on_move(number, len(moves), move)
+        """Hand vbuckets over: replicate, wait for the disk, take over, and verify (15.4).
 
-    def _move_batch(self, moves: list[Move], timeout_s: float) -> None:
+        Many are replicated at the same time, few change their owner between two maps: until clients have the next one
+        they cannot write to those.
+        """
+        with self._alone():
+            ordered, done = interleaved(moves), 0
+            for first in range(0, len(ordered), STREAMED):
+                for batch in self._move_group(ordered[first : first + STREAMED], timeout_s):
+                    for move in batch:
+                        done += 1
+                        if on_move is not None:
+                            on_move(done, len(ordered), move)
+
+    def _move_group(self, moves: list[Move], timeout_s: float) -> Iterator[list[Move]]:
         state = self._commit(with_followers(self.state, moves))
+        left = moves
         try:
-            self._wait_until_close(moves, time.monotonic() + timeout_s)
+            self._wait_until_close(state, moves, time.monotonic() + timeout_s)
+            while left:
+                batch, left = left[:BATCH], left[BATCH:]
+                state = self._hand_over(state, batch, timeout_s)
+                yield batch
         except UpriverError:
-            self._commit(not_moved(self.state, moves))
+            if left:
+                self._commit(not_moved(self.state, left))
             raise
-        order = self._nodes.take_over
-        outcomes = at_once(
-            [partial(order, state.members[m.target], state.bucket, m.vbucket, state.revision, timeout_s) for m in moves]
-        )
-        self._settle(moves)
-        for outcome in outcomes:
+
+    def _wait_until_close(self, state: ClusterState, moves: list[Move], deadline: float) -> None:
+        """Until little is left to stream and the targets have it on disk."""
+        work = []
+        for (source, target), pair in by_pair(moves).items():
+            ends = state.members[source], state.members[target]
+            name = f"replication:{ends[0]}->{ends[1]}:{state.bucket}"
+            here, there = (self._nodes.kv_options(end, state.bucket) for end in ends)
+            approach = Approach(here, there, name, deadline)
+            work.append(partial(approach.wait, [move.vbucket for move in pair]))
+        for outcome in at_once(work):
             if isinstance(outcome, UpriverError):
                 raise outcome
 
-    def _settle(self, moves: list[Move]) -> None:
+    def _hand_over(self, state: ClusterState, moves: list[Move], timeout_s: float) -> ClusterState:
+        """Takeovers at the same time, then the map that says so; raises if one of them did not happen."""
+        by_target: defaultdict[int, list[int]] = defaultdict(list)
+        for move in moves:
+            by_target[move.target].append(move.vbucket)
+        order = self._nodes.take_over
+        outcomes = at_once(
+            [
+                partial(order, state.members[target], state.bucket, vbuckets, state.revision, timeout_s)
+                for target, vbuckets in by_target.items()
+            ]
+        )
+        failures = [outcome for outcome in outcomes if outcome]
+        state = self._settle(moves) if failures else self._commit(moved(state, moves))
+        for failure in failures:
+            if isinstance(failure, UpriverError):
+                raise failure
+            raise UpriverError("; ".join(f"vbucket {vb}: {reason}" for vb, reason in failure.items()))
+        return state
+
+    def _settle(self, moves: list[Move]) -> ClusterState:
         """Whoever is active now stays it; where nobody is, a takeover was interrupted, and the source is again."""
         reports = self.reports()
         done = [m for m in moves if _state_of(reports, m.target, m.vbucket) == VbucketState.ACTIVE]
         undone = [m for m in moves if m not in done]
         state = moved(self.state, done)
-        self._commit(not_moved(state, undone) if undone else state)
-
-    def _wait_until_close(self, moves: list[Move], deadline: float) -> None:
-        """Until little is left to stream and the targets have it on disk."""
-        while True:
-            reports = self.reports()
-            waiting = [move for move in moves if not _is_close(reports, move)]
-            if not waiting:
-                return
-            if time.monotonic() > deadline:
-                state, first = self.state, waiting[0]
-                raise UpriverError(f"{state.members[first.target]} does not catch up with vbucket {first.vbucket}")
-            time.sleep(0.02)
+        return self._commit(not_moved(state, undone) if undone else state)
 
 
 def _rows(reports: dict[int, NodeReport]) -> Reports:
@@ -288,11 +316,3 @@ def _lead_is_lost(state: ClusterState, number: int, report: NodeReport) -> bool:
         chain[0] == number and _state_of({number: report.vbuckets}, number, vb) != VbucketState.ACTIVE
         for vb, chain in enumerate(state.owners)
     )
-
-
-def _is_close(reports: Reports, move: Move) -> bool:
-    source, target = (reports.get(n, {}).get(move.vbucket) for n in (move.source, move.target))
-    if source is None or target is None or source.uuid != target.uuid:
-        return False
-    left = source.high_seqno - target.high_seqno
-    return left < CLOSE_ITEMS and source.high_seqno - target.persisted_seqno < CLOSE_PERSISTED

@@ -9,21 +9,25 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum
+from typing import TypeVar
 
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConfigError, ConnectFailed, Status, StatusError, UpriverError
 from upriver.model import VbucketState
+from upriver.replicate.approach import LOOK_EVERY_S, is_close, takeover_stat
 from upriver.replicate.connection import ReplicationConnection
 from upriver.replicate.relay import RelayEvent, Seen, Side
 from upriver.wire.cluster import SeqnoPersistence
 from upriver.wire.dcp import StreamEnd
 from upriver.wire.upr import UprStreamEnd
 
-FEW_ITEMS = 100
-LOOK_EVERY_S = 0.02
+STREAMED = 64  # vbuckets that stream to their new owner at the same time
+AT_ONCE = 8  # of those, how many are handed over at the same time
 TRIES = 3
+T = TypeVar("T")
+OnMoved = Callable[[int, "Moved"], None]
 
 
 class Moved(Enum):
@@ -34,7 +38,7 @@ class Moved(Enum):
 
 
 class Mover:
-    """Moves vbuckets, one after the other, from the node ``source`` to the node ``target``."""
+    """Moves vbuckets from the node ``source`` to the node ``target``, over one connection, many of them at a time."""
 
     def __init__(self, source: ConnectOptions, target: ConnectOptions, timeout_s: float = 120.0) -> None:
         self._options, self._target_options = source, target
@@ -42,27 +46,33 @@ class Mover:
         self._connection: ReplicationConnection | None = None
         self._ends: defaultdict[int, asyncio.Future[None]] = defaultdict(asyncio.Future)  # by the stream's opaque
 
-    async def move_all(self, vbuckets: list[int], on_moved: Callable[[int, Moved], None] | None = None) -> None:
-        """Move these; one that is interrupted is tried again over a new connection."""
+    async def move_all(self, vbuckets: list[int], on_moved: OnMoved | None = None) -> None:
+        """Move these; those that are interrupted are tried again over a new connection."""
         try:
-            for vb in vbuckets:
-                outcome = await self._move_stubbornly(vb)
-                if on_moved is not None:
-                    on_moved(vb, outcome)
+            wanted = list(dict.fromkeys(vbuckets))
+            for first in range(0, len(wanted), STREAMED):
+                await self._move_stubbornly(wanted[first : first + STREAMED], on_moved or _nobody)
         finally:
             await self._drop()
 
-    async def _move_stubbornly(self, vb: int) -> Moved:
-        for left in reversed(range(TRIES)):
+    async def _move_stubbornly(self, vbuckets: list[int], on_moved: OnMoved) -> None:
+        left = dict.fromkeys(vbuckets)
+
+        def done(vb: int, outcome: Moved) -> None:
+            del left[vb]
+            on_moved(vb, outcome)
+
+        for tries in reversed(range(TRIES)):
             try:
-                return await self._move(await self._connected(), vb)
+                await self._move(await self._connected(), list(left), done)
             except (ConnectFailed, OSError, TimeoutError, StatusError) as error:
                 await self._drop()
-                if not left:
-                    what = f"vbucket {vb} could not be moved: {error or 'timed out'}; run the same command again"
-                    raise UpriverError(what) from error
+                if not tries:
+                    what = f"vbucket {next(iter(left))} could not be moved: {error or 'timed out'}"
+                    raise UpriverError(f"{what}; run the same command again") from error
                 await asyncio.sleep(0.2)
-        raise AssertionError("unreachable")
+            else:
+                return
 
     async def _connected(self) -> ReplicationConnection:
         if self._connection is None:
@@ -86,20 +96,27 @@ class Mover:
             if not end.done():
                 end.set_result(None)
 
-    async def _move(self, connection: ReplicationConnection, vb: int) -> Moved:
-        if await self._settle(connection, vb):
-            return Moved.ALREADY_THERE
-        await self._stream(connection, vb)
-        await self._until_close(connection, vb)
+    async def _move(self, connection: ReplicationConnection, vbuckets: list[int], done: OnMoved) -> None:
+        there = await together(self._settle(connection, vb) for vb in vbuckets)
+        for vb, is_there in zip(vbuckets, there, strict=True):
+            if is_there:
+                done(vb, Moved.ALREADY_THERE)
+        waiting = [vb for vb, is_there in zip(vbuckets, there, strict=True) if not is_there]
+        await together(self._stream(connection, vb) for vb in waiting)
+        for first in range(0, len(waiting), AT_ONCE):
+            batch = waiting[first : first + AT_ONCE]
+            await together(self._until_close(connection, vb) for vb in batch)
+            await together(self._hand_over(connection, vb, done) for vb in batch)
+
+    async def _hand_over(self, connection: ReplicationConnection, vb: int, done: OnMoved) -> None:
         await connection.close_stream(vb)
         await self._take_over(connection, vb)
         await self._verify(connection, vb)
-        return Moved.MOVED
+        done(vb, Moved.MOVED)
 
     async def _settle(self, connection: ReplicationConnection, vb: int) -> bool:
         """Bring both ends to where a move begins; True if it has happened already."""
-        ours = await connection.vbucket_state(Side.PRODUCER, vb)
-        theirs = await connection.vbucket_state(Side.CONSUMER, vb)
+        ours, theirs = await asyncio.gather(*(connection.vbucket_state(side, vb) for side in Side))
         if theirs is VbucketState.ACTIVE and ours is not VbucketState.ACTIVE:
             return True
         if theirs is VbucketState.ACTIVE:
@@ -122,17 +139,12 @@ class Mover:
     async def _until_close(self, connection: ReplicationConnection, vb: int) -> None:
         """Little is left to send, and the target has on disk what was sent."""
         deadline = time.monotonic() + self._timeout_s
-        while await self._left_to_send(connection, vb) > FEW_ITEMS:
+        while not is_close(await connection.stat(Side.PRODUCER, takeover_stat(vb, connection.name))):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"vbucket {vb} does not catch up")
             await asyncio.sleep(LOOK_EVERY_S)
         if seqno := connection.relay.seqno(vb):
             await connection.ask(Side.CONSUMER, SeqnoPersistence(seqno, vbucket=vb), self._timeout_s)
-
-    async def _left_to_send(self, connection: ReplicationConnection, vb: int) -> int:
-        ours = (await connection.high_seqnos(Side.PRODUCER, VbucketState.ACTIVE)).get(vb, 0)
-        theirs = (await connection.high_seqnos(Side.CONSUMER, VbucketState.REPLICA)).get(vb, 0)
-        return ours - theirs
 
     async def _take_over(self, connection: ReplicationConnection, vb: int) -> None:
         """Until the stream of the takeover ends; the end of the one before it may still be on its way."""
@@ -140,7 +152,20 @@ class Mover:
         await connection.wait_for(self._ends[opaque], self._timeout_s)
 
     async def _verify(self, connection: ReplicationConnection, vb: int) -> None:
-        ours = await connection.vbucket_state(Side.PRODUCER, vb)
-        theirs = await connection.vbucket_state(Side.CONSUMER, vb)
+        ours, theirs = await asyncio.gather(*(connection.vbucket_state(side, vb) for side in Side))
         if theirs is not VbucketState.ACTIVE or ours is VbucketState.ACTIVE:
             raise ConnectFailed(f"the takeover of vbucket {vb} ended with {ours!r} here and {theirs!r} there")
+
+
+async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """All results; when one of them fails the others are given up at once, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _nobody(vb: int, outcome: Moved) -> None:
+    """Nobody wants to know."""

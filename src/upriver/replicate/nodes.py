@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from upriver.client.options import ConnectOptions
 from upriver.errors import UpriverError
+from upriver.protocol.topology import Address
 from upriver.replicate.plan import Member, VbucketReport
 
 TIMEOUT_S = 5.0
@@ -40,8 +42,13 @@ class Nodes:
     """Requests to nodes, as one user."""
 
     def __init__(self, username: str = "", password: str = "", timeout_s: float = TIMEOUT_S) -> None:
+        self._username, self._password = username, password
         self._token = base64.b64encode(f"{username}:{password}".encode()).decode() if username else ""
         self._timeout_s = timeout_s
+
+    def kv_options(self, member: Member, bucket: str) -> ConnectOptions:
+        """How to reach a member's key-value port."""
+        return ConnectOptions((Address(member.host, member.kv),), bucket, self._username, self._password)
 
     def report(self, member: Member, bucket: str) -> NodeReport:
         found = self.call(member, "GET", f"/upriver/cluster/{bucket}")
@@ -51,9 +58,13 @@ class Nodes:
     def push(self, member: Member, bucket: str, state: dict[str, Any], *, welcome: bool = False) -> None:
         self.call(member, "POST", f"/upriver/cluster/{bucket}", {**state, "welcome": welcome})
 
-    def take_over(self, member: Member, bucket: str, vbucket: int, revision: int, timeout_s: float) -> None:
-        body = {"vbucket": vbucket, "timeout_s": timeout_s, "revision": revision}
-        self.call(member, "POST", f"/upriver/takeover/{bucket}", body, timeout_s + self._timeout_s)
+    def take_over(
+        self, member: Member, bucket: str, vbuckets: Sequence[int], revision: int, timeout_s: float
+    ) -> dict[int, str]:
+        """Order takeovers of vbuckets that the member replicates; those that did not happen, and why."""
+        body = {"vbuckets": vbuckets, "timeout_s": timeout_s, "revision": revision}
+        answer = self.call(member, "POST", f"/upriver/takeover/{bucket}", body, timeout_s + self._timeout_s)
+        return {int(vb): reason for vb, reason in answer["failed"].items()}
 
     def call(self, member: Member, method: str, path: str, body: Any = None, timeout_s: float = 0.0) -> Any:
         data = json.dumps(body).encode() if body is not None else None

@@ -5,9 +5,10 @@ A plan changes as little as possible: a failover promotes what is there, a rebal
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from typing import Any
 
 from upriver.errors import ConfigError
@@ -63,7 +64,7 @@ class ClusterState:
     def to_json(self) -> dict[str, Any]:
         """What is pushed to every node, and kept on disk."""
         nodes = [{"host": m.host, "kv": m.kv, "mgmt": m.mgmt} for m in self.members]
-        kept = {name: value for name, value in asdict(self).items() if name != "members"}
+        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "members"}
         return {**kept, "nodes": nodes}
 
     @classmethod
@@ -217,6 +218,20 @@ def balanced_moves(state: ClusterState, members: list[int]) -> list[Move]:
         counts[target] += 1
         moves.append(Move(vb, source, target))
     return moves
+
+
+def by_pair(moves: Iterable[Move]) -> dict[tuple[int, int], list[Move]]:
+    """Moves by their source and target."""
+    found: defaultdict[tuple[int, int], list[Move]] = defaultdict(list)
+    for move in moves:
+        found[move.source, move.target].append(move)
+    return found
+
+
+def interleaved(moves: Iterable[Move]) -> list[Move]:
+    """One move of each pair of nodes after the other, so that all nodes work at the same time."""
+    rows = zip_longest(*by_pair(moves).values())
+    return [move for row in rows for move in row if move is not None]
 
 
 def with_followers(state: ClusterState, moves: Collection[Move]) -> ClusterState:

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from upriver.errors import Status
 from upriver.wire.bulk_scan import FrameScanner, SpanSplitter
 from upriver.wire.framing import cut_frame
 from upriver.wire.message import Context, Message, Response, decode
+from upriver.wire.session import StatResponse
 
 FIRST_OPAQUE = 0xD000_0000
 
@@ -29,11 +31,12 @@ class Side(Enum):
 
 @dataclass(slots=True)
 class Answered:
-    """A request of the relay's own was answered."""
+    """A request of the relay's own was answered; statistics come in several answers, of which one is the last."""
 
     side: Side
     request: Message
     response: Response
+    last: bool = True
 
 
 @dataclass(slots=True)
@@ -89,11 +92,12 @@ class Relay:
         frame = cut_frame(span)
         if not frame.magic.is_response:
             return Seen(side, decode(frame, self._context))
-        request = self._requests.pop((side, frame.opaque), None)
+        request = self._requests.get((side, frame.opaque))
         if request is None:
             return None
         response = decode(frame, self._context)
         assert isinstance(response, Response)
-        return Answered(side, request, response)
-
-
+        last = not isinstance(response, StatResponse) or response.status != Status.SUCCESS or not response.key
+        if last:
+            del self._requests[side, frame.opaque]
+        return Answered(side, request, response, last)

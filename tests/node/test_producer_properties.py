@@ -65,6 +65,7 @@ class StandIn:
         self.tls = self.closed = False
         self.can_write = True
         self.id = 1
+        self.user = ""
         self.sent = bytearray()
 
     def write(self, data: bytes | memoryview) -> None:
@@ -175,6 +176,7 @@ WRITES = st.lists(
         st.tuples(st.just("flush"), st.just(0), st.just(0)),
         st.tuples(st.just("forget"), st.just(0), st.just(0)),
         st.tuples(st.just("read"), st.just(0), st.just(0)),
+        st.tuples(st.just("look"), st.just(0), st.just(0)),
     ),
     max_size=40,
 )
@@ -206,6 +208,8 @@ def apply(world: World, model: dict[tuple[int, bytes], bytes], step: int, write:
             world.bucket.trim_memory()
     elif kind == "read":
         world.read()
+    elif kind == "look":  # a faster reader is up to date: what it has seen is not deduplicated any more
+        vb.stream(vb.high_seqno, vb.high_seqno).close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

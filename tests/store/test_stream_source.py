@@ -63,32 +63,79 @@ def test_what_was_announced_is_not_deduplicated_away_later(vb):
     assert [(r.seqno, r.value) for r in changes(source)] == [(2, b"new")]
 
 
-def test_a_reader_that_stopped_inside_a_snapshot_is_not_consistent_before_its_end(bucket, vb):
-    """It lacks the version at 2, which the one at 6 had replaced: a marker that ended at 5 would be a lie."""
+def stopped_inside_a_snapshot(vb, between):
+    """A reader of 0..6 that stopped at 4: it lacks the version at 2, which the one at 6 had replaced."""
+    other = vb.stream(0)
     vb.set(b"a", b"1")
     vb.set(b"e", b"2")
-    other = vb.stream(0)
     changes(other)
     vb.set(b"a", b"3")
     vb.set(b"b", b"4")
-    vb.set(b"c", b"5")
+    between()
     changes(other)
     vb.set(b"e", b"6")
     changes(other)
-    source = vb.stream(4, snap_start=0, snap_end=6)
+    return vb.stream(4, snap_start=0, snap_end=6)
+
+
+def test_a_reader_that_stopped_inside_a_snapshot_gets_one_that_reaches_its_end(vb):
+    source = stopped_inside_a_snapshot(vb, lambda: vb.set(b"c", b"5"))
+    assert source.poll()[:3] == (0, 6, FIRST_MEMORY)
+    assert seqnos(source) == [5, 6]
+
+
+def test_a_reader_that_stopped_inside_a_snapshot_is_not_consistent_before_its_end(bucket, vb):
+    """A durable write keeps its neighbours in memory apart, and a marker that ended at 5 would be a lie."""
+    source = stopped_inside_a_snapshot(vb, lambda: vb.prepare(b"c", b"5", level=1))
     assert source.poll() is None
     bucket.flush()
     assert source.poll()[:3] == (0, 6, DISK)
     assert seqnos(source) == [5, 6]
 
 
-def test_a_slow_reader_gets_one_marker_per_snapshot_of_the_fast_one(vb):
+def test_a_slow_reader_gets_in_one_snapshot_what_a_fast_one_got_in_many(vb):
     fast, slow = vb.stream(0), vb.stream(0)
+    for value in (b"1", b"2", b"3"):
+        vb.set(b"a", value)
+        vb.set(b"k" + value, value)
+        changes(fast)
+    found = events(slow)
+    assert found[0][:3] == (0, 6, FIRST_MEMORY)
+    assert [record.seqno for record in found[1]] == [2, 4, 5, 6]
+    assert len(found) == 2
+    assert markers(vb.stream(3)) == [(3, 6, FIRST_MEMORY)]
+
+
+def test_a_slow_readers_snapshot_still_ends_where_its_stream_does(vb):
+    fast = vb.stream(0)
+    for value in (b"1", b"2", b"3"):
+        vb.set(b"a", value)
+        changes(fast)
+    assert seqnos(vb.stream(0, 2)) == [2]
+
+
+def test_prepares_and_commits_are_never_left_out_of_a_slow_readers_snapshots(vb):
+    fast = vb.stream(0)
+    steps = [
+        lambda: vb.set(b"a", b"1"), lambda: vb.set(b"a", b"2"), lambda: vb.prepare(b"a", b"3", level=1),
+        lambda: vb.commit(b"a"), lambda: vb.set(b"a", b"5"), lambda: vb.prepare(b"a", b"6", level=1),
+        lambda: vb.abort(b"a"), lambda: vb.set(b"a", b"8"), lambda: vb.set(b"a", b"9"),
+    ]  # fmt: skip
+    for step in steps:
+        step()
+        changes(fast)
+    slow = vb.stream(0)
+    assert [record.seqno for record in changes(slow)] == [2, 3, 4, 5, 6, 7, 9]
+
+
+def test_the_marker_of_a_reader_that_is_behind_says_what_was_visible_at_its_end(vb):
+    fast = vb.stream(0)
     vb.set(b"a", b"1")
+    vb.prepare(b"b", b"2", level=1)
     changes(fast)
-    vb.set(b"a", b"2")
+    vb.set(b"c", b"3")
     changes(fast)
-    assert markers(slow) == [(0, 1, FIRST_MEMORY), (2, 2, MORE_MEMORY)]
+    assert [(e.end, e.max_visible) for e in events(vb.stream(0)) if isinstance(e, SnapshotStart)] == [(2, 1), (3, 3)]
 
 
 def test_disk_then_memory_without_a_gap_or_a_repeat(bucket, vb):

@@ -17,6 +17,7 @@ from upriver.store.arrays import MAPPED, octets
 from upriver.store.disk import Octets
 
 SMALLEST = 4096
+MERGED_BYTES = 128 * 1024  # of segments that a reader who is behind gets as one snapshot
 NOTHING: Octets = np.empty(0, np.uint8)
 
 
@@ -196,15 +197,26 @@ class MemoryLog:
             for segment in checkpoint.segments:
                 segment.snap_end = min(segment.snap_end, high)
 
-    def after(self, seqno: int) -> Segment | None:
-        """The first closed segment that reaches above ``seqno``."""
+    def after(self, seqno: int, upto: int = 0) -> list[Segment]:
+        """The first closed segment that reaches above ``seqno``, and those behind it that can be one snapshot with it.
+
+        They are side by side in one checkpoint, not too large together, and end where a snapshot does; none is added
+        once ``upto`` is reached.
+        """
         at = bisect_right(self.checkpoints, seqno, key=_reach)
         if at == len(self.checkpoints):
-            return None
+            return []
         segments = self.checkpoints[at].segments
         closed = len(segments) - (bool(segments) and not segments[-1].closed)
         at = bisect_right(segments, seqno, hi=closed, key=_last)
-        return segments[at] if at < closed else None
+        last = at
+        for number in range(at + 1, closed):
+            segment = segments[number]
+            if segments[number - 1].last >= upto or segment.end - segments[at].at > MERGED_BYTES:
+                break
+            if segment.snap_end <= segment.last:
+                last = number
+        return segments[at : last + 1] if at < closed else []
 
     def flushed(self, checkpoint: Checkpoint) -> bool:
         """Whether all of the checkpoint is on disk (or was never anything)."""

@@ -139,36 +139,6 @@ def mark_dead(data, at, end, dead, position, erased, collections):
     return position
 
 
-@njit(cache=True)
-def first_after(data, at, end, after):
-    """The first seqno above ``after`` that is not superseded, or 0."""
-    while at < end:
-        seqno = load64(data, at + AT_SEQNO)
-        if seqno > after and not (data[at + AT_KIND] & SUPERSEDED):
-            return seqno
-        at += load32(data, at + AT_SIZE)
-    return np.uint64(0)
-
-
-@njit(cache=True)
-def last_matching(data, at, end, after, wanted, visible_only):
-    """The last seqno above ``after`` that passes: not superseded, in ``wanted`` (empty: any), visible if asked."""
-    last = np.uint64(0)
-    while at < end:
-        seqno = load64(data, at + AT_SEQNO)
-        kind = np.int64(data[at + AT_KIND])
-        hidden = visible_only and kind in (_PREPARE, _ABORT)
-        if seqno > after and not (kind & SUPERSEDED) and not hidden:
-            passes = wanted.size == 0
-            collection = load32(data, at + AT_COLLECTION)
-            for index in range(wanted.size):
-                passes = passes or wanted[index] == collection
-            if passes:
-                last = seqno
-        at += load32(data, at + AT_SIZE)
-    return last
-
-
 @njit(cache=True, nogil=True)
 def index_run(data, at, end, after, overlay, seed):
     """Enter the records above ``after`` into an overlay that has room for them; returns how many slots were new."""

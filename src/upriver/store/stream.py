@@ -16,11 +16,11 @@ import numpy as np
 
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import kernels as k
-from upriver.store import runs
+from upriver.store import surveys
 from upriver.store.core import Core
 from upriver.store.disk import BLOCK
-from upriver.store.memorylog import Segment
 from upriver.store.scan import DiskScan
+from upriver.store.stretch import Stretch, stretch_after
 
 MEMORY, DISK, CHECKPOINT = 0x01, 0x02, 0x04
 OSO_SHARE_SMALL, OSO_SHARE_LARGE, OSO_SMALL_BYTES = 0.005, 0.04, 256
@@ -96,6 +96,7 @@ class StreamSource:
         self.position = start
         self.end = end
         self.collections = collections
+        self._wanted = np.array(sorted(collections or ()), np.int64)
         self._snap_start: int | None = start if snap_start is None else snap_start  # until the first marker
         self._origin = start if snap_start is None else snap_start
         # Inside a snapshot the reader lacks what was deduplicated up to its end: the next one must reach that far.
@@ -159,58 +160,59 @@ class StreamSource:
             return self._continue_scan(self._scan)
         if self.position >= max(self.end, self._announced_end):
             return End(EndReason.OK)
-        if self.position < self._vbucket.memory.floor or self._disk_only or self._owes_more_than_a_segment():
+        if self.position < self._vbucket.memory.floor or self._disk_only or self._owes_more_than_memory_has():
             return self._begin_scan()
         return self._from_memory()
 
-    def _owes_more_than_a_segment(self) -> bool:
+    def _owes_more_than_memory_has(self) -> bool:
+        """What it needs is one snapshot; several of memory's would call it consistent too early."""
         if not self._owed_end:
             return False
         self._vbucket.close_segment()
-        segment = self._vbucket.memory.after(self.position)
-        return segment is not None and max(segment.last, segment.snap_end) < self._owed_end
+        stretch = stretch_after(self._vbucket.memory, self.position, max(self.end, self._owed_end))
+        return stretch is not None and stretch.snap_end < self._owed_end
 
     # ---- memory ----
 
     def _from_memory(self) -> StreamEvent | None:
         vbucket = self._vbucket
-        segment = vbucket.memory.after(self.position)
-        if segment is None:
+        # What is announced already comes as it is; without that, as much under one marker as belongs together.
+        upto = max(self.end, self._owed_end) if self.position >= self._announced_end else 0
+        stretch = stretch_after(vbucket.memory, self.position, upto)
+        if stretch is None:
             vbucket.close_segment()
-            segment = vbucket.memory.after(self.position)
-        if segment is None:
+            stretch = stretch_after(vbucket.memory, self.position, upto)
+        if stretch is None:
             return End(EndReason.FILTER_EMPTY) if self._filter_is_empty() else None
-        run = Run(
-            segment.checkpoint.data.data[segment.at : segment.end], self.position, segment.last, memory=True
-        )
-        marker = self._memory_marker(segment) if segment.last > self._announced_end else None
-        self.position = segment.last
+        run = Run(stretch.data.data[stretch.at : stretch.end], self.position, stretch.last.last, memory=True)
+        marker = self._memory_marker(stretch) if stretch.last.last > self._announced_end else None
+        self.position = stretch.last.last
         if marker is None:
             return run
         self._queue.append(run)
         return marker
 
-    def _memory_marker(self, segment: Segment) -> SnapshotStart:
+    def _memory_marker(self, stretch: Stretch) -> SnapshotStart:
+        vbucket, segment, position = self._vbucket, stretch.first, self.position
+        first, matching, visible = surveys.survey(
+            stretch.data, stretch.at, stretch.end, np.uint64(position), self._wanted, self._visible_only
+        )
+        start = int(first) or stretch.last.last
         begins = segment.begins_checkpoint or self._after_backfill
-        data = segment.checkpoint.data
-        start = int(runs.first_after(data, segment.at, segment.end, np.uint64(self.position))) or segment.last
         if begins:
             first = segment.checkpoint.segments[0].first
             if first > self._announced_end:
-                start = max(first, self._snap_start or 0) if first > self.position else start
+                start = max(first, self._snap_start or 0) if first > position else start
         start = self._first_start(start)
-        if self.position < self._announced_end:
+        if position < self._announced_end:
             start = self._origin
         self._after_backfill = False
-        self._announced_end = max(segment.last, segment.snap_end)
+        self._announced_end = stretch.snap_end
         self._origin = start
         flags = MEMORY | (CHECKPOINT if begins else 0)
-        matching = runs.last_matching(
-            data, segment.at, segment.end, np.uint64(self.position), self._wanted(), self._visible_only
-        )
         return SnapshotStart(
-            start, self._announced_end, flags, int(matching), self._vbucket.max_visible_seqno,
-            self._vbucket.high_completed_seqno, self._vbucket.high_prepared_seqno, self._vbucket.purge_seqno,
+            start, self._announced_end, flags, int(matching), int(visible) or min(vbucket.max_visible_seqno, position),
+            vbucket.high_completed_seqno, vbucket.high_prepared_seqno, vbucket.purge_seqno,
         )  # fmt: skip
 
     def _first_start(self, start: int) -> int:
@@ -220,10 +222,6 @@ class StreamSource:
             self._snap_start = None
         self._owed_end = 0
         return start
-
-
-    def _wanted(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return np.array(sorted(self.collections or ()), np.int64)
 
     def _filter_is_empty(self) -> bool:
         alive = self._vbucket.collection_ids()

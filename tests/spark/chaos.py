@@ -1,25 +1,23 @@
-"""A streaming query under fire for a while: ``SEED=7 MINUTES=10 python tests/spark/chaos.py``."""
+"""A streaming query under fire for a while: ``python tests/spark/chaos.py --seed 7 --minutes 10``."""
 
 from __future__ import annotations
 
-import os
-import random
+import argparse
 import tempfile
 from pathlib import Path
 
+from spark_application import Application
 from spark_chaos import Chaos
 
 
 def main() -> None:
-    seed = int(os.environ.get("SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-    seconds = float(os.environ.get("MINUTES", "2")) * 60
-    print(f"seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        chaos = Chaos(seed, Path(folder))
-        try:
-            print(chaos.run(seconds))
-        finally:
-            chaos.kill_driver()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=2)
+    given = parser.parse_args()
+    print(f"seed {given.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, Application(Path(folder) / "driver.log") as running:
+        print(Chaos(given.seed, Path(folder), running).run(given.minutes * 60))
 
 
 if __name__ == "__main__":

@@ -8,37 +8,37 @@ key. With ``CHAOS_MASTER=local[2,4]`` it needs less of a machine, but has no exe
 
 from __future__ import annotations
 
-import os
+import json
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
+from spark_application import Application
 from spark_world import ClusterWorld, fold
 
+from upriver.client.blocking import Database, connect
 from upriver.errors import UpriverError
 from upriver.replicate.local import local_cluster
+from upriver.spark.offsets import Offset
 
-MASTER = os.environ.get("CHAOS_MASTER", "local-cluster[2,1,1024]")
-HERE = Path(__file__).parent
+COLUMNS = ["event", "vbucket", "seqno", "epoch", "key", "value"]
+PATIENCE_S = 240.0
 
 
 class Writes(threading.Thread):
     """Keeps changing documents until it is told to stop; trouble with the node is waited out."""
 
-    def __init__(self, connection: str, seed: int, keys: int, vbuckets: int) -> None:
+    def __init__(self, connection: str, seed: int, keys: int) -> None:
         super().__init__(daemon=True)
-        self.rng, self.keys, self.vbuckets = random.Random(seed), keys, vbuckets
-        self.connection, self.count, self.paused = connection, 0, threading.Event()
+        self.rng, self.keys, self.connection, self.count = random.Random(seed), keys, connection, 0
+        self.expiring: set[bytes] = set()
         self.ended = threading.Event()
 
     def run(self) -> None:
-        from upriver.client.blocking import connect
-
         while not self.ended.is_set():
             try:
                 with connect(self.connection, "default", request_timeout_s=5.0) as db:
@@ -47,12 +47,13 @@ class Writes(threading.Thread):
             except (UpriverError, OSError):
                 time.sleep(0.2)
 
-    def _some(self, db) -> None:
+    def _some(self, db: Database) -> None:
         rng, value = self.rng, f"v{self.count}"
         db.set_many({b"c%d" % rng.randrange(self.keys): value.encode() for _ in range(rng.randint(1, 600))})
         for _ in range(rng.randrange(4)):
             key = b"c%d" % rng.randrange(self.keys)
             if rng.random() < 0.5:
+                self.expiring.add(key)
                 db.set(key, b"short", expiry=1)
             else:
                 try:
@@ -64,12 +65,15 @@ class Writes(threading.Thread):
 
 
 class Chaos:
-    """One run."""
+    """One run against a cluster of its own, by an application that may have served others before."""
 
-    def __init__(self, seed: int, folder: Path, *, keys: int = 100_000, vbuckets: int = 16, say=print) -> None:
+    def __init__(
+        self, seed: int, folder: Path, application: Application, *, keys: int = 100_000, vbuckets: int = 16,
+        say: Callable[[str], None] = print,
+    ) -> None:  # fmt: skip
         self.rng, self.seed, self.folder, self.keys, self.vbuckets, self.say = (
             random.Random(seed), seed, folder, keys, vbuckets, say)  # fmt: skip
-        self.driver: subprocess.Popen | None = None
+        self.application = application
         self.done: dict[str, int] = {}
 
     def run(self, seconds: float, plan: list[str] | None = None) -> dict[str, int]:
@@ -77,35 +81,32 @@ class Chaos:
         options = {"vbuckets": self.vbuckets, "data": self.folder / "data", "enable_faults": True, "lazy": True}
         with local_cluster(nodes=2, replicas=1, **options) as self.cluster, ClusterWorld(self.cluster) as self.world:
             self.world.put(self.keys, "c", "first")
-            writes = Writes(self.world.connection_string, self.seed, self.keys, self.vbuckets)
+            writes = Writes(self.world.connection_string, self.seed, self.keys)
             writes.start()
             try:
-                self.start_driver("ever")
+                self.start_query()
                 self._break_things(seconds, plan)
             finally:
                 writes.ended.set()
                 writes.join()
-                self.kill_driver()
             self.done["writes"] = writes.count
-            self._expire_all()
-            self.start_driver("now")
-            assert self.driver is not None
-            assert self.driver.wait(600) == 0, (self.folder / "driver.log").read_text()[-4000:]
+            self._settle(writes)
+            self.application.stop_query()
             self._compare()
         return self.done
 
     def _break_things(self, seconds: float, plan: list[str] | None) -> None:
-        actions = {"executor": self.kill_executor, "driver": self.restart_driver, "crash": self.crash_node,
+        actions = {"executor": self.kill_executor, "driver": self.kill_driver, "crash": self.crash_node,
                    "node": self.lose_node, "move": self.move, "failover": self.fail_over, "cut": self.cut}  # fmt: skip
         weights = {"executor": 2, "driver": 1, "crash": 2, "node": 2, "move": 2, "failover": 6, "cut": 2}
         deadline, planned = time.monotonic() + seconds, list(plan or [])
         while planned if plan else time.monotonic() < deadline:
-            self._let_it_run(self.rng.uniform(0.2, 2.0))
+            self._let_it_run(self.rng.uniform(0.1, 1.0))
             name = planned.pop(0) if plan else self.rng.choices(list(weights), list(weights.values()))[0]
-            self.say(f"{name} after {self._batches()} batches")
+            self.say(f"{time.strftime('%X')} {name} after {self._batches()} batches")
             actions[name]()
             self.done[name] = self.done.get(name, 0) + 1
-        time.sleep(self.rng.uniform(0.5, 2))
+        time.sleep(self.rng.uniform(0.1, 1.0))
 
     def _let_it_run(self, seconds: float) -> None:
         """Wait so long, and until another batch is done, but do not wait for a query that is stuck on purpose."""
@@ -116,37 +117,20 @@ class Chaos:
 
     # ---------------------------------------------------------------------------------------------- what breaks
 
-    def start_driver(self, trigger: str) -> None:
-        log = (self.folder / "driver.log").open("a")
-        command = [sys.executable, str(HERE / "chaos_driver.py"), self.world.connection_string, str(self.folder)]
-        self.driver = subprocess.Popen(
-            [*command, trigger, MASTER], stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True)
-        assert self.driver.stdout is not None
-        for line in self.driver.stdout:
-            if line.startswith("started"):
-                break
-        before, patience = self._batches(), time.monotonic() + 180
-        while trigger == "ever" and self._batches() == before and time.monotonic() < patience:
-            assert self.driver.poll() is None, (self.folder / "driver.log").read_text()[-4000:]
-            time.sleep(0.2)
+    def start_query(self) -> None:
+        """Run the query, and wait until it has done something."""
+        before, patience = self._batches(), time.monotonic() + PATIENCE_S
+        self.application.run(self.world.connection_string, self.folder)
+        while self._batches() == before and time.monotonic() < patience:
+            self.application.assert_alive()
+            time.sleep(0.1)
 
     def kill_driver(self) -> None:
-        """The driver with all that belongs to it, at once."""
-        if self.driver is not None:
-            for pid in [self.driver.pid, *_descendants(self.driver.pid)]:
-                _kill(pid)
-            self.driver.wait()
-            self.driver = None
-
-    def restart_driver(self) -> None:
-        self.kill_driver()
-        self.start_driver("ever")
+        self.application.kill()
+        self.start_query()
 
     def kill_executor(self) -> None:
-        assert self.driver is not None
-        executors = [pid for pid in _descendants(self.driver.pid) if "CoarseGrainedExecutorBackend" in _command(pid)]
-        if executors:
-            _kill(self.rng.choice(executors))
+        self.application.kill_an_executor(self.rng)
 
     def crash_node(self) -> None:
         """A node dies and comes back with what was on its disk."""
@@ -180,21 +164,37 @@ class Chaos:
         rows = self.folder / "rows"
         return sum((folder / "_SUCCESS").exists() for folder in rows.iterdir()) if rows.exists() else 0
 
-    def _expire_all(self) -> None:
-        """Expiry is lazy: touch what is due, so that nothing expires between reading and comparing."""
+    def _settle(self, writes: Writes) -> None:
+        """Let everything that is due expire, touch every vbucket, and wait until the query has seen it."""
         time.sleep(2)
-        for key, value in self.world.state().items():
-            if value == b"short":
-                try:
-                    self.world.db.get(key)
-                except UpriverError:
-                    continue
+        for key in writes.expiring:  # expiry is lazy: nothing may expire between reading and comparing
+            try:
+                self.world.db.get(key)
+            except UpriverError:
+                continue
+        for vb in range(self.vbuckets):
+            self.world.db.set(self.world.key_of(vb, "last"), b"last")
+        patience = time.monotonic() + PATIENCE_S
+        while not self._caught_up():
+            assert time.monotonic() < patience, self.application.tail()
+            self.application.assert_alive()
+            time.sleep(0.2)
+
+    def _caught_up(self) -> bool:
+        """Whether the checkpoint has committed the newest branch of every vbucket up to its high seqno."""
+        checkpoint = self.folder / "checkpoint"
+        done = max((int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")), default=None)
+        if done is None:
+            return False
+        offset = Offset.from_json(json.loads((checkpoint / "offsets" / str(done)).read_text().splitlines()[-1]))
+        logs, highs = self.world.db.failover_logs(range(self.vbuckets)), self.world.db.high_seqnos()
+        return all((at.vbuuid, at.seqno) == (logs[vb].uuid, highs[vb]) for vb, at in enumerate(offset.places))
 
     def _compare(self) -> None:
-        rows = []
+        rows: list[dict[str, Any]] = []
         for folder in sorted((self.folder / "rows").iterdir()):
             for file in sorted(folder.glob("*.parquet")):
-                rows += pq.read_table(file, columns=["event", "vbucket", "seqno", "epoch", "key", "value"]).to_pylist()
+                rows += pq.read_table(file, columns=COLUMNS).to_pylist()
         expected, found = self.world.state(), fold(rows)
         self.done |= {"rows": len(rows), "rollbacks": sum(row["event"] == "rollback" for row in rows),
                       "documents": len(expected)}  # fmt: skip
@@ -208,7 +208,7 @@ class Chaos:
         _assert_epochs_grow(rows)
 
 
-def _assert_epochs_grow(rows) -> None:
+def _assert_epochs_grow(rows: list[dict[str, Any]]) -> None:
     """(epoch, seqno) never goes back within a vbucket: later rows win also for those who only compare these."""
     last: dict[int, tuple[int, int]] = {}
     for row in rows:
@@ -216,33 +216,3 @@ def _assert_epochs_grow(rows) -> None:
             at = row["epoch"], row["seqno"]
             assert at > last.get(row["vbucket"], (-1, -1)), (row, last[row["vbucket"]])
             last[row["vbucket"]] = at
-
-
-def _descendants(pid: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = [], [pid]
-    while todo:
-        todo += (children := parents.get(todo.pop(), []))
-        found += children
-    return found
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

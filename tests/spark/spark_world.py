@@ -72,11 +72,12 @@ class World:
     def state(self) -> dict[bytes, bytes]:
         """All live documents of the default collection, by a feed from the beginning."""
         found: dict[bytes, bytes] = {}
-        for row in self.rows():
-            if row["event"] == "mutation":
-                found[row["key"]] = row["value"]
-            elif row["event"] in DOCUMENT:
-                found.pop(row["key"], None)
+        for batch in self.db.change_batches(end="now"):
+            for event, key, value in zip(*(batch[name].to_pylist() for name in ("event", "key", "value")), strict=True):
+                if event == "mutation":
+                    found[key] = value
+                elif event in DOCUMENT:
+                    found.pop(key, None)
         return found
 
     def read(self, request: FeedRequest) -> list[dict[str, Any]]:

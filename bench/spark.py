@@ -1,6 +1,7 @@
 """Benchmark table ``spark``: reading a bucket through ``format("dcp")``, beside the same rows already in memory.
 
-Run it with ``python bench/spark.py [--rows 400000] [--repeat 3] [--part throughput|latency|growth]``. The ceiling is a
+Run it with ``python bench/spark.py [--rows 400000] [--repeat 3] [--part throughput|batches|visible|growth]``. The
+ceiling is a
 Python data source in the same session whose workers hold the very same Arrow batches and only hand them over: what
 Spark itself can take. The node runs on the same machine, so its work is in the figures; CPU seconds are of all
 processes together. Figures are the best of the repetitions after a warm-up.
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,47 @@ def dcp(spark: Any, running: RunningNode, **options: Any) -> Any:
     return reader.options(**{name: str(value) for name, value in options.items()}).load()
 
 
-def throughput(spark: Any, rows: int, repeat: int) -> None:
-    print(f"{'value':>6} {'into':>8} {'dcp krow/s':>11} {'MB/s':>6} {'ceiling krow/s':>15} {'ratio':>6} {'target':>7}")
-    for value_bytes in (256, 1024):
-        total = rows if value_bytes == 256 else rows // 2
+class Spent:
+    """CPU seconds of the node, Spark's Python workers and its JVM while an action runs; the least of its runs."""
+
+    def __init__(self, node_pid: int) -> None:
+        self._node, self._runs = node_pid, []
+
+    def around(self, action: Any) -> Any:
+        def run() -> None:
+            before = self._now()
+            action()
+            self._runs.append([after - was for after, was in zip(self._now(), before, strict=True)])
+
+        return run
+
+    def _now(self) -> list[float]:
+        mine = {pid: _read(Path(f"/proc/{pid}/cmdline")) for pid in _below(os.getpid())}
+        python = [pid for pid, command in mine.items() if "pyspark.daemon" in command]
+        jvm = [pid for pid, command in mine.items() if "java" in command.split("\0")[0]]
+        return [sum(map(_cpu_seconds, pids)) for pids in ([self._node], python, jvm)]
+
+    def per_row(self, rows: int) -> list[float]:
+        """Microseconds of node, Python and JVM, of the run that took least of all."""
+        return [seconds / rows * 1e6 for seconds in min(self._runs, key=sum)]
+
+
+def _below(pid: int) -> list[int]:
+    children = [int(n) for task in Path(f"/proc/{pid}/task").glob("*/children") for n in _read(task).split()]
+    return children + [deeper for child in children for deeper in _below(child)]
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def throughput(spark: Any, rows: int, repeat: int, values: Iterable[int]) -> None:
+    print(f"{'':>54} {'':>7} {'CPU us/row, dcp':>21} {'ceiling':>13}")
+    print(f"{'value':>6} {'into':>8} {'dcp krow/s':>11} {'MB/s':>6} {'ceiling krow/s':>15} {'ratio':>6} {'target':>7} "
+          f"{'node':>6} {'Python':>6} {'JVM':>6} {'Python':>6} {'JVM':>6}")  # fmt: skip
+    for value_bytes in values:
+        total = rows * 256 // max(256, value_bytes // 2)
         with tempfile.TemporaryDirectory() as place, node(vbuckets=64, lazy=True) as running:
             folder = Path(place)
             with connect(running.connection_string, "default") as database:
@@ -143,11 +181,15 @@ def throughput(spark: Any, rows: int, repeat: int) -> None:
                 size = keep_batches(database, folder)
             for name, sink in SINKS.items():
                 ready = spark.read.format("inmemory").option("folder", place).load()
+                spent = Spent(running.pid), Spent(running.pid)
                 both = partial(sink, dcp(spark, running), folder), partial(sink, ready, folder)
-                ours, ceiling = best(repeat, *both)
+                ours, ceiling = best(repeat, *map(Spent.around, spent, both))
                 target = f"{TARGETS[name]:.1f}" if name in TARGETS else ""
+                used = [spent[0].per_row(total), spent[1].per_row(total)[1:]]
+                figures = " ".join(f"{one:>6.2f}" for part in used for one in part)
                 print(f"{value_bytes:>6} {name:>8} {total / ours / 1e3:>11.0f} {size / ours / 1e6:>6.0f} "
-                      f"{total / ceiling / 1e3:>15.0f} {ceiling / ours:>6.2f} {target:>7}", flush=True)  # fmt: skip
+                      f"{total / ceiling / 1e3:>15.0f} {ceiling / ours:>6.2f} {target:>7} {figures}",
+                      flush=True)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- latency
@@ -287,7 +329,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--part", choices=("throughput", "latency", "growth"), default=None)
+    parser.add_argument("--part", choices=("throughput", "batches", "visible", "growth"), default=None)
+    parser.add_argument("--values", type=int, nargs="*", default=(256, 1024), help="bytes of a value, for throughput")
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     spark = upriver.spark.session(f"local[{CORES}]", settings={"spark.driver.memory": "2g"})
@@ -296,9 +339,10 @@ def main() -> None:
     InMemory.__module__ = InMemoryReader.__module__ = "spark"
     spark.dataSource.register(InMemory)
     if given.part in (None, "throughput"):
-        throughput(spark, given.rows, given.repeat)
-    if given.part in (None, "latency"):
+        throughput(spark, given.rows, given.repeat, given.values)
+    if given.part in (None, "batches"):
         batch_latency(spark)
+    if given.part in (None, "visible"):
         visible_latency(spark)
     if given.part in (None, "growth"):
         growth(spark, given.rows // 4)

@@ -85,9 +85,9 @@ def test_changes_that_are_not_on_disk_everywhere_are_held_back() -> None:
     wire.says(marker(wire.requests[0], 0, 2) + mutation(wire.requests[0], 1) + mutation(wire.requests[0], 2))
     assert wire.delivery.take(0.0) is None
     assert wire.delivery.unsafe() == {0: BRANCH}
-    wire.delivery.note_persisted({0: 1})
+    wire.delivery.note_persisted({0: BRANCH}, {0: 1})
     assert wire.delivery.take(0.0) is None
-    wire.delivery.note_persisted({0: 2})
+    wire.delivery.note_persisted({0: BRANCH}, {0: 2})
     assert [c.seqno for c in wire.delivery.take(0.0) or ()] == [1, 2]
 
 
@@ -109,6 +109,22 @@ def test_what_was_held_back_and_then_lost_is_never_seen() -> None:
         assert told == 1
 
 
+def test_what_is_on_disk_of_a_lost_branch_makes_nothing_of_the_new_one_safe() -> None:
+    """The successor took over below what we have asked about, but above what we have: there is no rollback."""
+    wire = Taking(ObjectMaker, FeedRequest({0: Position(BRANCH, 50, 50, 50)}), hold_unsafe=True)
+    request = wire.requests[0]
+    wire.delivery.note_persisted({0: BRANCH}, {0: 100})
+    wire.says(StreamEnd(2, vbucket=0, opaque=request.opaque).encode())
+    again = wire.producer.requests[-1]
+    wire.says(wire.producer.accepts(again, (9, 60), (BRANCH, 0)) + marker(again, 50, 70) + mutation(again, 70))
+    assert wire.delivery.take(0.0) is None
+    assert wire.delivery.unsafe() == {0: 9}
+    wire.delivery.note_persisted({0: BRANCH}, {0: 100})  # an answer that was on its way
+    assert wire.delivery.take(0.0) is None
+    wire.delivery.note_persisted({0: 9}, {0: 70})
+    assert wire.delivery.take(0.0)
+
+
 def test_news_of_collections_wait_like_any_other_change() -> None:
     for make in (ObjectMaker, BatchMaker):
         wire = Taking(make, hold_unsafe=True)
@@ -116,7 +132,7 @@ def test_news_of_collections_wait_like_any_other_change() -> None:
         event = SystemEvent.of(1, CollectionBegun("orders", 2, 0, 8), vbucket=0, opaque=request.opaque)
         wire.says(marker(request, 0, 1) + event.encode())
         assert wire.delivery.take(0.0) is None
-        wire.delivery.note_persisted({0: 1})
+        wire.delivery.note_persisted({0: BRANCH}, {0: 1})
         assert wire.delivery.take(0.0)
 
 

@@ -163,7 +163,7 @@ def test_changes_wait_until_they_are_on_disk(db: Database) -> None:
     with db.feed(start="now", wait_for_disk=True) as feed:
         db.set("safe", b"1")
         assert keys_of(feed.changes(idle_s=2.0)) == {b"safe"}
-        assert feed.reader.wait_for_disk
+        assert feed.reader.read.wait_for_disk
 
 
 def test_a_dropped_connection_is_made_again_and_nothing_is_lost(db: Database, fault: Fault) -> None:

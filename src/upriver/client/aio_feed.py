@@ -15,7 +15,7 @@ from upriver.client.delivery import Delivery
 from upriver.client.names import Names
 from upriver.client.positions import Positions
 from upriver.client.reader import MakeMaker, Reader
-from upriver.client.reading import ReadOptions, plan, settings_of
+from upriver.client.reading import ReadOptions, plan, settings_of, settled
 from upriver.errors import ConnectFailed, LocalProtocolError, UpriverError
 from upriver.net.aio import Connection, connect
 from upriver.protocol.topology import Address
@@ -47,7 +47,11 @@ class _Link:
 
 
 class AsyncFeed(Generic[T]):
-    """An async iterable of items, which also knows its position. Opened by the first iteration, or ``async with``."""
+    """An async iterable of items, which also knows its position.
+
+    ``async for`` opens it, and closes it when the loop is left. Inside ``async with``, a loop may be left and another
+    one goes on where it was. A feed that is closed still tells its position, and is not opened again.
+    """
 
     def __init__(self, database: AsyncDatabase, make: MakeMaker, read: dict[str, Any], *, batches: bool) -> None:
         self._database, self._make, self._read, self._batches = database, make, dict(read), batches
@@ -60,7 +64,9 @@ class AsyncFeed(Generic[T]):
         self._maintenance: asyncio.Task[None] | None = None
         self._chore: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
+        self._closed = False
+        self._quiet_since = 0.0  # not before all streams are open
 
     @property
     def reader(self) -> Reader:
@@ -69,6 +75,8 @@ class AsyncFeed(Generic[T]):
         return self._reader
 
     async def __aenter__(self) -> AsyncFeed[T]:
+        if self._closed:
+            raise LocalProtocolError("the feed is closed; begin another one at its positions()")
         if self._reader is None:
             await self._open()
         return self
@@ -80,10 +88,12 @@ class AsyncFeed(Generic[T]):
         database = self._database
         if self._checkpoint and (saved := await asyncio.to_thread(self._checkpoint.load)):
             self._read["start"] = saved
-        read = ReadOptions.of(**self._read)
+        read = await database.run(settled(database._operations, ReadOptions.of(**self._read)))
         settings = settings_of(database.options, read, read.name or default_name())
         request = self._request or await database.run(plan(database._operations, read))
         names = Names.of_manifest(await database.manifest())
+        if self._closed:
+            raise LocalProtocolError("the feed was closed while it was being opened")
         self._reader = Reader(database._operations, request, settings, names, read)
         options: dict[str, Any] = {"rows": read.rows} if self._batches else {"where": read.where}
         self._delivery = self._reader.deliver(self._make, **options)
@@ -92,17 +102,18 @@ class AsyncFeed(Generic[T]):
 
     async def close(self) -> None:
         """Close the connections; positions stay readable."""
+        self._closed = True
+        self._wake.set()
         self._database._feeds.discard(self)
         tasks = [task for task in (self._maintenance, self._chore, *self._connecting) if task]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._maintenance = self._chore = None
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
         if self._reader:
             self._reader.feed.links.clear()  # with their memory, which should not wait for the garbage collector
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def positions(self) -> Positions:
         """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""
@@ -116,26 +127,36 @@ class AsyncFeed(Generic[T]):
     # ---------------------------------------------------------------------------------------------- items
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        async with self:
-            assert self._delivery is not None
-            loop, delivery, idle_s = asyncio.get_running_loop(), self._delivery, self.reader.read.idle_s
-            quiet_since = 0.0  # not before all streams are open
+        ours = self._reader is None  # whoever opens it closes it
+        await self.__aenter__()
+        assert self._delivery is not None
+        loop, delivery = asyncio.get_running_loop(), self._delivery
+        self._quiet_since = 0.0
+        try:
             while True:
                 while (items := delivery.take(loop.time())) is not None:
                     self._caught_up()
                     for delivery.given, item in enumerate(items, 1):
                         yield item
-                    quiet_since = 0.0
-                self._caught_up()
-                if self._failure:
-                    raise self._failure
-                if self.reader.feed.done and delivery.idle:
-                    return
-                now = loop.time()
-                quiet_since = quiet_since or (now if self.reader.feed.settled else 0.0)
-                if idle_s is not None and quiet_since and delivery.idle and now - quiet_since >= idle_s:
+                    self._quiet_since = 0.0
+                if self._is_over(delivery, loop.time()):
                     return
                 await self._wait(delivery.wait_s(loop.time()))
+        finally:
+            if ours:
+                await self.close()
+
+    def _is_over(self, delivery: Delivery, now: float) -> bool:
+        self._caught_up()
+        if self._failure:
+            raise self._failure
+        if self._closed:
+            raise LocalProtocolError("the feed was closed while it was being read")
+        feed, idle_s = self.reader.feed, self.reader.read.idle_s
+        if feed.done and delivery.idle:
+            return True
+        self._quiet_since = self._quiet_since or (now if feed.settled else 0.0)
+        return bool(idle_s is not None and self._quiet_since and delivery.idle and now - self._quiet_since >= idle_s)
 
     async def _wait(self, wait_s: float | None) -> None:
         self._wake.clear()
@@ -168,6 +189,9 @@ class AsyncFeed(Generic[T]):
         except UpriverError as error:
             self._lost(address, error)
             return
+        except Exception as error:  # ours: asyncio would only log it, and the caller would wait for ever
+            self._fail(error)
+            return
         connection = self._connections[address]
         connection.write(link.data_to_send())
         if link.ready:
@@ -184,10 +208,15 @@ class AsyncFeed(Generic[T]):
         if connection := self._connections.pop(address, None):
             connection.close()
         self.reader.want_map()
+        self._wake.set()
         try:
             self.reader.pacing.forgive(address, error)
         except UpriverError as final:
-            self._failure = final
+            self._fail(final)
+
+    def _fail(self, error: Exception) -> None:
+        """Tell the caller, after everything that came before."""
+        self._failure = self._failure or error
         self._wake.set()
 
     async def _maintain(self) -> None:
@@ -203,10 +232,8 @@ class AsyncFeed(Generic[T]):
                 self._caught_up()
                 self._start_chore(now)
                 await asyncio.sleep(MAINTAIN_S)
-        except UpriverError as error:
-            self._failure = error
-        finally:
-            self._wake.set()
+        except Exception as error:
+            self._fail(error)
 
     def _start_chore(self, now: float) -> None:
         """One at a time, beside everything else: a node that does not answer must not stop the others."""
@@ -240,5 +267,8 @@ class AsyncFeed(Generic[T]):
             await connect(connection, address.host, address.port, options.connect_timeout_s, options.ssl_context())
         except UpriverError as error:
             self._lost(address, error)
+            return
+        if self._connections.get(address) is not connection:
+            connection.close()  # given up while it was being made
             return
         connection.write(link.data_to_send())

@@ -186,11 +186,11 @@ class Database:
         """
         from upriver.client.blocking_feed import BlockingFeed
         from upriver.client.reader import Reader
-        from upriver.client.reading import ReadOptions, plan, settings_of
+        from upriver.client.reading import ReadOptions, plan, settings_of, settled
 
         if checkpoint and (saved := checkpoint.load()):
             read["start"] = saved
-        options = ReadOptions.of(**read)
+        options = self.run(settled(self._operations, ReadOptions.of(**read)))
         settings = settings_of(self.options, options, name or options.name or default_name())
         if window is not None:
             settings = replace(settings, buffer_bytes=window)

@@ -35,7 +35,7 @@ class Delivery:
         self._mark: Mark = feed.standing.mark()
         self._since_mark: list[Any] = []  # batches that were given since
         self._held_since: float | None = None
-        self._persisted: dict[int, int] = {}
+        self._persisted: dict[int, tuple[int, int]] = {}  # by vbucket: the branch, and up to where it is on all disks
 
     @property
     def waiting(self) -> int:
@@ -126,7 +126,7 @@ class Delivery:
     def _enqueue(self, made: Made) -> None:
         if made.rolled_back and self.hold_unsafe:
             vbucket, to_seqno = made.rolled_back
-            self._persisted[vbucket] = min(self._persisted.get(vbucket, 0), to_seqno)  # the rest was another branch
+            self._persisted.pop(vbucket, None)
             for waiting in self._ready:
                 _drop_void(waiting, vbucket, to_seqno)
         self._ready.append(made)
@@ -158,13 +158,17 @@ class Delivery:
         wanted = {vb for made in self._ready for vb in _highest(made)}
         return {vb: self.feed.standing.vbuuid[vb] for vb in wanted if self.feed.standing.vbuuid[vb]}
 
-    def note_persisted(self, seqnos: Mapping[int, int]) -> None:
-        self._persisted.update(seqnos)
+    def note_persisted(self, branches: Mapping[int, int], seqnos: Mapping[int, int]) -> None:
+        """Up to where these branches, which ``unsafe`` gave, are on disk everywhere."""
+        self._persisted.update((vb, (branches[vb], seqno)) for vb, seqno in seqnos.items())
 
     def _is_safe(self, made: Made) -> bool:
-        if not self.hold_unsafe:
-            return True
-        return all(seqno <= self._persisted.get(vb, 0) for vb, seqno in _highest(made).items())
+        return not self.hold_unsafe or all(self._reaches(vb, seqno) for vb, seqno in _highest(made).items())
+
+    def _reaches(self, vb: int, seqno: int) -> bool:
+        """What was on disk of another branch says nothing about the one that we are on now."""
+        branch, persisted = self._persisted.get(vb, (0, 0))
+        return branch == self.feed.standing.vbuuid[vb] and seqno <= persisted
 
 
 def _highest(made: Made) -> dict[int, int]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from upriver.client.bulk_set import is_fence, set_runs
+from upriver.client.bulk_set import SetRun, is_fence, set_runs
 from upriver.client.options import ConnectOptions
-from upriver.errors import ConnectFailed, NotMyVbucket, RemoteProtocolError, Status, StatusError
+from upriver.errors import ConnectFailed, NotMyVbucket, RemoteProtocolError, Status, StatusError, UpriverError
 from upriver.model import Document, FailoverLog, VbucketState, vbucket_of
 from upriver.protocol.feed import backoff
 from upriver.protocol.session import config_json
@@ -128,10 +128,14 @@ class Operations:
                 if waited > self.options.request_timeout_s or not _is_worth_another_try(error):
                     raise
             yield Pause(backoff(attempt))
-            try:
-                yield from self.bootstrap()
-            except ConnectFailed:
-                continue
+            yield from self._look_around()
+
+    def _look_around(self) -> Operation[None]:
+        """Ask for a newer map; if nobody answers now, the next try will tell."""
+        try:
+            yield from self.bootstrap()
+        except ConnectFailed:
+            return
 
     def _ask(self, address: Address, message: Message, what: str = "") -> Operation[Response]:
         """The answer if it is a success; otherwise the error for its status."""
@@ -192,24 +196,36 @@ class Operations:
                 if failure is not None and waited > self.options.request_timeout_s:
                     raise failure
                 yield Pause(backoff(attempt))
+                yield from self._look_around()
 
     def _set_once(
         self, documents: Mapping[bytes, bytes], collection_id: int
-    ) -> Operation[tuple[dict[bytes, bytes], StatusError | None]]:
+    ) -> Operation[tuple[dict[bytes, bytes], UpriverError | None]]:
         """Send everything once; what must be sent again, and why."""
         runs, homeless = set_runs(documents.items(), self.topology, collection_id)
         left = {key: documents[key] for key in homeless}
-        failure: StatusError | None = NotMyVbucket("no node owns some vbuckets now") if homeless else None
+        failure: UpriverError | None = NotMyVbucket("no node owns some vbuckets now") if homeless else None
         for address, run in runs.items():
-            for answer in (yield Ask(address, [run], is_fence)):
-                if answer.status == Status.SUCCESS:
-                    continue
-                key = run.keys[answer.opaque]
-                failure = self._refusal(answer, address, f"vbucket {vbucket_of(key, self.topology.vbuckets)}")
+            refused, error = yield from self._set_run(address, run)
+            left.update((key, documents[key]) for key in refused)
+            failure = error or failure
+        return left, failure
+
+    def _set_run(self, address: Address, run: SetRun) -> Operation[tuple[list[bytes], UpriverError | None]]:
+        """The keys that must be sent again; if the connection broke, all of them: a SET may be repeated."""
+        refused: list[bytes] = []
+        failure: UpriverError | None = None
+        try:
+            answers = yield Ask(address, [run], is_fence)
+        except ConnectFailed as error:
+            return run.keys, error
+        for answer in answers:
+            if answer.status != Status.SUCCESS:
+                refused.append(run.keys[answer.opaque])
+                failure = self._refusal(answer, address, f"vbucket {vbucket_of(refused[-1], self.topology.vbuckets)}")
                 if answer.status not in _RETRY:
                     raise failure
-                left[key] = documents[key]
-        return left, failure
+        return refused, failure
 
     # ---------------------------------------------------------------------------------------------- history
 
@@ -249,18 +265,41 @@ class Operations:
 
         A copy that cannot be asked, or that is on another branch, makes it unknown.
         """
-        by_node: dict[Address, list[int]] = {}
+        copies: dict[Address, list[int]] = {}
         for vb in branches:
-            for address in (self._owner(vb), *self.topology.replicas(vb)):
-                by_node.setdefault(address, []).append(vb)
+            owner = self.topology.active(vb)
+            for address in (owner, *self.topology.replicas(vb)) if owner else ():
+                copies.setdefault(address, []).append(vb)
         lowest: dict[int, int] = {}
-        for address, copies in by_node.items():
-            answers = yield Ask(address, [ObserveSeqno(branches[vb], vbucket=vb) for vb in copies])
-            for vb, answer in zip(copies, answers, strict=True):
-                same = getattr(answer, "vbuuid", None) == branches[vb]
-                seqno = int(getattr(answer, "persisted_seqno", 0)) if same else 0
-                lowest[vb] = min(lowest.get(vb, seqno), seqno)
-        return lowest
+        for address, vbuckets in copies.items():
+            seqnos = yield from self._persisted_at(address, {vb: branches[vb] for vb in vbuckets})
+            lowest.update((vb, min(lowest.get(vb, seqno), seqno)) for vb, seqno in seqnos.items())
+        return {vb: lowest.get(vb, 0) for vb in branches}
+
+    def _persisted_at(self, address: Address, branches: Mapping[int, int]) -> Operation[dict[int, int]]:
+        try:
+            answers = yield Ask(address, [ObserveSeqno(branch, vbucket=vb) for vb, branch in branches.items()])
+        except ConnectFailed:
+            return dict.fromkeys(branches, 0)
+        return {
+            vb: int(getattr(answer, "persisted_seqno", 0)) if getattr(answer, "vbuuid", None) == branch else 0
+            for (vb, branch), answer in zip(branches.items(), answers, strict=True)
+        }
+
+    def has_disk(self) -> Operation[bool]:
+        """False for a bucket that is kept in memory only.
+
+        Such buckets lack the capability ``couchapi``, but so may others, whose nodes are asked.
+        """
+        if not self.topology.capabilities or "couchapi" in self.topology.capabilities:
+            return True
+        for address in self.topology.serving:
+            try:
+                found = yield from self._stats_of(address, "")
+            except (ConnectFailed, StatusError):
+                continue
+            return found.get("ep_bucket_type") != "ephemeral"
+        return True
 
     # ---------------------------------------------------------------------------------------------- collections
 
@@ -301,15 +340,15 @@ class Operations:
         """A group of statistics of every node, by its address."""
         found: dict[str, dict[str, str]] = {}
         for address in self.topology.serving:
-            answers = yield Ask(address, [Stat(group.encode())], ends=ends_list)
-            if answers and answers[-1].status != Status.SUCCESS:
-                raise self._refusal(answers[-1], address, f"statistics {group!r}")
-            found[str(address)] = {
-                a.key.decode(): a.value.decode("utf-8", "replace")
-                for a in answers
-                if isinstance(a, StatResponse) and a.key
-            }
+            found[str(address)] = yield from self._stats_of(address, group)
         return found
+
+    def _stats_of(self, address: Address, group: str) -> Operation[dict[str, str]]:
+        answers: list[Response] = yield Ask(address, [Stat(group.encode())], ends=ends_list)
+        if answers and answers[-1].status != Status.SUCCESS:
+            raise self._refusal(answers[-1], address, f"statistics {group!r}")
+        told = (answer for answer in answers if isinstance(answer, StatResponse) and answer.key)
+        return {answer.key.decode(): answer.value.decode("utf-8", "replace") for answer in told}
 
 
 def _is_worth_another_try(error: Exception) -> bool:

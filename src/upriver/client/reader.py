@@ -5,6 +5,7 @@ The shells pump events in, take items out, and run the ``chores``: conversations
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,11 @@ from upriver.client.delivery import Delivery
 from upriver.client.kv import make_session
 from upriver.client.made import Maker
 from upriver.client.names import Names
-from upriver.client.operations import Operation, Operations
+from upriver.client.operations import Operation, Operations, Pause
 from upriver.client.pacing import Pacing, jitter
 from upriver.client.positions import Positions
 from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
-from upriver.errors import ConnectFailed, LocalProtocolError, UnknownCollection, UnknownScope
+from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
 from upriver.protocol.feed import CollectionChange, Documents, Feed, FeedEvent, FeedRequest, FilterGone
 from upriver.protocol.session import FeedSettings
 from upriver.wire.events import CollectionEnded
@@ -25,6 +26,7 @@ POLL_PERSISTENCE_S = 0.1
 POLL_LAG_S = 5.0
 ASK_OTHERS_S = 1.0
 MakeMaker = Callable[..., Maker]
+_log = logging.getLogger(__name__)
 
 
 class Reader:
@@ -50,12 +52,6 @@ class Reader:
         self._persistence_at = 0.0
         self._map_wanted, self._map_at = False, 0.0
 
-    @property
-    def wait_for_disk(self) -> bool:
-        """Whether changes are held back; a bucket that has no disk has no couchapi either."""
-        capabilities = self.feed.topology.capabilities
-        return self.read.wait_for_disk and (not capabilities or "couchapi" in capabilities)
-
     def deliver(self, make: MakeMaker, **options: Any) -> Delivery:
         """Begin, or go on, to make items of what comes."""
         if self.delivery and self._made_by == (make, options):
@@ -68,7 +64,7 @@ class Reader:
             "system_events": self.read.system_events,
         }  # fmt: skip
         maker = make(self.feed, self.names, **{**asked, **options})
-        self.delivery = Delivery(self.feed, maker, linger_s=self.read.linger_s, hold_unsafe=self.wait_for_disk)
+        self.delivery = Delivery(self.feed, maker, linger_s=self.read.linger_s, hold_unsafe=self.read.wait_for_disk)
         return self.delivery
 
     def add(self, event: FeedEvent, now: float) -> None:
@@ -103,48 +99,43 @@ class Reader:
         self._map_wanted = True
 
     def chore(self, now: float) -> Operation[None] | None:
-        """A conversation that should take place now, if any."""
+        """A conversation that should take place now, if any. None of them can end the feed: its streams would tell."""
         if self._map_wanted and now >= self._map_at:
             self._map_wanted, self._map_at = False, now + ASK_OTHERS_S
-            return self._refresh_map()
+            return _chore(self._refresh_map())
         if self._filter_stale and now >= self._filter_at:
             self._filter_tries += 1
             self._filter_at = now + min(5.0, 0.1 * 2 ** min(self._filter_tries, 6))
-            return self._look_names_up()
+            return _chore(self._look_names_up())
         if self.delivery and now >= self._persistence_at and (unsafe := self.delivery.unsafe()):
             self._persistence_at = now + POLL_PERSISTENCE_S
-            return self._observe(unsafe)
+            return _chore(self._observe(unsafe))
         if self.track_lag and now >= self._lag_at:
             self._lag_at = now + POLL_LAG_S
-            return self._poll_seqnos()
+            return _chore(self._poll_seqnos())
         return None
 
     def _refresh_map(self) -> Operation[None]:
         try:
             self.feed.use((yield from self.operations.bootstrap()))
-        except ConnectFailed:
+        except UpriverError:
             self._map_wanted = True
+            raise
 
     def _look_names_up(self) -> Operation[None]:
-        try:
-            if self.read.scope:
-                value, complete = (yield from filter_value(self.operations, self.read)), True
-            else:
-                found = yield from collection_ids(self.operations, self.read, missing_ok=True)
-                if not found:
-                    return
-                value, complete = filter_of(found.values()), found.keys() == self.read.paths
-        except (UnknownCollection, UnknownScope, ConnectFailed):
-            return
+        if self.read.scope:
+            value, complete = (yield from filter_value(self.operations, self.read)), True
+        else:
+            found = yield from collection_ids(self.operations, self.read, missing_ok=True)
+            if not found:
+                return
+            value, complete = filter_of(found.values()), found.keys() == self.read.paths
         if complete:
             self._filter_stale, self._filter_tries = False, 0
         self.feed.refilter(value, again=complete)
 
     def _poll_seqnos(self) -> Operation[None]:
-        try:
-            self._high_seqnos = yield from self.operations.high_seqnos()
-        except ConnectFailed:
-            return
+        self._high_seqnos = yield from self.operations.high_seqnos()
 
     def lag(self) -> dict[int, int]:
         """How many seqnos each vbucket was behind when somebody last looked; needs ``track_lag``."""
@@ -152,12 +143,27 @@ class Reader:
         return {vb: max(0, self._high_seqnos[vb] - seqno(vb)) for vb in self.feed.vbuckets if vb in self._high_seqnos}
 
     def _observe(self, branches: dict[int, int]) -> Operation[None]:
-        try:
-            persisted = yield from self.operations.persisted(branches)
-        except ConnectFailed:
-            return
+        persisted = yield from self.operations.persisted(branches)
         if self.delivery:
-            self.delivery.note_persisted(persisted)
+            self.delivery.note_persisted(branches, persisted)
+
+
+def _chore(operation: Operation[None]) -> Operation[None]:
+    """One try of an operation: it comes again anyway, and while it waits the blocking feed would not listen."""
+    try:
+        step = next(operation)
+        while not isinstance(step, Pause):
+            try:
+                answer = yield step
+            except ConnectFailed as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(answer)
+        operation.close()
+    except StopIteration:
+        return
+    except (ConnectFailed, StatusError, RemoteProtocolError) as error:
+        _log.info("%s is put off: %s", getattr(operation, "__name__", "").strip("_"), error)
 
 
 class _Nothing:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -104,16 +104,26 @@ def settings_of(options: ConnectOptions, read: ReadOptions, name: str) -> FeedSe
         flags |= OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
     if read.xattrs:
         flags |= OpenFlag.INCLUDE_XATTRS
-    controls = [("send_stream_end_on_client_close_stream", "true", False)]
+    controls = [
+        ("send_stream_end_on_client_close_stream", "true", False),
+        ("flatbuffers_system_events", "true", False),  # the older form cannot tell a flush from a creation
+    ]
     if read.expiry_events:
         controls.append(("enable_expiry_opcode", "true", False))
     if read.out_of_order:
         controls.append(("enable_out_of_order_snapshots", "true_with_seqno_advanced", False))
     if read.history:
-        controls += [("change_streams", "true", True), ("flatbuffers_system_events", "true", False)]
+        controls.append(("change_streams", "true", True))
     return FeedSettings(
         name, flags, options.window_bytes, options.noop_interval_s, read.compressed, tuple(controls)
     )
+
+
+def settled(operations: Operations, read: ReadOptions) -> Operation[ReadOptions]:
+    """The options as this bucket can fulfil them: without a disk there is nothing to wait for."""
+    if read.wait_for_disk and not (yield from operations.has_disk()):
+        return replace(read, wait_for_disk=False)
+    return read
 
 
 def plan(operations: Operations, read: ReadOptions) -> Operation[FeedRequest]:

@@ -1,27 +1,35 @@
-"""Random key-value and DCP clients against one node: they connect, write, stream, close and die.
+"""Random key-value and DCP clients against one node: they connect, write, stream, close, misbehave and die.
 
-Run ``python tests/node/soak.py SECONDS``; exits with 1 if a stream's content differs from the store, the log has an
-error, or the node's anonymous memory keeps growing. CI runs it for some seconds through ``test_soak.py``.
+Run ``python tests/node/soak.py SECONDS``; exits with 1 if a client saw what must not be, a survivor's content differs
+from the store, the log has an error, connections or streams are left over, or the node's anonymous memory keeps
+growing. A line a minute says how it goes. CI runs it for some seconds through ``test_soak.py``.
 """
 
 from __future__ import annotations
 
 import random
-import socket
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
-from raw import ALL, Raw, frame, ready
+from raw import ALL, Raw, ready
+from soak_clients import BAD, KEYS, KINDS, LONGEST_LIFE_S, VBUCKETS
+from soak_survivor import Contents, Survivor
 
 from upriver import testing
-from upriver.wire import Magic, Opcode, dcp, decode, events, kv
-from upriver.wire.constants import StreamFlag
+from upriver.wire import cluster, kv, session
 
-VBUCKETS = 16
-KEYS = 200
+QUOTA_MIB = 64
+MOST_GROWTH = 32 << 20
+LONG_S = 600.0  # in a shorter run the caches, which the quota bounds, are still filling
+SAMPLE_S = 1.0
+CATCH_UP_S = 300.0
+Life = Callable[[int, random.Random], None]
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -32,123 +40,129 @@ def anonymous_bytes(pid: int) -> int:
 
 
 class Soak:
-    """Threads of clients, all with their own random numbers; ``counts`` says what they did."""
+    """Threads of clients, each with its own random numbers; ``lives`` counts what they did."""
 
-    def __init__(self, port: int, until: float, seed: int = 1) -> None:
-        self.port = port
-        self.until = until
-        self.seed = seed
-        self.counts: Counter[str] = Counter()
-        self.failures: list[str] = []
+    def __init__(self, node: testing.RunningNode, seconds: float) -> None:
+        self.node = node
+        self.began = time.monotonic()
+        self.until = self.began + seconds
+        self.lives: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self.memory: list[tuple[float, int]] = []
+        self.survivors = [
+            Survivor(node.kv_port, 1, lives_s=0),
+            Survivor(node.kv_port, 2, lives_s=2, controls={"connection_buffer_size": b"20000"}),
+            Survivor(node.kv_port, 3, lives_s=5, controls={"force_value_compression": b"true"}),
+        ]
 
     def run(self) -> None:
-        kinds = [self.write] * 2 + [self.follow] * 3 + [self.misbehave] * 2
-        threads = [threading.Thread(target=self._guard, args=(kind, n)) for n, kind in enumerate(kinds)]
-        for thread in threads:
+        kinds = [kind for kind, copies in KINDS for _ in range(copies)]
+        threads = [threading.Thread(target=self._live, args=(kind, n)) for n, kind in enumerate(kinds)]
+        for thread in [*self.survivors, *threads]:
             thread.start()
+        self._watch()
         for thread in threads:
             thread.join()
 
-    def _guard(self, kind, number: int) -> None:  # type: ignore[no-untyped-def]
-        chance = random.Random(self.seed * 1000 + number)
+    def _live(self, kind: Life, number: int) -> None:
+        chance = random.Random(number)
         while time.monotonic() < self.until:
             try:
-                kind(chance)
-                self.counts[kind.__name__] += 1
-            except AssertionError as error:
-                self.failures.append(f"{kind.__name__}: {error}")
-                return
+                kind(self.node.kv_port, chance)
+            except Exception as error:
+                if not (kind in BAD and isinstance(error, OSError)):
+                    self.problems.append(f"{kind.__name__}: {error!r}\n{traceback.format_exc(limit=-2)}")
+                    return
+            self.lives[kind.__name__] += 1
 
-    def write(self, chance: random.Random) -> None:
-        """Pipelined sets, deletes and counters, every answer checked for order."""
-        with ready(self.port, *ALL) as raw:
-            for _ in range(20):
-                batch = [self._operation(chance, opaque) for opaque in range(chance.randrange(1, 200))]
-                raw.send(*batch)
-                assert [raw.receive().opaque for _ in batch] == list(range(len(batch))), "answers out of order"
+    def _watch(self) -> None:
+        told = 0.0
+        while (now := time.monotonic()) < self.until:
+            self.memory.append((now, anonymous_bytes(self.node.pid)))
+            if now - told >= 60:
+                told = now
+                print(self.progress(), flush=True)
+            time.sleep(min(SAMPLE_S, max(0.0, self.until - now)))
 
-    def _operation(self, chance: random.Random, opaque: int) -> bytes:
-        key, vbucket = b"\0key-%d" % chance.randrange(KEYS), chance.randrange(VBUCKETS)
-        if chance.random() < 0.2:
-            return kv.Delete(key, vbucket=vbucket, opaque=opaque).frame().encode()
-        value = chance.randbytes(chance.choice((10, 200, 3000)))
-        return kv.Set(key=key, value=value, vbucket=vbucket, opaque=opaque).frame().encode()
+    def progress(self) -> str:
+        spent = int(time.monotonic() - self.began)
+        changes = sum(each.changes for each in self.survivors)
+        return (
+            f"{spent:5d} s, memory {self.memory[-1][1] >> 20} MiB, {sum(self.lives.values())} lives, "
+            f"{changes} changes to survivors with {sum(each.reconnects for each in self.survivors)} reconnects, "
+            f"{len(self.problems)} problems"
+        )
 
-    def follow(self, chance: random.Random) -> None:
-        """Stream some vbuckets up to now, in small or large windows; seqnos must rise and every stream must end."""
-        with ready(self.port, *ALL) as raw:
-            self._open(raw, chance)
-            vbuckets = chance.sample(range(VBUCKETS), chance.randrange(1, 6))
-            for vbucket in vbuckets:
-                raw.send(dcp.StreamRequest(vbucket=vbucket, flags=StreamFlag.TO_LATEST))
-            self._read_streams(raw, len(vbuckets))
+    # ------------------------------------------------------------------------------------------ the end
 
-    def _open(self, raw: Raw, chance: random.Random) -> None:
-        raw.ask(dcp.Open(0, 1, b"soak-%d" % chance.getrandbits(40)))
-        raw.ask(dcp.Control(b"enable_noop", b"true"))
-        raw.ask(dcp.Control(b"connection_buffer_size", b"%d" % chance.choice((1000, 50_000, 10**7))))
+    def check(self) -> None:
+        """Everything that must be true once the clients are gone."""
+        self._check_contents()
+        self._check_memory()
+        self._check_left_over()
+        text = self.node.log.read_text()
+        if "ERROR" in text or "Traceback" in text:
+            self.problems.append(f"errors in the log: {text[-2000:]}")
 
-    def _read_streams(self, raw: Raw, streams: int) -> None:
-        last: Counter[int] = Counter()
-        while streams:
-            got = raw.receive()
-            if got.magic.is_response:
-                assert got.specific == 0, f"stream refused with {got.specific:#x}"
-                continue
-            if got.opcode == Opcode.DCP_NOOP:
-                raw.send(frame(Opcode.DCP_NOOP, magic=Magic.RESPONSE, opaque=got.opaque))
-                continue
-            raw.send(dcp.BufferAck(got.size))
-            message = decode(got, raw.context)
-            streams -= isinstance(message, dcp.StreamEnd)
-            if isinstance(message, dcp.Mutation | dcp.Deletion | events.SystemEvent):
-                assert message.by_seqno > last[message.vbucket], "seqnos went backwards"
-                last[message.vbucket] = message.by_seqno
+    def _check_contents(self) -> None:
+        time.sleep(LONGEST_LIFE_S + 1)
+        contents_by_key(self.node.kv_port)  # reading is what makes tombstones of expired documents
+        goal = high_seqnos(self.node.kv_port)
+        for survivor in self.survivors:
+            survivor.finish_at = goal
+        wanted = contents_by_key(self.node.kv_port)
+        for survivor in self.survivors:
+            survivor.join(CATCH_UP_S)
+            if survivor.failure or survivor.is_alive():
+                self.problems.append(survivor.failure or f"survivor {survivor.seed} did not catch up")
+            elif survivor.contents != wanted:
+                self.problems.append(f"survivor {survivor.seed} has other contents than the store")
 
-    def misbehave(self, chance: random.Random) -> None:
-        """Open streams and vanish, never acknowledge, or send garbage."""
-        raw = ready(self.port, *ALL)
-        self._open(raw, chance)
-        for vbucket in range(VBUCKETS):
-            raw.send(dcp.StreamRequest(vbucket=vbucket))
-        if chance.random() < 0.3:
-            raw.socket.sendall(chance.randbytes(100))
-        time.sleep(chance.random() * 0.05)
-        if chance.random() < 0.5:
-            raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        raw.socket.close()
+    def _check_memory(self) -> None:
+        """The last fifth of the time against the second: before that, caches fill."""
+        fifth = max(1, len(self.memory) // 5)
+        before = median(size for _, size in self.memory[fifth : 2 * fifth] or self.memory)
+        grown = median(size for _, size in self.memory[-fifth:]) - before
+        print(f"anonymous memory: {before / 2**20:.1f} MiB in the second fifth, {grown / 2**20:+.1f} MiB in the last")
+        is_long = self.until - self.began >= LONG_S
+        if grown > (MOST_GROWTH if is_long else QUOTA_MIB << 20):
+            self.problems.append(f"anonymous memory grew by {grown / 2**20:.1f} MiB")
+
+    def _check_left_over(self) -> None:
+        with ready(self.node.kv_port, *ALL) as raw:
+            for _ in range(100):
+                found = statistics(raw)
+                left = int(found["curr_connections"]) - 1, int(found["upriver_streams"]), int(found["ep_dcp_count"])
+                if not any(left):
+                    return
+                time.sleep(0.1)
+        self.problems.append(f"left over: {left[0]} connections, {left[1]} streams, {left[2]} names")
 
 
-def contents_by_stream(port: int) -> dict[int, dict[bytes, bytes]]:
-    """Every vbucket's documents as a stream tells them."""
-    found: dict[int, dict[bytes, bytes]] = {vbucket: {} for vbucket in range(VBUCKETS)}
-    with ready(port, *ALL) as raw:
-        raw.ask(dcp.Open(0, 1, b"soak-final"))
-        raw.ask(dcp.Control(b"enable_noop", b"true"))
-        for vbucket in range(VBUCKETS):
-            raw.send(dcp.StreamRequest(vbucket=vbucket, flags=StreamFlag.TO_LATEST))
-        open_streams = VBUCKETS
-        while open_streams:
-            got = raw.receive()
-            if got.magic.is_response:
-                continue
-            message = decode(got, raw.context)
-            open_streams -= isinstance(message, dcp.StreamEnd)
-            if isinstance(message, dcp.Mutation):
-                found[message.vbucket][message.key] = message.value
-            elif isinstance(message, dcp.Deletion):
-                found[message.vbucket].pop(message.key, None)
+def statistics(raw: Raw) -> dict[str, str]:
+    raw.send(session.Stat())
+    found: dict[str, str] = {}
+    while (got := raw.receive()).key:
+        found[got.key.decode()] = got.value.decode()
     return found
 
 
-def contents_by_key(port: int) -> dict[int, dict[bytes, bytes]]:
+def high_seqnos(port: int) -> dict[int, int]:
+    with ready(port, *ALL) as raw:
+        value = raw.ask(cluster.GetAllVbSeqnos()).value
+    pairs = [value[at : at + 10] for at in range(0, len(value), 10)]
+    return {int.from_bytes(pair[:2], "big"): int.from_bytes(pair[2:], "big") for pair in pairs}
+
+
+def contents_by_key(port: int) -> Contents:
     """Every vbucket's documents as GETs tell them."""
-    found: dict[int, dict[bytes, bytes]] = {vbucket: {} for vbucket in range(VBUCKETS)}
+    found: Contents = {vbucket: {} for vbucket in range(VBUCKETS)}
+    keys = [b"\0%s-%d" % (kind, number) for kind in (b"key", b"count") for number in range(KEYS)]
     with ready(port, *ALL) as raw:
         for vbucket in range(VBUCKETS):
-            for number in range(KEYS):
-                key = b"\0key-%d" % number
-                got = raw.ask(kv.Get(key, vbucket=vbucket))
+            raw.send(*[kv.Get(key, vbucket=vbucket) for key in keys])
+            for key in keys:
+                got = raw.receive()
                 if got.specific == 0:
                     found[vbucket][key] = got.value
     return found
@@ -156,22 +170,13 @@ def contents_by_key(port: int) -> dict[int, dict[bytes, bytes]]:
 
 def soak(seconds: float) -> list[str]:
     """What went wrong; empty is good."""
-    with testing.node(vbuckets=VBUCKETS, lazy=True, quota_mib=64) as node:
-        Soak(node.kv_port, time.monotonic() + seconds / 3, seed=1).run()
-        before = anonymous_bytes(node.pid)
-        runner = Soak(node.kv_port, time.monotonic() + seconds * 2 / 3, seed=2)
-        runner.run()
-        grown = anonymous_bytes(node.pid) - before
-        problems = list(runner.failures)
-        if contents_by_stream(node.kv_port) != contents_by_key(node.kv_port):
-            problems.append("a stream's content is not the store's")
-        if grown > 48 << 20:
-            problems.append(f"anonymous memory grew by {grown >> 20} MiB")
-        text = node.log.read_text()
-        if "ERROR" in text or "Traceback" in text:
-            problems.append(f"errors in the log: {text[-2000:]}")
-        print(dict(runner.counts), f"memory {before >> 20} MiB, grown by {grown >> 10} KiB")
-    return problems
+    with testing.node(vbuckets=VBUCKETS, lazy=True, quota_mib=QUOTA_MIB) as node:
+        run = Soak(node, seconds)
+        run.run()
+        print(run.progress())
+        run.check()
+        print(dict(run.lives))
+    return run.problems
 
 
 if __name__ == "__main__":

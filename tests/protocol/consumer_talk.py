@@ -38,6 +38,9 @@ class Store:
     def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> Any:
         return self.bucket.set_state(number, state, takeover=takeover)
 
+    def expect_xattrs(self) -> None:
+        self.has_xattrs = True
+
 
 class Talk:
     """Says messages to a consumer and hears what it answers."""

@@ -13,7 +13,8 @@ from test_consumer_setup import upr
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, Datatype, VbucketState
 from upriver.protocol.consumer import StateSet, StreamClosed
-from upriver.wire import Message, Opcode, OtherResponse
+from upriver.protocol.consumer_rows import usual_marker
+from upriver.wire import Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import MarkerFlag, StreamEndStatus
 from upriver.wire.dcp import (
     Abort,
@@ -26,10 +27,14 @@ from upriver.wire.dcp import (
     SeqnoAcknowledged,
     SeqnoAdvanced,
     SetVbucketState,
+    SnapshotMarker,
+    SnapshotMarkerV20,
     SnapshotMarkerV22,
     StreamEnd,
+    marker_range,
 )
 from upriver.wire.events import CollectionBegun, SystemEvent
+from upriver.wire.framing import cut_frame
 from upriver.wire.upr import (
     UprDeletion,
     UprFlush,
@@ -131,6 +136,66 @@ def test_the_deletion_of_a_key_that_is_not_here_leaves_a_tombstone(talk: Talk) -
     said = talk.say(marker(0, 1, opaque), DeletionV2(1, 7, 1234, key=b"\0gone", cas=5, opaque=opaque))
     assert said == []
     assert (talk.vb().high_seqno, talk.vb().tombstone_count) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "kept"),
+    [
+        (0, b"a body", (0, b"")),
+        (Datatype.SNAPPY, deflate(b"a body"), (0, b"")),
+        (Datatype.XATTR, join_xattrs({"_sync": b"{}"}), (Datatype.XATTR, join_xattrs({"_sync": b"{}"}))),
+        (Datatype.XATTR, join_xattrs({"_sync": b"{}"}, b"a body"), (Datatype.XATTR, join_xattrs({"_sync": b"{}"}))),
+        (
+            Datatype.XATTR | Datatype.JSON | Datatype.SNAPPY,
+            deflate(join_xattrs({"_sync": b"{}"}, b"[]")),
+            (Datatype.XATTR, join_xattrs({"_sync": b"{}"})),
+        ),
+        (Datatype.XATTR, b"\xff\xff\xff\xffdamaged", (0, b"")),
+    ],
+)
+@pytest.mark.parametrize("kind", [DeletionV2, Expiration, Prepare])
+def test_a_tombstone_keeps_xattrs_but_no_body(durable: Talk, kind: Any, datatype: int, value: bytes, kept: Any) -> None:
+    """Between other documents of the same snapshot, which are as they came."""
+    opaque = durable.open(0)
+    fields: Any = {"key": b"\0gone", "value": value, "cas": 7, "datatype": int(datatype), "opaque": opaque}
+    removal = Prepare(2, 2, deleted=1, durability_level=1, **fields) if kind is Prepare else kind(2, 2, **fields)
+    said = durable.say(marker(1, 3, opaque), mutation(1, opaque), removal, mutation(3, opaque))
+    assert all(isinstance(each, SeqnoAcknowledged) for each in said)
+    vb = durable.store.bucket.set_state(0, VbucketState.ACTIVE)
+    found = vb.get_prepared(b"gone") if kind is Prepare else vb.get_meta(b"gone")
+    assert (found.datatype, found.value) == kept
+    assert [vb.get(key).value for key in (b"k1", b"k3")] == [b'{"n":1}', b'{"n":3}']
+
+
+def test_who_becomes_active_later_knows_that_documents_have_xattrs(talk: Talk) -> None:
+    """A plain SET has to look for attributes that it must keep; most buckets never have any."""
+    opaque = talk.open(0)
+    talk.say(marker(1, 1, opaque), mutation(1, opaque))
+    assert not hasattr(talk.store, "has_xattrs")
+    value = join_xattrs({"_sync": b"{}"}, b"{}")
+    talk.say(marker(2, 2, opaque), mutation(2, opaque, value=value, datatype=int(Datatype.XATTR | Datatype.JSON)))
+    assert talk.store.has_xattrs
+
+
+@given(
+    st.sampled_from((SnapshotMarker, SnapshotMarkerV20, SnapshotMarkerV22)), st.integers(0, SEQNO_MAX),
+    st.integers(0, SEQNO_MAX), st.integers(0, 0xFFFF_FFFF), st.integers(0, 255), st.integers(0, 5),
+)  # fmt: skip
+def test_the_short_way_to_read_a_marker_agrees_with_the_long_one(
+    kind: Any, start: int, end: int, flags: int, byte: int, at: int
+) -> None:
+    """Also where a byte of the header says something else: then the short way leaves it to the long one."""
+    more = {SnapshotMarker: (), SnapshotMarkerV20: (end, 0), SnapshotMarkerV22: (end, 0, 0, 0)}[kind]
+    version = {SnapshotMarker: (), SnapshotMarkerV20: (0,), SnapshotMarkerV22: (2,)}[kind]
+    start, end = sorted((start, end))
+    frame = kind(*version, start, end, flags, *more, vbucket=5, opaque=6).encode()
+    for data in (frame, frame[:at] + bytes((byte,)) + frame[at + 1 :]):
+        found = usual_marker(memoryview(data))
+        if found is not None:
+            message: Any = decode(cut_frame(data))
+            assert found == (5, 6, *marker_range(message))
+            assert data == frame
+    assert usual_marker(memoryview(frame))
 
 
 def test_a_stream_end_removes_the_stream_without_a_word(talk: Talk) -> None:

@@ -69,6 +69,9 @@ class Target:
     def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> Any:
         return self.bucket.set_state(number, state, takeover=takeover)
 
+    def expect_xattrs(self) -> None:
+        self.has_xattrs = True
+
     def crash(self) -> None:
         self.bucket.abandon()
         self.bucket = self._open()

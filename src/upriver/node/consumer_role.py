@@ -47,6 +47,10 @@ class BucketStore:
         """The loop does not wait for the disk: what clients write to a new owner gets there with its state at least."""
         return self._bucket.set_state(number, state, takeover=takeover, durable=False)
 
+    def expect_xattrs(self) -> None:
+        """Documents with extended attributes have come: a SET here, once we are active, has to keep them."""
+        self._bucket.expect_xattrs()
+
 
 class ConsumerRole:
     """What ``Connection.dcp`` is after an OPEN without the producer flag."""

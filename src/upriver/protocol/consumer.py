@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from upriver.errors import InvalidMessage, Status, StatusError
-from upriver.model import SEQNO_MAX, VbucketState
-from upriver.protocol.consumer_apply import apply_message, mend_cas
+from upriver.model import SEQNO_MAX, Datatype, VbucketState
+from upriver.protocol.consumer_apply import apply_message
 from upriver.protocol.consumer_negotiation import ConsumerOptions, WrongRole
+from upriver.protocol.consumer_rows import ReceivedRows, Rows, usual_marker
 from upriver.protocol.consumer_setup import StreamSetup
 from upriver.protocol.consumer_streams import PassiveStream, Registry, ReplicaStore, StreamPhase
-from upriver.wire.bulk_encode import pack_columns, rows_by_vbucket
+from upriver.wire.bulk_encode import rows_by_vbucket
 from upriver.wire.bulk_streams import SlotState
 from upriver.wire.columns import BulkDecoder, Columns
 from upriver.wire.constants import Dialect, MarkerFlag, Opcode, UprVbucketState
@@ -87,6 +87,8 @@ class Consumer(StreamSetup):
         self._context = Context(collections=options.collections, datatypes=options.datatypes)
         self._upr_context = Context(Dialect.UPR, options.collections, options.datatypes)
         self._decoder = BulkDecoder(self._context)
+        self._received = ReceivedRows()
+        self._expects_xattrs = False
 
     # ---------------------------------------------------------------------------------------------- the three doors
 
@@ -95,10 +97,15 @@ class Consumer(StreamSetup):
         for part in self._decoder.feed(data):
             row = part.first
             self._charge(part.row_bytes)
+            self._received.use(part.columns)
+            if not self._expects_xattrs and self._received.have_xattrs(part.first, part.last):
+                self._expect_xattrs()
             for control in part.controls:
-                self._rows(part.columns, row, control.row)
-                row = control.row
-                yield from self._frame(cut_frame(control.frame))
+                if row < control.row:
+                    self._rows(part.columns, row, control.row)
+                    row = control.row
+                if not self._take_marker(control.frame):
+                    yield from self._frame(cut_frame(control.frame))
             self._rows(part.columns, row, part.last)
             self._decoder.clear()
         self.tick(now)
@@ -132,28 +139,38 @@ class Consumer(StreamSetup):
         while at < last:
             bad = self._table.advance(columns, at, last)
             stop = last if bad < 0 else bad
-            for vb, rows in rows_by_vbucket(columns, at, stop) if stop > at else ():
-                self._store(vb, columns, rows)
+            if stop == at + 1:
+                self._store(self._received.vbucket(at), columns, at)
+            elif stop > at:
+                for vb, rows in rows_by_vbucket(columns, at, stop):
+                    self._store(vb, columns, rows)
             if bad >= 0:
                 self._refuse_row(columns, bad)
             at = stop + 1
 
-    def _store(self, vb: int, columns: Columns, rows: npt.NDArray[np.int64]) -> None:
+    def _store(self, vb: int, columns: Columns, rows: Rows | int) -> None:
+        """Rows of one vbucket, or a single row."""
         stream = self.streams.get(vb)
         if stream is None or stream.phase is not StreamPhase.LIVE:
             return  # closed here, and the producer does not know yet
         seqno = self._table.seqno(vb)
         try:
             replica = self.store.vbucket(vb)
-            mend_cas(replica, columns, rows)
-            self._widen_snapshot(stream, replica, seqno)
-            replica.apply_records(pack_columns(columns, rows).data)
+            if stream.dialect is Dialect.UPR:
+                self._widen_snapshot(stream, replica, seqno)
+            pack = self._received.pack_one if isinstance(rows, int) else self._received.pack
+            replica.apply_records(pack(columns, rows, replica))  # type: ignore[arg-type]
         except StatusError as error:
-            self._refuse_rows(columns, rows, vb, error.status)
+            self._refuse_rows(columns, np.atleast_1d(np.asarray(rows, np.int64)), vb, error.status)
             return
         self._reached(stream, seqno)
 
-    def _refuse_rows(self, columns: Columns, rows: npt.NDArray[np.int64], vb: int, status: Status) -> None:
+    def _expect_xattrs(self) -> None:
+        if not self._expects_xattrs:
+            self._expects_xattrs = True
+            self.store.expect_xattrs()
+
+    def _refuse_rows(self, columns: Columns, rows: Rows, vb: int, status: Status) -> None:
         """One error for each message that was not taken; those before it were."""
         try:
             high = self.store.vbucket(vb).high_seqno
@@ -172,8 +189,7 @@ class Consumer(StreamSetup):
 
     def _widen_snapshot(self, stream: PassiveStream, replica: Any, seqno: int) -> None:
         """A bare marker of UPR says nothing about its range: one more than what came is as much as we can say."""
-        if stream.dialect is Dialect.UPR:
-            replica.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
+        replica.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
 
     def _stream_status(self, vb: int, opaque: int) -> Status | None:
         """None if a message with this opaque belongs to a live stream; SUCCESS if it is to be swallowed (15.3)."""
@@ -278,7 +294,10 @@ class Consumer(StreamSetup):
             replica.begin_snapshot(replica.high_seqno, replica.high_seqno, MarkerFlag.MEMORY)
 
     def _apply_item(self, stream: PassiveStream, replica: Any, message: Message) -> None:
-        self._widen_snapshot(stream, replica, getattr(message, "by_seqno", 0))
+        if stream.dialect is Dialect.UPR:
+            self._widen_snapshot(stream, replica, getattr(message, "by_seqno", 0))
+        if message.datatype & Datatype.XATTR:
+            self._expect_xattrs()
         seqno = apply_message(replica, message, self.options.collections)
         if isinstance(message, Prepare):
             stream.prepared_seqno = seqno
@@ -286,11 +305,28 @@ class Consumer(StreamSetup):
         self._table.seqno_advanced(stream.vbucket, seqno)
         self._reached(stream, seqno)
 
+    def _take_marker(self, frame: memoryview) -> bool:
+        """The usual marker for a live stream, without making objects of it; anything else goes the long way."""
+        found = usual_marker(frame)
+        if found is None:
+            return False
+        stream = self.streams.get(found.vbucket)
+        if stream is None or stream.opaque != found.opaque or stream.phase is not StreamPhase.LIVE:
+            return False
+        if stream.dialect is not Dialect.DCP:
+            return False
+        self._charge(len(frame))
+        try:
+            self._marker(stream, found.start, found.end, found.flags)
+        except StatusError as error:
+            self._error(Opcode.DCP_SNAPSHOT_MARKER, found.opaque, error.status)
+        return True
+
     def _marker(self, stream: PassiveStream, start: int, end: int, flags: int) -> None:
         self.store.vbucket(stream.vbucket).begin_snapshot(start, end, flags)
         self._table.snapshot(stream.vbucket, start, end)
         stream.snapshot_end = end
-        stream.ack_marker = bool(flags & MarkerFlag.ACK)
+        stream.ack_marker = bool(flags & _ACK)
 
     def _reached(self, stream: PassiveStream, seqno: int) -> None:
         """The end of a snapshot is where the vbucket is consistent, and only there can anything be confirmed."""
@@ -332,3 +368,4 @@ _FOR_PRODUCERS = (GetDcpFailoverLog, StreamRequest, UprStreamRequest, Control, B
 _OURS = frozenset(range(Opcode.DCP_ADD_STREAM, Opcode.DCP_CACHE_TRANSFER_END + 1))
 _UNCHARGED = (Opcode.DCP_NOOP, Opcode.DCP_BUFFER_ACK, Opcode.DCP_CONTROL)
 _CHARGED = frozenset(range(Opcode.DCP_STREAM_END, Opcode.DCP_CACHE_TRANSFER_END + 1)) - {*_UNCHARGED}
+_ACK = int(MarkerFlag.ACK)

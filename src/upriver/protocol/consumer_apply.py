@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from upriver.errors import Status, StatusError
-from upriver.model import SEQNO_MAX
+from upriver.protocol.consumer_rows import tombstone_value
 from upriver.protocol.consumer_streams import Replica
-from upriver.wire.columns import Columns
 from upriver.wire.dcp import Abort, Commit, Prepare, SeqnoAdvanced
 from upriver.wire.events import CollectionBegun, CollectionEnded, SystemEvent
 from upriver.wire.keys import join_key, split_key
@@ -54,10 +50,12 @@ def _split(wire_key: bytes, collections: bool) -> tuple[int, bytes]:
 
 def _apply_prepare(replica: Replica, message: Prepare, collections: bool) -> int:
     collection_id, key = _split(message.key, collections)
+    datatype, value = message.datatype, message.value
+    if message.deleted and value:
+        datatype, value = tombstone_value(datatype, value)
     record = pack(
-        Kind.PREPARE, join_key(collection_id, key), message.value, seqno=message.by_seqno,
-        rev_seqno=message.rev_seqno, cas=message.cas, flags=message.flags, time=message.expiry,
-        datatype=message.datatype, collection_id=collection_id,
+        Kind.PREPARE, join_key(collection_id, key), value, seqno=message.by_seqno, rev_seqno=message.rev_seqno,
+        cas=message.cas, flags=message.flags, time=message.expiry, datatype=datatype, collection_id=collection_id,
         extra=message.durability_level << 8 | message.deleted,
     )  # fmt: skip
     replica.apply_records(record)
@@ -76,20 +74,15 @@ def _complete(replica: Replica, message: Commit | Abort, collections: bool) -> i
 def _apply_upr_document(replica: Replica, message: UprMutation | UprDeletion | UprExpiration, collections: bool) -> int:
     """A document with extended metadata, which nothing here has a use for: only the document is kept."""
     collection_id, key = _split(message.key, collections)
-    flags, expiry = (message.flags, message.expiry) if isinstance(message, UprMutation) else (0, 0)
+    flags, expiry, datatype, value = 0, 0, message.datatype, message.document
+    if isinstance(message, UprMutation):
+        flags, expiry = message.flags, message.expiry
+    elif value:
+        datatype, value = tombstone_value(datatype, value)
     record = pack(
-        _UPR_KINDS[type(message)], join_key(collection_id, key), message.document, seqno=message.by_seqno,
-        rev_seqno=message.rev_seqno, cas=message.cas or replica.max_cas + 1, datatype=message.datatype,
-        flags=flags, time=expiry, collection_id=collection_id,
+        _UPR_KINDS[type(message)], join_key(collection_id, key), value, seqno=message.by_seqno,
+        rev_seqno=message.rev_seqno, cas=message.cas or replica.max_cas + 1, datatype=datatype, flags=flags,
+        time=expiry, collection_id=collection_id,
     )  # fmt: skip
     replica.apply_records(record)
     return message.by_seqno
-
-
-def mend_cas(replica: Replica, columns: Columns, rows: npt.NDArray[np.int64]) -> None:
-    """Give documents without a usable CAS one of ours: 0 and the largest number are no versions (15.3)."""
-    cas = columns["cas"]
-    bad = rows[(cas[rows] == 0) | (cas[rows] == SEQNO_MAX)]
-    if bad.size:
-        first = max(replica.max_cas, int(cas[rows].max(initial=0, where=cas[rows] != SEQNO_MAX))) + 1
-        cas[bad] = np.arange(first, first + bad.size, dtype=np.uint64)

@@ -220,6 +220,26 @@ def pack_columns(columns: Columns, rows: npt.NDArray[np.int64] | None = None) ->
     return PackedRun(memory.data[: int(state[1])], starts)
 
 
+class RowPacker:
+    """``pack_columns`` for rows that come one at a time, always into the same memory."""
+
+    def __init__(self, room: int = 16 * 1024) -> None:
+        self._row, self._start, self._state = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(6, np.int64)
+        self._memory = np.empty(room + SLACK, np.uint8)
+        self._room = room
+        self._addresses = address_of(self._row), address_of(self._memory), address_of(self._start)
+
+    def pack(self, columns: Columns, row: int) -> memoryview | None:
+        """The row's record, good until the next call; None if it is too large for that memory."""
+        from upriver.wire import bulk_frames
+
+        state = self._state
+        self._row[0], state[1] = row, 0
+        at_row, at_memory, at_start = self._addresses
+        bulk_frames.pack_columns(at_row, 1, at_memory, self._room, columns.address, at_start, state)
+        return self._memory.data[: int(state[1])] if state[2] else None
+
+
 def _packed_bound(columns: Columns, rows: npt.NDArray[np.int64]) -> int:
     keys, values = columns["key_at"], columns["value_at"]
     data = int((keys[rows + 1] - keys[rows]).sum()) + int((values[rows + 1] - values[rows]).sum())

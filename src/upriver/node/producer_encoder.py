@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
+import threading
+
 from upriver.protocol.controls import ProducerOptions
 from upriver.protocol.producer_frames import StreamFrames
 from upriver.protocol.stream_filter import StreamFilter
 from upriver.wire.bulk_encode import FrameOptions, PackedEncoder
+from upriver.wire.bulk_shape import Shape, ShapingEncoder, Workshop
 from upriver.wire.constants import OpenFlag
 
 _NO_VALUE = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
 
 
+Encoder = PackedEncoder | ShapingEncoder
+_of_thread = threading.local()  # tests run several nodes in one process, each on a loop of its own
+
+
+def _workshop() -> Workshop:
+    if not hasattr(_of_thread, "workshop"):
+        _of_thread.workshop = Workshop()
+    workshop: Workshop = _of_thread.workshop
+    return workshop
+
+
 def make_encoder(
     options: ProducerOptions, frames: StreamFrames, seen: StreamFilter, skip_deletes: bool, upr_expirations: bool
-) -> PackedEncoder:
+) -> Encoder:
     """An encoder for the stream as it is now; another one is needed when its filter changes."""
-    return PackedEncoder(
-        FrameOptions(
-            opaque=frames.opaque,
-            vbucket=frames.vbucket,
-            stream_id=frames.stream_id,
-            collections=options.collections,
-            collection_ids=seen.collection_ids if options.collections else None,
-            delete_times=OpenFlag.INCLUDE_DELETE_TIMES in options.flags,
-            expiry_opcode=upr_expirations if frames.upr else options.expiry_opcode,
-            upr=frames.upr,
-            no_value=bool(options.flags & _NO_VALUE),
-            keep_datatype=OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in options.flags,
-            skip_deletes=skip_deletes,
-            hifi_mfu=options.hifi_mfu,
-            stop_datatypes=frames.stop_datatypes,
-        )
+    plain = FrameOptions(
+        opaque=frames.opaque,
+        vbucket=frames.vbucket,
+        stream_id=frames.stream_id,
+        collections=options.collections,
+        collection_ids=seen.collection_ids if options.collections else None,
+        delete_times=OpenFlag.INCLUDE_DELETE_TIMES in options.flags,
+        expiry_opcode=upr_expirations if frames.upr else options.expiry_opcode,
+        upr=frames.upr,
+        no_value=bool(options.flags & _NO_VALUE),
+        keep_datatype=OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in options.flags,
+        skip_deletes=skip_deletes,
+        hifi_mfu=options.hifi_mfu,
+        stop_datatypes=frames.stop_datatypes,
+    )
+    if not frames.stop_datatypes and not options.force_value_compression:
+        return PackedEncoder(plain)
+    return ShapingEncoder(plain, _shape(options, frames), _workshop())
+
+
+def _shape(options: ProducerOptions, frames: StreamFrames) -> Shape:
+    flags = options.flags
+    return Shape(
+        stop_datatypes=frames.stop_datatypes,
+        xattrs=OpenFlag.INCLUDE_XATTRS in flags,
+        deleted_user_xattrs=OpenFlag.INCLUDE_DELETED_USER_XATTRS in flags,
+        no_body=bool(flags & _NO_VALUE),
+        force_compression=options.force_value_compression,
+        keep_datatype=OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags,
+        snappy=options.snappy,
     )

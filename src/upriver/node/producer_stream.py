@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from upriver.errors import StoreError
 from upriver.node import log
-from upriver.node.producer_encoder import make_encoder
+from upriver.node.producer_encoder import Encoder, make_encoder
 from upriver.protocol.controls import Oso
 from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.producer_frames import MarkerFacts, StreamFrames
@@ -20,9 +20,9 @@ from upriver.protocol.stream_filter import StreamFilter
 from upriver.protocol.stream_request import Attempt
 from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 from upriver.wire import Opcode
-from upriver.wire.bulk_encode import Encoded, PackedEncoder, SendBuffer, Stop
+from upriver.wire.bulk_encode import Encoded, SendBuffer, Stop
 from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, UprStreamEndStatus
-from upriver.wire.packed import SUPERSEDED, Kind, Packed, unpack
+from upriver.wire.packed import Kind, Packed, unpack
 
 if TYPE_CHECKING:
     from upriver.node.producer import Producer
@@ -91,9 +91,9 @@ class ProducerStream:
         self._last_advanced = 0
         self._invisible = 0  # the last prepare or abort of a collection that the stream follows
         self._initial = attempt.start == 0 and OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in options.flags
-        self._encoder: PackedEncoder | None = None  # made when there is something to encode, and after changes
+        self._encoder: Encoder | None = None  # made when there is something to encode, and after changes
 
-    def _make_encoder(self) -> PackedEncoder:
+    def _make_encoder(self) -> Encoder:
         return make_encoder(self.options, self.frames, self.filter, self._initial, self.producer.upr_expirations)
 
     @property
@@ -238,8 +238,6 @@ class ProducerStream:
     # ------------------------------------------------------------------------------------------ documents
 
     def _encode(self, out: SendBuffer, run: Run) -> Outcome | None:
-        if self.options.force_value_compression:
-            return self._encode_singly(run)
         window, before = self.options.window, out.used
         if not window.is_open:
             return Outcome.WINDOW
@@ -305,22 +303,6 @@ class ProducerStream:
         self.items_sent += 1
         self.last_sent_seqno = self.last_read_seqno = head.seqno
         self._oso_greatest = max(self._oso_greatest, head.seqno)
-
-    def _encode_singly(self, run: Run) -> Outcome | None:
-        """Forced compression changes every value, so every record goes the single way."""
-        if not self.options.window.is_open:
-            return Outcome.WINDOW
-        while self._offset < len(run.data) and not self._frames:
-            head, _, _ = unpack(run.data, self._offset)
-            if head.seqno > self._upto(run):
-                self._offset = len(run.data)
-            elif head.kind & SUPERSEDED or head.seqno <= run.after:
-                self._offset += head.size
-            else:
-                self._take_single(run)
-        if not self._frames:
-            self._run_finished(run)
-        return None
 
     def _single(self, head: Packed, key: bytes, value: bytes) -> bytes | None:
         kind = head.kind

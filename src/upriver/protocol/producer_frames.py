@@ -195,7 +195,8 @@ def _stop_datatypes(options: ProducerOptions) -> int:
     flags, bits = options.flags, 0
     keeps_xattrs = OpenFlag.INCLUDE_XATTRS in flags
     if flags & _NO_VALUE:
-        return Datatype.XATTR if keeps_xattrs else 0
+        hides_snappy = OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags and not options.snappy
+        return (Datatype.XATTR if keeps_xattrs else 0) | (Datatype.SNAPPY if hides_snappy else 0)
     if not keeps_xattrs or OpenFlag.INCLUDE_DELETED_USER_XATTRS not in flags:
         bits |= Datatype.XATTR
     if not options.snappy:

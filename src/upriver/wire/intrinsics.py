@@ -23,7 +23,7 @@ I64 = types.int64
 ARRAY = types.Array(types.int64, 1, "C")
 INLINE: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-_SOURCES = ("intrinsics.py", "kernels.py", "bulk_frames.py", "packed.py")
+_SOURCES = ("intrinsics.py", "kernels.py", "bulk_frames.py", "packed.py", "snappy_kernels.py", "shape_kernels.py")
 _I64 = ir.IntType(64)
 
 

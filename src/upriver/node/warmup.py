@@ -9,6 +9,7 @@ from upriver.model import VbucketState
 from upriver.node.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
 from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer
+from upriver.wire.bulk_shape import Shape, ShapingEncoder, Workshop
 from upriver.wire.packed import Kind, pack
 
 
@@ -18,6 +19,7 @@ def warm_up() -> None:
     out = SendBuffer(1 << 12)
     encoder = PackedEncoder(FrameOptions())
     encoder.encode(run, out)
+    ShapingEncoder(FrameOptions(), Shape(force_compression=True, snappy=True), Workshop()).encode(run, out)
     crc32c(run)
     with tempfile.TemporaryDirectory(prefix="upriver-warm-up-") as scratch:
         _warm_up_store(Path(scratch), encoder, out)

@@ -6,6 +6,10 @@ import json
 import urllib.request
 from typing import Any
 
+from upriver.client.blocking import Database
+from upriver.client.operations import Ask, Operation
+from upriver.wire.cluster import SetManifest
+
 VBUCKETS = 8
 
 
@@ -16,3 +20,16 @@ def provoke(http_port: int, name: str, **arguments: Any) -> Any:
     request = urllib.request.Request(url, json.dumps(arguments).encode(), headers, method="POST")
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.loads(answer.read())
+
+
+def set_manifest(db: Database, uid: int, **collections: int) -> None:
+    """Make these the collections of scope ``shop``."""
+    entries = [{"name": name, "uid": f"{number:x}"} for name, number in collections.items()]
+    default = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
+    manifest = {"uid": f"{uid:x}", "scopes": [default, {"name": "shop", "uid": "8", "collections": entries}]}
+
+    def operation() -> Operation[None]:
+        answers = yield Ask(db.topology.nodes[0], [SetManifest(json.dumps(manifest).encode())])
+        assert answers[0].status == 0, answers
+
+    db.run(operation())

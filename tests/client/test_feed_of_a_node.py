@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from client_world import set_manifest
 
 import upriver
 from upriver.client.blocking import Database, connect
@@ -21,24 +21,10 @@ from upriver.client.operations import Ask, Operation
 from upriver.errors import AuthenticationFailed, ConnectFailed, KeyNotFound, UnknownCollection
 from upriver.model import vbucket_of
 from upriver.testing import RunningNode, node
-from upriver.wire.cluster import SetManifest
 from upriver.wire.constants import Opcode, PathFlag
 from upriver.wire.subdoc import SubdocMutation
 
 Fault = Callable[..., Any]
-
-
-def set_manifest(db: Database, uid: int, **collections: int) -> None:
-    """Make these the collections of scope ``shop``."""
-    entries = [{"name": name, "uid": f"{number:x}"} for name, number in collections.items()]
-    default = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
-    manifest = {"uid": f"{uid:x}", "scopes": [default, {"name": "shop", "uid": "8", "collections": entries}]}
-
-    def operation() -> Operation[None]:
-        answers = yield Ask(db.topology.nodes[0], [SetManifest(json.dumps(manifest).encode())])
-        assert answers[0].status == 0, answers
-
-    db.run(operation())
 
 
 @pytest.fixture(scope="module")
@@ -316,19 +302,6 @@ def test_a_position_between_two_batches_covers_exactly_what_was_given(db: Databa
         assert {vb: max((s for v, s in seen if v == vb), default=0) for vb in saved} == {
             vb: position.seqno for vb, position in saved.items()
         }
-
-
-def test_a_first_load_may_come_out_of_order_and_the_position_is_right_afterwards(shop: Database) -> None:
-    uid = int(shop.manifest()["uid"], 16)
-    set_manifest(shop, uid + 1, loaded=0x40)
-    shop.set_many({b"oso:%d" % n: b"x" for n in range(200)}, 0x40)
-    shop.set_many({b"oso:%d" % n: b"y" for n in range(0, 200, 2)}, 0x40)
-    with shop.feed(collections="shop.loaded", out_of_order=True) as feed:
-        found = {c.key: c.value for c in feed.changes(idle_s=0.5) if isinstance(c, Mutation)}
-        saved = feed.positions()
-    assert found == {b"oso:%d" % n: b"x" if n % 2 else b"y" for n in range(200)}
-    shop.set("oso:new", b"z", 0x40)
-    assert keys_of(shop.changes(collections="shop.loaded", start=saved, end="now")) == {b"oso:new"}
 
 
 def test_an_expired_document_is_an_event_of_its_own(db: Database) -> None:

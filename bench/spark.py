@@ -62,13 +62,13 @@ class InMemoryReader(DataSourceReader):
         return [InputPartition(str(path)) for path in sorted(Path(self.folder).glob("*.arrow"))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from upriver.spark.reading import freeze_once
+        from upriver.spark.reading import freeze_imports
 
-        freeze_once()
         if partition.value not in _held:
             with pa.OSFile(partition.value) as file:
                 _held[partition.value] = pa.ipc.open_file(file).read_all().to_batches()
         yield from _held[partition.value]
+        freeze_imports()
 
 
 def keep_batches(database: Database, folder: Path) -> int:
@@ -141,19 +141,24 @@ class Spent:
         def run() -> None:
             before = self._now()
             action()
-            self._runs.append([after - was for after, was in zip(self._now(), before, strict=True)])
+            self._runs.append([_grown(*pair) for pair in zip(before, self._now(), strict=True)])
 
         return run
 
-    def _now(self) -> list[float]:
+    def _now(self) -> list[dict[int, float]]:
+        """CPU seconds by process: of the node, of Python workers, of the JVM."""
         mine = {pid: _read(Path(f"/proc/{pid}/cmdline")) for pid in _below(os.getpid())}
         python = [pid for pid, command in mine.items() if "pyspark.daemon" in command]
         jvm = [pid for pid, command in mine.items() if "java" in command.split("\0")[0]]
-        return [sum(map(_cpu_seconds, pids)) for pids in ([self._node], python, jvm)]
+        return [{pid: _cpu_seconds(pid) for pid in pids} for pids in ([self._node], python, jvm)]
 
     def per_row(self, rows: int) -> list[float]:
         """Microseconds of node, Python and JVM, of the run that took least of all."""
         return [seconds / rows * 1e6 for seconds in min(self._runs, key=sum)]
+
+
+def _grown(before: dict[int, float], after: dict[int, float]) -> float:
+    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
 def _below(pid: int) -> list[int]:
@@ -166,7 +171,7 @@ def _cpu_seconds(pid: int) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
-def throughput(spark: Any, rows: int, repeat: int, values: Iterable[int]) -> None:
+def throughput(spark: Any, rows: int, repeat: int, values: Iterable[int], into: Iterable[str]) -> None:
     print(f"{'':>54} {'':>7} {'CPU us/row, dcp':>21} {'ceiling':>13}")
     print(f"{'value':>6} {'into':>8} {'dcp krow/s':>11} {'MB/s':>6} {'ceiling krow/s':>15} {'ratio':>6} {'target':>7} "
           f"{'node':>6} {'Python':>6} {'JVM':>6} {'Python':>6} {'JVM':>6}")  # fmt: skip
@@ -179,7 +184,8 @@ def throughput(spark: Any, rows: int, repeat: int, values: Iterable[int]) -> Non
             running.restart()  # what is read in bulk comes from disk, in large snapshots
             with connect(running.connection_string, "default") as database:
                 size = keep_batches(database, folder)
-            for name, sink in SINKS.items():
+            for name in into:
+                sink = SINKS[name]
                 ready = spark.read.format("inmemory").option("folder", place).load()
                 spent = Spent(running.pid), Spent(running.pid)
                 both = partial(sink, dcp(spark, running), folder), partial(sink, ready, folder)
@@ -330,6 +336,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--part", choices=("throughput", "batches", "visible", "growth"), default=None)
+    parser.add_argument("--into", choices=SINKS, nargs="*", default=list(SINKS), help="sinks, for throughput")
     parser.add_argument("--values", type=int, nargs="*", default=(256, 1024), help="bytes of a value, for throughput")
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
@@ -339,7 +346,7 @@ def main() -> None:
     InMemory.__module__ = InMemoryReader.__module__ = "spark"
     spark.dataSource.register(InMemory)
     if given.part in (None, "throughput"):
-        throughput(spark, given.rows, given.repeat, given.values)
+        throughput(spark, given.rows, given.repeat, given.values, given.into)
     if given.part in (None, "batches"):
         batch_latency(spark)
     if given.part in (None, "visible"):

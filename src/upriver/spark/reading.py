@@ -7,6 +7,7 @@ vbucket to the next plan (``planning``, 1). A task of a batch query has no next 
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,7 +36,7 @@ from upriver.spark.pool import POOL, Shelf
 from upriver.spark.reports import Channel, Reporter, Summary
 
 ROUND_S = 0.02
-_frozen = False
+_frozen = 0  # how many modules there were when we last looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,6 @@ class Reader:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows of the task in the schema ``CHANGES``; reports to the driver at the end."""
-        freeze_once()
         reporter = Reporter(self.task.channel)
         reporter.begin()
         rolled_back = [one for one in self.task.ranges if one.rolled_back]
@@ -68,6 +68,7 @@ class Reader:
         if todo:
             yield from self._follow(todo) if self.task.follow else self._as_planned(todo)
         reporter.end(self.summary)
+        freeze_imports()
 
     def _as_planned(self, todo: list[Range]) -> Iterator[pa.RecordBatch]:
         with self._pump(todo, planned=True) as pump:
@@ -178,10 +179,12 @@ def _rollback_row(one: Range) -> dict[str, Any]:
             "vbuuid": vbuuid}  # fmt: skip
 
 
-def freeze_once() -> None:
-    """Spark collects garbage after every task, and looks at everything we imported; once is enough for that."""
+def freeze_imports() -> None:
+    """At the end of a task, after which Spark collects garbage and looks at everything there is: nothing of what was
+    imported will ever be garbage, and the compiler behind the kernels alone is a hundred thousand objects.
+    """
     global _frozen
-    if not _frozen:
+    if _frozen != len(sys.modules):
         gc.collect()
         gc.freeze()
-        _frozen = True
+        _frozen = len(sys.modules)

@@ -50,10 +50,9 @@ class _Documents:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from upriver.spark.pool import POOL
-        from upriver.spark.reading import freeze_once
+        from upriver.spark.reading import freeze_imports
         from upriver.spark.writing import Writer
 
-        freeze_once()
         writer = Writer(POOL.database(self._options.connect_options()), self._options)
         refused: list[Refusal] = []
         for batch in iterator:
@@ -61,6 +60,7 @@ class _Documents:
             self._fail_on(refused)
         if refused and self._options.dead_letter:
             self._bury(refused)
+        freeze_imports()
         return Written(writer.written, len(refused))
 
     def _fail_on(self, refused: Sequence[Refusal]) -> None:

@@ -8,21 +8,26 @@ from pathlib import Path
 from upriver.model import VbucketState
 from upriver.node.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
-from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer
+from upriver.wire import Context
+from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, RowPacker, SendBuffer
 from upriver.wire.bulk_shape import Shape, ShapingEncoder, Workshop
+from upriver.wire.bulk_streams import StreamTable
+from upriver.wire.columns import BulkDecoder
 from upriver.wire.packed import Kind, pack
 
 
 def warm_up() -> None:
-    """Encode a record of each kind of document; write, read, stream and persist in a store of no importance."""
+    """Encode a record of each kind of document, and receive it; write, read, stream and persist where nobody minds."""
     run = b"".join(pack(kind, b"\0k", b"v", seqno=1) for kind in (Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION))
     out = SendBuffer(1 << 12)
     encoder = PackedEncoder(FrameOptions())
     encoder.encode(run, out)
+    _receive(bytes(out.view()))
     ShapingEncoder(FrameOptions(), Shape(force_compression=True, snappy=True), Workshop()).encode(run, out)
     crc32c(run)
     with tempfile.TemporaryDirectory(prefix="upriver-warm-up-") as scratch:
-        _warm_up_store(Path(scratch), encoder, out)
+        _warm_up_store(Path(scratch) / "active", encoder, out)
+        _warm_up_replica(Path(scratch) / "replica")
 
 
 def _warm_up_store(path: Path, encoder: PackedEncoder, out: SendBuffer) -> None:
@@ -32,9 +37,30 @@ def _warm_up_store(path: Path, encoder: PackedEncoder, out: SendBuffer) -> None:
             vb.set(key, b"{}")
         vb.delete(b"two")
         vb.get(b"one")
+        vb.stream(0, vb.high_seqno).poll()
+        vb.set(b"one", b"{}")  # in a segment of its own: the streams below get both as one
         for disk_only in (False, True):
             bucket.flush()
             source = vb.stream(0, vb.high_seqno, disk_only=disk_only, collections=frozenset((0,)))
             while (event := source.poll()) is not None:
                 if isinstance(event, Run):
                     encoder.encode(event.data, out)
+
+
+def _receive(frames: bytes) -> None:
+    """Documents on their way to a replica: as rows, and as records again."""
+    table, packer = StreamTable(1), RowPacker()
+    table.open(0, opaque=0)
+    table.snapshot(0, 1, 1)
+    for part in BulkDecoder(Context(collections=True)).feed(frames):
+        table.advance(part.columns, part.first, part.last)
+        packer.pack(part.columns, part.first)
+
+
+def _warm_up_replica(path: Path) -> None:
+    count = 200  # more bytes than a short run has, which another kernel takes
+    run = b"".join(pack(Kind.MUTATION, b"\0k%d" % n, b"v" * 300, seqno=n, cas=n) for n in range(1, count + 1))
+    with Bucket.open(path, name="warm-up", vbuckets=1, options=StoreOptions(background=False)) as bucket:
+        vb = bucket.set_state(0, VbucketState.REPLICA)
+        vb.begin_snapshot(1, count)
+        vb.apply_records(run)

@@ -1,0 +1,173 @@
+"""Fairness and limits over real sockets: who asks for too much, or gives nothing back, slows only itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from node_thread import NodeThread
+from raw import ALL, BASIC, Raw, frame, ready
+from streaming import producer
+
+from upriver.errors import Status
+from upriver.node.options import Limits
+from upriver.store import Durability, StoreOptions
+from upriver.wire import Opcode, dcp, kv, session
+
+OK = Status.SUCCESS
+VBUCKETS = 64
+_keys = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def crowd(make_node) -> NodeThread:  # type: ignore[no-untyped-def]
+    store = StoreOptions(durability=Durability.LAZY, flush_delay_s=0.01, quota_bytes=16 << 20)
+    return make_node(vbuckets=VBUCKETS, store=store)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def client(crowd: NodeThread) -> Iterator[Raw]:
+    with ready(crowd.port, *ALL) as raw:
+        yield raw
+
+
+def is_served(client: Raw, vbucket: int = 0) -> bool:
+    """A write and a read by somebody who behaves."""
+    key = b"\0served-%d" % next(_keys)
+    written = client.ask(kv.Set(key=key, value=b"v", vbucket=vbucket)).specific
+    return written == client.ask(kv.Get(key, vbucket=vbucket)).specific == OK
+
+
+def send_for_ever(flood: Raw, question: bytes) -> None:
+    while True:
+        flood.send(question * 1000)
+
+
+def unsent(crowd: NodeThread) -> int:
+    """The most that waits in the node for any one client."""
+    return crowd.call(lambda: max(conn.transport.get_write_buffer_size() for conn in crowd.node.connections))
+
+
+def test_ten_thousand_streams_on_one_connection_are_opened_while_others_are_served(crowd: NodeThread, client: Raw):
+    wanted = 10_000
+    with producer(crowd, enable_stream_id="true") as raw:
+        requests = [
+            dcp.StreamRequest(vbucket=n % VBUCKETS, value=b'{"sid":%d}' % (1 + n // VBUCKETS), opaque=n)
+            for n in range(wanted)
+        ]
+        raw.send(*requests)
+        served_meanwhile = 0
+        while len(streams_of(crowd)) < wanted:
+            assert is_served(client)
+            served_meanwhile += 1
+        assert served_meanwhile > 10, "the others had to wait until all streams were open"
+        client.ask(kv.Set(key=b"\0news", value=b"v", vbucket=5))
+        of_vbucket = {n for n in range(wanted) if n % VBUCKETS == 5}
+        told: set[int] = set()
+        while told < of_vbucket:
+            got = raw.receive()
+            if got.opcode == Opcode.DCP_MUTATION and got.key == b"\0news":
+                told.add(got.opaque)
+        assert told == of_vbucket
+
+
+def streams_of(crowd: NodeThread) -> list[object]:
+    return crowd.call(
+        lambda: [each for conn in crowd.node.connections if conn.dcp is not None for each in conn.dcp.streams]  # type: ignore[union-attr]
+    )
+
+
+def test_streams_beyond_the_limit_are_refused_and_the_others_live_on(make_node) -> None:  # type: ignore[no-untyped-def]
+    node = make_node(limits=Limits(max_streams=100))
+    with producer(node, enable_stream_id="true") as raw:
+        raw.send(*[dcp.StreamRequest(value=b'{"sid":%d}' % sid) for sid in range(1, 201)])
+        statuses = [raw.response().specific for _ in range(200)]
+        assert statuses == [OK] * 100 + [Status.ENOMEM] * 100
+
+
+def test_many_connections_with_a_stream_for_every_vbucket_follow_while_others_are_served(
+    crowd: NodeThread, client: Raw
+):
+    with ExitStack() as stack:
+        readers = [stack.enter_context(producer(crowd)) for _ in range(40)]
+        for reader in readers:
+            reader.send(*[dcp.StreamRequest(vbucket=vbucket) for vbucket in range(VBUCKETS)])
+        for round_ in range(3):
+            for vbucket in range(VBUCKETS):
+                assert client.ask(kv.Set(key=b"\0round-%d" % round_, value=b"v", vbucket=vbucket)).specific == OK
+        for reader in readers:
+            wanted = {(vbucket, b"\0round-2") for vbucket in range(VBUCKETS)}
+            while wanted:
+                got = reader.receive()
+                if got.opcode == Opcode.DCP_MUTATION:
+                    wanted.discard((got.specific, got.key))
+    assert is_served(client)
+
+
+def test_a_flood_of_requests_by_who_reads_no_answers_is_not_read_any_further(crowd: NodeThread, client: Raw):
+    assert client.ask(kv.Set(key=b"\0large", value=bytes(100_000))).specific == OK
+    with ready(crowd.port, *ALL) as flood:
+        flood.socket.settimeout(0.5)
+        question = kv.Get(b"\0large").frame().encode()
+        with pytest.raises(TimeoutError):
+            send_for_ever(flood, question)
+        for _ in range(50):
+            assert is_served(client)
+        assert unsent(crowd) < 8 << 20
+
+
+def test_a_flood_on_a_dcp_connection_is_not_read_any_further_either(crowd: NodeThread, client: Raw):
+    with producer(crowd) as flood:
+        flood.socket.settimeout(0.5)
+        question = session.Stat(b"vbucket-details").frame().encode()
+        with pytest.raises(TimeoutError):
+            send_for_ever(flood, question)
+        for _ in range(50):
+            assert is_served(client)
+        assert unsent(crowd) < 64 << 20
+
+
+def test_a_reader_that_never_acknowledges_pins_no_memory(crowd: NodeThread, client: Raw):
+    with producer(crowd, connection_buffer_size="1000") as stuck:
+        stuck.send(*[dcp.StreamRequest(vbucket=vbucket) for vbucket in range(VBUCKETS)])
+        quota = crowd.node.options.store.quota_bytes
+        for _ in range(3 * quota // 100_000):
+            while client.ask(kv.Set(key=b"\0%d" % next(_keys), value=bytes(100_000))).specific != OK:
+                pass  # the disk is slower than we are
+        store = crowd.node.buckets.get("default").store
+        assert crowd.call(lambda: store.memory_bytes) <= quota
+        assert unsent(crowd) < 1 << 20
+        assert is_served(client)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(frame(Opcode.HELLO, value=bytes(16 * 1024)), id="HELLO of 16 KiB"),
+        pytest.param(frame(Opcode.SASL_AUTH, key=b"PLAIN", value=bytes(20_000)), id="a password of 20 KB"),
+        pytest.param(frame(Opcode.SET, extras=bytes(8), key=b"k", value=bytes(20_000))[:24], id="only a header"),
+    ],
+)
+def test_a_stranger_may_not_send_more_than_16_kib(make_node, data: bytes):  # type: ignore[no-untyped-def]
+    node = make_node(username="u", password="p")
+    with Raw(node.port) as raw:
+        raw.send(data)
+        assert raw.is_closed()
+    with Raw(node.port) as raw:
+        raw.hello(*BASIC)
+        raw.send(frame(Opcode.SASL_AUTH, key=b"PLAIN", value=bytes(16 * 1024 - 24 - 5)))
+        assert raw.receive().specific != OK, "just under the limit it is read and answered"
+
+
+def test_who_fails_to_log_in_again_is_a_stranger_again(make_node):  # type: ignore[no-untyped-def]
+    node = make_node(username="u", password="p")
+    with Raw(node.port) as raw:
+        raw.hello(*BASIC)
+        assert raw.ask(frame(Opcode.SASL_AUTH, key=b"PLAIN", value=b"\0u\0p")).specific == OK
+        raw.bucket()
+        assert raw.ask(kv.Set(key=b"k", value=bytes(20_000))).specific == OK
+        assert raw.ask(frame(Opcode.SASL_AUTH, key=b"PLAIN", value=b"\0u\0wrong")).specific == Status.AUTH_ERROR
+        raw.send(kv.Set(key=b"k", value=bytes(20_000)))
+        assert raw.is_closed()

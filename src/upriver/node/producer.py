@@ -210,6 +210,12 @@ class Producer:
         while self._ready and buffer.used < most:
             stream = self._ready.popleft()
             stream.queued = False
+            sent = stream.fill_live(buffer)
+            if sent >= 0:
+                self.items_sent += sent
+                if time.monotonic() > deadline:
+                    break
+                continue
             if self._must_queue_for_backfill(stream):
                 continue
             before = stream.items_sent

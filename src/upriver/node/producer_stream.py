@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from upriver.node.producer import Producer
     from upriver.node.takeover import Takeover
     from upriver.store import StreamSource, VBucket
+    from upriver.store.memorylog import Segment
 
 RUN_BYTES = 64 * 1024  # of one vbucket, before another gets its turn
+LIVE_BYTES = 16 * 1024  # a snapshot that is sent whole or not at all
 _ANTI_LAG = 10_000  # seqnos that a filter hides before the client is told how far the stream is (6.6)
 # As plain numbers: an IntFlag takes longer to compare than the whole marker to build.
 _MEMORY, _DISK, _ACK = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.ACK)
+_FIRST_MEMORY = int(MarkerFlag.MEMORY | MarkerFlag.CHECKPOINT)
 _PREPARE_OPCODE = int(Opcode.DCP_PREPARE)
 
 
@@ -50,7 +53,7 @@ class ProducerStream:
     """Made for a request that was granted; ``fill`` it until it ends. Kept small: there can be 100,000 of them."""
 
     __slots__ = (
-        "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_last_advanced", "_marker", "_marker_end",
+        "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_last_advanced", "_live", "_marker", "_marker_end",
         "_offset", "_oso_greatest", "_partial", "_run", "_snapshot", "can_advance", "dialect", "end_seqno", "ended",
         "filter", "flags", "frames", "items_sent", "last_read_seqno", "last_sent_seqno", "opaque", "options",
         "producer", "queued", "snap_end", "snap_start", "source", "start_seqno", "stream_id", "takeover", "vbucket",
@@ -91,6 +94,10 @@ class ProducerStream:
         self._last_advanced = 0
         self._invisible = 0  # the last prepare or abort of a collection that the stream follows
         self._initial = attempt.start == 0 and OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in options.flags
+        # Of the usual kind, whose markers the bulk encoder can write too.
+        self._live = attempt.dialect is Dialect.DCP and not (
+            options.sync_writes or options.marker_v22 or attempt.stream_id
+        )
         self._encoder: Encoder | None = None  # made when there is something to encode, and after changes
 
     def _make_encoder(self) -> Encoder:
@@ -136,6 +143,46 @@ class ProducerStream:
             else:
                 if stuck is not None:
                     return stuck
+
+    def fill_live(self, out: SendBuffer) -> int:
+        """The whole turn of a stream that is up to date and lacks a few documents; returns how many they were.
+
+        -1 when it is not that simple: then nothing has happened, and ``fill`` knows what to do.
+        """
+        options, encoder = self.options, self._encoder
+        if (
+            not self._live or encoder is None or self._run is not None or self._frames or self._partial
+            or self.takeover is not None or options.force_value_compression or not options.window.is_open
+        ):  # fmt: skip
+            return -1
+        live = self.source.next_live()
+        if live is None:
+            return -1
+        segment, _data, address = live
+        size, before, end = segment.end - segment.at, out.used, segment.last if self.can_advance else 0
+        if size > LIVE_BYTES:
+            return -1
+        begins = segment.begins_checkpoint
+        stop, records, last = encoder.as_they_are.encode_live(
+            address, size, out, self.source.position, segment.last, options.window.room,
+            segment.first if begins else 0, end, _FIRST_MEMORY if begins else _MEMORY,
+        )  # fmt: skip
+        if stop is not Stop.END or (end and not records and not self.filter.is_filtered):
+            return -1
+        self.source.took_live(segment)
+        self._note_live(segment, records, last)
+        options.window.charge(out.used - before)
+        return records
+
+    def _note_live(self, segment: Segment, records: int, last: int) -> None:
+        self.last_read_seqno = segment.last
+        if records:
+            self.items_sent += records
+            self.last_sent_seqno = last
+            if self.can_advance and last != segment.last:
+                self._last_advanced = segment.last
+        if segment.last >= self.end_seqno:
+            self.producer.make_ready(self)
 
     def _step(self, out: SendBuffer) -> Outcome | None:
         if self._run is not None:

@@ -15,6 +15,7 @@ import numpy as np
 from upriver.model import SEQNO_MAX
 from upriver.store.arrays import MAPPED, octets
 from upriver.store.disk import Octets
+from upriver.wire.columns import address_of
 
 SMALLEST = 4096
 MERGED_BYTES = 128 * 1024  # of segments that a reader who is behind gets as one snapshot
@@ -51,7 +52,7 @@ class Checkpoint:
     written, and growing copies nothing. ``data`` is the part that counts.
     """
 
-    __slots__ = ("_reserved", "closed", "data", "log", "segments", "serial")
+    __slots__ = ("_reserved", "address", "closed", "data", "log", "segments", "serial")
 
     def __init__(self, log: MemoryLog, serial: int, size: int) -> None:
         self.log = log
@@ -60,6 +61,7 @@ class Checkpoint:
         self.closed = False
         self._reserved: Octets = NOTHING
         self.data: Octets = NOTHING
+        self.address = 0  # of the data
         self.resize(size, 0)
 
     def resize(self, size: int, used: int) -> None:
@@ -67,6 +69,7 @@ class Checkpoint:
         if size > self._reserved.size or self._reserved.size < MAPPED:
             self._reserved = octets(size if size < MAPPED else max(size, self.log.most_bytes))
             self._reserved[:used] = self.data[:used]
+            self.address = address_of(self._reserved)
         self.log.gauge.bytes += size - self.data.size
         self.data = self._reserved[:size]
 

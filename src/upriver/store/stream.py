@@ -18,7 +18,8 @@ from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import kernels as k
 from upriver.store import surveys
 from upriver.store.core import Core
-from upriver.store.disk import BLOCK
+from upriver.store.disk import BLOCK, Octets
+from upriver.store.memorylog import Segment
 from upriver.store.scan import DiskScan
 from upriver.store.stretch import Stretch, stretch_after
 
@@ -78,6 +79,14 @@ class End(NamedTuple):
     """The last event of a source."""
 
     reason: EndReason
+
+
+class Live(NamedTuple):
+    """A closed segment, and the address of its records; they live as long as ``data`` does."""
+
+    segment: Segment
+    data: Octets
+    address: int
 
 
 StreamEvent: TypeAlias = SnapshotStart | Run | OsoStart | OsoEnd | End
@@ -150,6 +159,36 @@ class StreamSource:
             if event is None and self._wake is not None:
                 self._vbucket.wait(self._wake)
             return event
+
+    def next_live(self) -> Live | None:
+        """What a reader who is up to date lacks, if that is one whole snapshot in memory; else None: ``poll`` knows.
+
+        Nothing counts as read before ``took_live``; ``wake`` is called for what comes later.
+        """
+        vbucket, position = self._vbucket, self.position
+        with vbucket.shared.lock:
+            if (
+                self._after_backfill or position != self._announced_end or position >= self.end or self._queue
+                or self._killed is not None or self._ended or self._scan is not None
+                or not (checkpoints := vbucket.memory.checkpoints) or position < vbucket.memory.floor
+            ):  # fmt: skip
+                return None
+            checkpoint = checkpoints[-1]
+            segment = checkpoint.segments[-1] if checkpoint.segments else None
+            if segment is None or segment.first != position + 1:
+                return None
+            if not segment.closed:
+                vbucket.close_segment()
+            if segment.snap_end > segment.last:
+                return None
+            if self._wake is not None:
+                vbucket.wait(self._wake)
+            return Live(segment, checkpoint.data, checkpoint.address + segment.at)
+
+    def took_live(self, segment: Segment) -> None:
+        """All of it was handed on."""
+        self._origin = segment.first
+        self.position = self._announced_end = segment.last
 
     def _next(self) -> StreamEvent | None:
         if self._killed is not None:

@@ -47,6 +47,8 @@ END, FULL, WINDOW, PAST, SPECIAL, CORRUPT = range(6)
 
 _HEADER = 24
 _MUTATION, _DELETION, _EXPIRATION = 0x57, 0x58, 0x59
+_MARKER, _SEQNO_ADVANCED = 0x56, 0x64
+_MARKER_FRAME, _ADVANCED_FRAME = 44, 32
 _AT_SIZE, _AT_KIND, _AT_DATATYPE, _AT_KEY_LEN = packed.AT_SIZE, packed.AT_KIND, packed.AT_DATATYPE, packed.AT_KEY_LEN
 _AT_SEQNO, _AT_REV, _AT_CAS = packed.AT_SEQNO, packed.AT_REV, packed.AT_CAS
 _AT_FLAGS, _AT_TIME, _AT_PREV = packed.AT_FLAGS, packed.AT_TIME, packed.AT_PREV
@@ -169,8 +171,8 @@ def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
     k.copy_over(key + klen, source + klen, vlen, safe)
 
 
-@kernel(types.void(I64, I64, I64, I64, I64, ARRAY))
-def encode_packed(base, size, out, room, plan, state):
+@njit(**INLINE)
+def encode_run(base, size, out, room, plan, state):
     """Records from ``base + state[OFFSET]`` on, as frames at ``out + state[WRITTEN]``, within ``room`` bytes."""
     bits, safe = word(plan, BITS), base + size
     at, written, records, reason = state[OFFSET], state[WRITTEN], 0, END
@@ -214,6 +216,51 @@ def encode_packed(base, size, out, room, plan, state):
         state[SCANNED] = seqno
         at += step
     state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = at, written, records, reason
+
+
+@kernel(types.void(I64, I64, I64, I64, I64, ARRAY))
+def encode_packed(base, size, out, room, plan, state):
+    """``encode_run`` with everything as the caller has put it into ``plan`` and ``state``."""
+    encode_run(base, size, out, room, plan, state)
+
+
+@njit(**INLINE)
+def first_live(base, size, after):
+    """The first seqno above ``after`` that is not superseded, or 0."""
+    at = 0
+    while at < size:
+        if load_le64(base + at + _AT_SEQNO) > after and load8(base + at + _AT_KIND) < _SUPERSEDED:
+            return load_le64(base + at + _AT_SEQNO)
+        at += load_le32(base + at + _AT_SIZE)
+    return 0
+
+
+@kernel(types.UniTuple(I64, 4)(I64, I64, I64, I64, I64, I64, I64, I64, I64, I64, I64, I64, ARRAY), nogil=False)
+def encode_live(base, size, out, written, room, plan, after, upto, budget, start, end, flags, state):
+    """A whole snapshot of few records: its marker (of version 1, without a stream-id), and their frames.
+
+    ``start`` 0 is the first record's seqno, ``end`` 0 the last one sent; any other ``end`` that is not sent is told
+    with a SEQNO_ADVANCED. Returns (written, records, last seqno sent, reason), and has written all of it or nothing.
+    """
+    store_le64(plan + 8 * AFTER, after)
+    store_le64(plan + 8 * UPTO, upto)
+    store_le64(plan + 8 * BUDGET, budget - _MARKER_FRAME)
+    state[OFFSET], state[WRITTEN], state[LAST] = 0, written + _MARKER_FRAME, 0
+    encode_run(base, size, out, room - _MARKER_FRAME - _ADVANCED_FRAME, plan, state)
+    last, done = state[LAST], state[WRITTEN]
+    if state[REASON] != END or not last:
+        return written, 0, 0, min(state[REASON], SPECIAL)
+    if end and end != last:
+        put_head(out + done, _SEQNO_ADVANCED, 0, 8, 0, word(plan, P_VBUCKET), 0, word(plan, P_OPAQUE), 0, 0)
+        store_be64(out + done + _HEADER, end)
+        done += _ADVANCED_FRAME
+    end = end if end else last
+    start = start if start else first_live(base, size, after)
+    o = put_head(out + written, _MARKER, 0, 20, 0, word(plan, P_VBUCKET), 0, word(plan, P_OPAQUE), 0, 0)
+    store_be64(o, start if start < end else end)
+    store_be64(o + 8, end)
+    store_be32(o + 16, flags)
+    return done, state[RECORDS], last, END
 
 
 @njit(**INLINE)

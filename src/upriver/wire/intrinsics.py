@@ -22,7 +22,6 @@ from numba.extending import intrinsic
 I64 = types.int64
 ARRAY = types.Array(types.int64, 1, "C")
 INLINE: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _SOURCES = ("intrinsics.py", "kernels.py", "bulk_frames.py", "packed.py", "snappy_kernels.py", "shape_kernels.py")
 _I64 = ir.IntType(64)
 
@@ -48,27 +47,35 @@ class Kernel:
     Compiling at import would make every user wait for kernels that others need.
     """
 
-    def __init__(self, signature: Any, function: Callable[..., Any]) -> None:
+    def __init__(self, signature: Any, function: Callable[..., Any], nogil: bool = True) -> None:
         self._signature = signature
         self._function = function
+        self._nogil = nogil
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
+        return self.compiled()(*args)
+
+    def compiled(self) -> Callable[..., Any]:
+        """The function itself, for who calls it often."""
         if self._compiled is None:
             self._compiled = self._compile()
-        return self._compiled(*args)
+        return self._compiled
 
     def _compile(self) -> Callable[..., Any]:
-        dispatcher: Any = njit(**_OPTIONS)(self._function)
+        dispatcher: Any = njit(nogil=self._nogil, error_model="numpy")(self._function)
         dispatcher._cache = _KernelCache(self._function)
         dispatcher.compile(self._signature)
         dispatcher.disable_compile()
         return dispatcher  # type: ignore[no-any-return]
 
 
-def kernel(signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
-    """Declare a kernel: ``@kernel(types.void(I64, ARRAY))``."""
-    return partial(Kernel, signature)
+def kernel(signature: Any, nogil: bool = True) -> Callable[[Callable[..., Any]], Kernel]:
+    """Declare a kernel: ``@kernel(types.void(I64, ARRAY))``.
+
+    One that is done in a microsecond keeps the interpreter lock, which is dear to get back.
+    """
+    return partial(Kernel, signature, nogil=nogil)
 
 
 def _pointer(builder: Any, address: Any, kind: ir.Type) -> Any:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +14,8 @@ from client_world import set_manifest
 import upriver
 from upriver.client.blocking import Database, connect
 from upriver.client.changes import CollectionChanged, Deletion, Mutation
-from upriver.client.metrics import serve_metrics
 from upriver.client.operations import Ask, Operation
-from upriver.errors import AuthenticationFailed, ConnectFailed, KeyNotFound, UnknownCollection
+from upriver.errors import ConnectFailed, KeyNotFound, UnknownCollection
 from upriver.model import vbucket_of
 from upriver.testing import RunningNode, node
 from upriver.wire.constants import Opcode, PathFlag
@@ -210,35 +207,9 @@ def test_the_window_bounds_what_a_caller_that_takes_nothing_is_sent(db: Database
         assert sum(batch.num_rows for batch in feed.batches(rows=5, idle_s=0.3)) >= 400
 
 
-def test_a_wrong_password_is_said_at_once_and_never_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with node(vbuckets=4, username="ada", password="lovelace") as running:
-        with connect(running.connection_string, username="ada", password="lovelace") as db:
-            db.set("k", b"v")
-        caplog.set_level(logging.DEBUG)
-        with pytest.raises(AuthenticationFailed):
-            connect(running.connection_string, username="ada", password="hunter2")
-    assert "hunter2" not in caplog.text
-
-
 def test_no_node_is_said_with_host_and_port() -> None:
     with pytest.raises(ConnectFailed, match=r"no node could be reached: cannot connect to 127\.0\.0\.1:1"):
         connect("couchbase://127.0.0.1:1")
-
-
-def test_prometheus_sees_rows_rollbacks_and_lag(db: Database, fault: Fault) -> None:
-    db.set_many({b"metrics:%d" % n: b"x" for n in range(50)})
-    with db.feed() as feed:
-        endpoint = serve_metrics(feed.reader, 0)
-        try:
-            list(feed.changes(idle_s=0.5))
-            fault("failover", vbucket=0, lose=1)
-            list(feed.changes(idle_s=0.5))
-            text = urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=5).read().decode()
-        finally:
-            endpoint.close()
-    assert 'upriver_feed_rollbacks_total{feed="feed"} 1.0' in text
-    assert 'upriver_feed_lag_seqnos{feed="feed",vbucket="0"}' in text
-    assert "upriver_feed_rows_total" in text
 
 
 def test_the_async_client_does_the_same(server: RunningNode, fault: Fault) -> None:

@@ -76,7 +76,7 @@ class AsyncDatabase:
 
     async def run(self, operation: Operation[T]) -> T:
         """Do what an operation asks for until it has its result."""
-        with span(getattr(operation, "__name__", "operation")):
+        with span(getattr(operation, "__name__", "operation"), self.options.bucket):
             return await self._run(operation)
 
     async def _run(self, operation: Operation[T]) -> T:

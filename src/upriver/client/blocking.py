@@ -74,7 +74,7 @@ class Database:
 
     def run(self, operation: Operation[T]) -> T:
         """Do what an operation asks for until it has its result."""
-        with span(getattr(operation, "__name__", "operation")):
+        with span(getattr(operation, "__name__", "operation"), self.options.bucket):
             return self._run(operation)
 
     def _run(self, operation: Operation[T]) -> T:

@@ -9,10 +9,16 @@ from typing import Any
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
-def span(name: str) -> AbstractContextManager[Any]:
-    """A span of the current tracer if the program has loaded OpenTelemetry; it is never loaded for this."""
+def span(name: str, bucket: str) -> AbstractContextManager[Any]:
+    """A span of the current tracer if the program has loaded OpenTelemetry; it is never loaded for this.
+
+    What a feed does by itself (names with an underscore) gets none: it polls several times a second.
+    """
     trace = sys.modules.get("opentelemetry.trace")
-    if trace is None:
+    if trace is None or name.startswith("_"):
         return _NOTHING
-    started: AbstractContextManager[Any] = trace.get_tracer("upriver").start_as_current_span(f"upriver.{name}")
+    attributes = {"db.system.name": "couchbase", "db.namespace": bucket, "db.operation.name": name}
+    started: AbstractContextManager[Any] = trace.get_tracer("upriver").start_as_current_span(
+        f"upriver.{name}", kind=trace.SpanKind.CLIENT, attributes=attributes
+    )
     return started

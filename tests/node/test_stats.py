@@ -9,11 +9,11 @@ from struct import pack
 
 import pytest
 from front_node import UPRIVER, Served, serve
-from raw import ALL, BASIC, Raw, ready
+from raw import ALL, BASIC, Raw, frame, ready
 
 from upriver.errors import Status
 from upriver.model import Datatype, VbucketState
-from upriver.wire import dcp, kv
+from upriver.wire import Opcode, dcp, kv
 from upriver.wire.cluster import SetManifest, SetVbucket
 from upriver.wire.constants import OpenFlag
 from upriver.wire.session import GetErrorMap, Stat
@@ -166,6 +166,30 @@ def test_dcp_connections_and_their_streams_are_listed(raw: Raw, node: Served) ->
         assert stats(raw, "dcp-vbtakeover 5 agg:reader")["status"] in ("in-memory", "backfilling")
         assert stats(raw, "dcp-vbtakeover 6 agg:reader")["status"] == "stream_does_not_exist"
     assert stats(raw, "dcp-vbtakeover 5 nobody")["status"] == "connection_does_not_exist"
+
+
+def test_a_consumer_and_what_it_receives_are_listed(raw: Raw, node: Served) -> None:
+    with ready(node.kv_port) as admin, ready(node.kv_port) as peer:
+        assert admin.ask(SetVbucket(VbucketState.REPLICA, vbucket=9)).specific == S.SUCCESS
+        assert peer.ask(dcp.Open(0, 0, b"to-us")).specific == S.SUCCESS
+        peer.send(dcp.AddStream(0, vbucket=9))
+        peer.receive()
+        found = stats(raw, "dcp")
+        assert found["eq_dcpq:to-us:type"] == "consumer"
+        assert found["eq_dcpq:to-us:num_streams"] == "1"
+        assert found["eq_dcpq:to-us:stream_9_state"]
+        assert admin.ask(SetVbucket(VbucketState.ACTIVE, vbucket=9)).specific == S.SUCCESS
+
+
+def test_vbucket_details_say_what_waits_for_the_disk(raw: Raw) -> None:
+    assert raw.ask(frame(Opcode.STOP_PERSISTENCE)).specific == S.SUCCESS
+    try:
+        raw.ask(kv.Set(key=b"waits", value=bytes(1000), vbucket=11))
+        found = stats(raw, "vbucket-details 11")
+        assert int(found["vb_11:queue_size"]) >= 1
+        assert int(found["vb_11:ht_item_memory"]) >= 1000
+    finally:
+        assert raw.ask(frame(Opcode.START_PERSISTENCE)).specific == S.SUCCESS
 
 
 @pytest.mark.parametrize("value", [b"[]", b"not json", b'{"stream_format":"odd"}', b'{"filter":5}'])

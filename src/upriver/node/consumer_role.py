@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,18 @@ class ConsumerRole:
             "total_bytes_received": self.machine.received_bytes,
             "total_backoffs": self.machine.backoffs,
         }
+
+
+    def stream_stats(self) -> Iterator[tuple[int, dict[str, object]]]:
+        """What is known of each passive stream, with its vbucket."""
+        for stream in list(self.machine.streams.values()):
+            yield stream.vbucket, {
+                "flags": stream.flags,
+                "opaque": stream.opaque,
+                "state": stream.phase.name.lower(),
+                "cur_snapshot_start": stream.snapshot_start,
+                "cur_snapshot_end": stream.snapshot_end,
+            }
 
 
 class PrepareAcks:

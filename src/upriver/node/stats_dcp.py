@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import InvalidArguments
+from upriver.node.consumer_role import ConsumerRole
 from upriver.node.producer import Producer
 from upriver.node.stats_query import Figures, Query, vbucket_number
 
@@ -62,7 +63,7 @@ def _figures(conn: Connection) -> dict[str, object]:
     """What is known of a connection as a whole."""
     producer = conn.dcp
     if not isinstance(producer, Producer):
-        return {"type": "consumer", "created": int(producer.created) if producer is not None else 0}
+        return dict(producer.stats()) if producer is not None else {"type": "consumer", "created": 0}
     options, window = producer.options, producer.options.window
     return {
         "type": "producer",
@@ -90,6 +91,8 @@ def _figures(conn: Connection) -> dict[str, object]:
 
 def _streams(conn: Connection) -> Iterator[tuple[int, dict[str, object]]]:
     """What is known of each stream, with its vbucket."""
+    if isinstance(conn.dcp, ConsumerRole):
+        yield from conn.dcp.stream_stats()
     streams = list(conn.dcp.streams.values()) if isinstance(conn.dcp, Producer) else []
     for stream in streams:
         yield stream.vbucket_id, {

@@ -37,7 +37,12 @@ def vbucket_details(query: Query) -> Figures:
         yield f"vb_{vb.id}", vb.state.name.lower()
         yield prefix + "num_items", vb.item_count
         yield prefix + "num_deletes", vb.tombstone_count
+        waiting = list(vb.memory.unflushed)
         yield prefix + "queue_size", vb.high_seqno - vb.persisted_seqno
+        yield prefix + "queue_memory", sum(segment.end - segment.at for segment in waiting)
+        yield prefix + "ht_memory", vb.overlay.nbytes  # the keys that the index on disk does not know yet
+        yield prefix + "ht_item_memory", sum(checkpoint.data.nbytes for checkpoint in vb.memory.checkpoints)
+        yield prefix + "num_checkpoints", len(vb.memory.checkpoints)
         yield prefix + "uuid", vb.uuid
         yield prefix + "purge_seqno", vb.purge_seqno
         yield prefix + "high_seqno", shown_high_seqno(vb)
@@ -47,7 +52,7 @@ def vbucket_details(query: Query) -> Figures:
         yield prefix + "high_completed_seqno", vb.high_completed_seqno
         yield prefix + "max_cas", vb.max_cas
         yield prefix + "topology", json.dumps(vb.topology)
-        yield prefix + "might_contain_xattrs", True
+        yield prefix + "might_contain_xattrs", query.bucket.has_xattrs
 
 
 def failovers(query: Query) -> Figures:

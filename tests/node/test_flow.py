@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 from node_thread import NodeThread
 from raw import ALL, BASIC, Raw, frame, ready
+from streaming import manifest
 
 from upriver.errors import Status
 from upriver.node.options import Limits
-from upriver.wire import Magic, Message, Opcode, dcp, kv
+from upriver.wire import Magic, Message, Opcode, cluster, dcp, kv
 from upriver.wire.constants import OpenFlag
 
 OK = Status.SUCCESS
@@ -81,6 +82,28 @@ def test_a_full_window_does_not_hold_back_answers_and_noops(filled: NodeThread):
         assert seen == {Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_NOOP}
         assert raw.ask(dcp.Control(b"set_priority", b"high")).specific == OK
         assert raw.ask(dcp.StreamRequest(vbucket=1)).specific == OK
+
+
+@pytest.mark.parametrize("window", [1, 44, 45, 101, 102, 103, 134])
+def test_live_messages_of_every_kind_wait_for_the_window(node: NodeThread, window: int):
+    """A snapshot of 44 bytes of marker, 24 + 31 + 2 + 1 = 58 of a document, and 32 that say how far the stream is."""
+    vb = node.vbucket(6)
+    with ready(node.port, *ALL) as admin:
+        admin.ask(cluster.SetManifest(manifest(1, (9, "cart"))))  # refused the second time
+    with producer(node.port, b"live", *ALL, enable_noop="true", set_noop_interval="3600") as raw:
+        raw.send(dcp.StreamRequest(vbucket=6, value=b'{"collections":["9"]}'))
+        node.call(lambda: vb.set(b"k", b"v", 9))
+        until_quiet(raw)
+        assert raw.ask(dcp.Control(b"connection_buffer_size", str(window).encode())).specific == OK
+        node.call(lambda: [vb.set(b"k", b"v", 9), vb.set(b"k", b"v", 0)])
+        expected, outstanding = [], 0
+        for size in (44, 58, 32):
+            if outstanding < window:
+                expected.append(size)
+                outstanding += size
+        assert [size for _, size in until_quiet(raw)] == expected
+        raw.send(dcp.BufferAck(outstanding))
+        assert sum(size for _, size in until_quiet(raw)) <= 134 - sum(expected)
 
 
 def test_window_0_is_no_window(filled: NodeThread):

@@ -251,6 +251,8 @@ def encode_live(base, size, out, written, room, plan, after, upto, budget, start
     if state[REASON] != END or not last:
         return written, 0, 0, min(state[REASON], SPECIAL)
     if end and end != last:
+        if budget <= done - written:
+            return written, 0, 0, WINDOW  # the documents use the window up: what says how far they go must wait
         put_head(out + done, _SEQNO_ADVANCED, 0, 8, 0, word(plan, P_VBUCKET), 0, word(plan, P_OPAQUE), 0, 0)
         store_be64(out + done + _HEADER, end)
         done += _ADVANCED_FRAME

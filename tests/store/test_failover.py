@@ -245,6 +245,7 @@ def test_a_rolled_back_replica_survives_a_restart(tmp_path, buckets):
         values = [replica.get_replica(b"%d" % i).value for i in range(50)]
         assert values == [b"2"] * 10 + [b"1"] * 40
         assert replica.item_count == 50
+        assert sorted(int(record.key) for record in changes(replica.stream(0))) == list(range(50))  # each once
 
 
 def test_old_branches_are_forgotten_one_by_one(tmp_path):

@@ -13,9 +13,9 @@ import orjson
 from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
-from upriver.store.arrays import words
+from upriver.store.arrays import POOL
 from upriver.store.compaction import compact, wants_compaction
-from upriver.store.disk import BUCKET, FORMAT, VB_KEY, Disk
+from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk
 from upriver.store.expiry import expire_due
 from upriver.store.flusher import VB_META, Flusher, meta_key
 from upriver.store.manifest import Manifest
@@ -75,8 +75,10 @@ class Bucket:
         _check_identity(identity, disk, vbuckets)
         manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
         shared = Shared(disk, options, int(identity["seed"]), now_ns, manifest, uuids)
+        shared.checkpoint_bytes = options.checkpoint_bytes_of(vbuckets)
         bucket = cls(name, vbuckets, shared, identity)
         bucket._warm_up(clean=bool(identity["clean"]))
+        POOL.allow(options.spare_bytes)
         if options.background:
             bucket._flusher.start()
         return bucket
@@ -104,6 +106,8 @@ class Bucket:
             raise CorruptStore(f"{self._shared.disk.file}: vbucket {vbucket_id} of {self.vbuckets}")
         vbucket = VBucket(self._shared, vbucket_id, VbucketState.DEAD, FailoverLog.new(1))
         vbucket.restore(data)
+        if self._identity["format"] == 1:  # a rollback forgot how many were dead
+            vbucket.content = vbucket.content._replace(dead=max(1, vbucket.content.dead))
         self._add(vbucket)
 
     def _survive_crash(self, vbucket: VBucket) -> None:
@@ -117,7 +121,7 @@ class Bucket:
         )
 
     def _put_identity(self, transaction: Any, clean: bool) -> None:
-        self._identity["clean"] = clean
+        self._identity.update(clean=clean, format=FORMAT)
         self._identity["manifest"] = self._shared.manifest.to_json().decode() if self._shared.manifest.uid else None
         transaction.put(BUCKET, orjson.dumps(self._identity), db=self._shared.disk.meta)
 
@@ -166,16 +170,19 @@ class Bucket:
             with self._shared.commit_lock, self._shared.disk.write() as transaction:
                 self._put_identity(transaction, clean=True)
         finally:
-            self._closed = True
-            self._shared.disk.close()
+            self._let_go()
 
     def abandon(self) -> None:
         """Let go without flushing, as a crash would."""
         if not self._closed:
             self._flusher.stop()
             self._end_streams()
-            self._closed = True
-            self._shared.disk.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._closed = True
+        self._shared.disk.close()
+        POOL.allow(-self.options.spare_bytes)
 
     def _end_streams(self) -> None:
         with self._shared.lock:
@@ -257,11 +264,10 @@ class Bucket:
             disk = self._shared.disk
             with disk.write() as transaction:
                 disk.erase(transaction, vbucket_id)
-                transaction.delete(VB_KEY.pack(vbucket_id), db=disk.index)
+                disk.erase_tables(transaction, vbucket_id)
                 transaction.delete(meta_key(vbucket_id), db=disk.meta)
-            disk.stale = True
             vbucket.memory.clear(0)
-            vbucket.replace_overlay(words(0), 0)
+            vbucket.keys.clear()
             del self._vbuckets[vbucket_id]
             self._shared.vbucket_count = len(self._vbuckets)
 
@@ -340,6 +346,7 @@ class Bucket:
         return {
             "items": sum(vb.item_count for vb in vbuckets),
             "tombstones": sum(vb.tombstone_count for vb in vbuckets),
+            "expired": sum(vb.expired_count for vb in vbuckets),
             "streams": sum(len(vb.sources) for vb in vbuckets),
             "memory_bytes": self.memory_bytes,
             "log_bytes": self._shared.log_gauge.bytes,
@@ -389,7 +396,7 @@ def _check_identity(identity: dict[str, Any], disk: Disk, vbuckets: int) -> None
     missing = {"format", "uuid", "seed", "vbuckets", "clean", "manifest"} - identity.keys()
     if missing:
         raise NotOurFile(f"{disk.file}: the bucket record lacks {sorted(missing)[0]}")
-    if identity["format"] != FORMAT:
+    if identity["format"] not in READABLE:
         raise NotOurFile(f"{disk.file} has format {identity['format']}; this build reads {FORMAT}")
     if identity["vbuckets"] != vbuckets:
         raise NotOurFile(f"{disk.file} has {identity['vbuckets']} vbuckets, not {vbuckets}")

@@ -16,7 +16,8 @@ from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.core import Core, Tally
 from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Octets, Words, erase_range
-from upriver.store.flusher import BlockWriter, meta_key, write_table
+from upriver.store.flusher import BlockWriter, meta_key
+from upriver.store.keyindex import rewrite_table
 from upriver.store.scan import dead_in, dead_seqnos
 from upriver.wire.packed import HEADER_SIZE
 
@@ -38,8 +39,6 @@ def compact(vbucket: Core, purge_before_s: int, purge_before_seqno: int) -> None
         except BaseException:
             vbucket.restore(before)
             raise
-        finally:
-            shared.disk.stale = True
 
 
 def wants_compaction(vbucket: Core) -> bool:
@@ -82,7 +81,7 @@ class Compaction:
         vbucket.content = Tally(put.blocks + kept.blocks, put.records + kept.records, dead)
         vbucket.compacted_s = vbucket.shared.now_s
         self._write_dead(transaction, removed)
-        write_table(transaction, disk, vbucket, vbucket.overlay, removed)
+        rewrite_table(transaction, disk, vbucket.id, vbucket.keys.sources(), removed, vbucket.shared.table_scratch)
         self._settle(removed)
         meta = vbucket.describe()
         transaction.put(meta_key(vbucket.id), orjson.dumps(meta), db=disk.meta)
@@ -143,7 +142,7 @@ class Compaction:
     def _settle(self, removed: Words) -> None:
         vbucket = self._vbucket
         purged = _joined(self._purged)
-        vbucket.trim_overlay(vbucket.high_seqno)
+        vbucket.keys.clear()
         vbucket.indexed_seqno = vbucket.high_seqno
         vbucket.erasing = False
         if removed.size:

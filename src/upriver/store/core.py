@@ -14,17 +14,17 @@ from upriver.errors import CorruptStore, InvalidArguments, OutOfRange, UnknownCo
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
 from upriver.store import runs
-from upriver.store.arrays import words
-from upriver.store.disk import BLOCK, BLOCK_KEY, NO_WORDS, Octets, Words, read_json
+from upriver.store.disk import BLOCK, BLOCK_KEY, Octets, Words, read_json
+from upriver.store.keyindex import KeyIndex
 from upriver.store.memorylog import MemoryLog, Segment
 from upriver.store.shared import Shared
-from upriver.wire.packed import Kind, Packed, unpack
+from upriver.wire.packed import HEADER_SIZE, Kind, Packed, unpack
 
 if TYPE_CHECKING:
     from upriver.store.stream import StreamSource
 
+SEVERAL = 4 * 1024  # a run of this many bytes is likely more than one record
 BULK = 32 * 1024  # from this many bytes on a run is taken in without the interpreter lock
-SMALLEST_TABLE = 16
 EVICTIONS = 4  # checkpoints looked at when a write finds the memory log too large
 
 
@@ -74,9 +74,10 @@ class Core:
         self.content = Tally()
         self.compacted_s = shared.now_s
         self.on_disk = OnDisk(0, 0, 0, self.collections.tolist())
+        self.expired_count = 0  # documents that it let expire since it was opened
         self.purge_seqno = 0
         self.rollback_floor = 0  # below this the versions that a rollback would need are gone
-        self.indexed_seqno = 0  # the key table on disk knows everything up to here
+        self.indexed_seqno = 0  # the key tables on disk know everything up to here
         self.epoch = 0  # moves when records on disk are rewritten or taken away
         self.complete_seqno = 0  # end of the last snapshot that is wholly here
         self.snap_start = 0
@@ -84,9 +85,7 @@ class Core:
         self.snapshot_from_disk = False
         self.topology: Any = None
         self.memory = MemoryLog(0, shared.checkpoint_bytes, shared.log_gauge, shared.ages)
-        self.overlay: Words = np.zeros(0, np.uint64)
-        self._base: Words = NO_WORDS
-        self._view_id = -1
+        self.keys = KeyIndex(shared, vbucket_id, self.registers)
         self._loaded = True
         self.sources: set[StreamSource] = set()
         self._waiting: dict[Callable[[], None], None] = {}  # in order, each once
@@ -171,7 +170,9 @@ class Core:
 
     def _append(self, run: Octets, *, assign: bool, ceiling: int = SEQNO_MAX) -> None:
         """Take in packed records; with ``assign`` they get seqno, CAS and rev here."""
-        base = self._key_table()
+        self.load_keys()
+        if run.size > SEVERAL:
+            self.keys.reserve(run.size // max(HEADER_SIZE, int(run[:4].view(np.uint32)[0])))
         ingest = k.ingest_many if run.size > BULK else k.ingest
         at, before = 0, 0
         while at < run.size:
@@ -179,8 +180,9 @@ class Core:
             used = int(self.registers[k.USED])
             before = at
             at = ingest(
-                run, at, run.size, segment.checkpoint.data, segment.at, segment.checkpoint.serial, self.overlay,
-                base, self.collections, self.registers, self.shared.seed, assign, np.uint64(ceiling),
+                run, at, run.size, segment.checkpoint.data, segment.at, segment.checkpoint.serial,
+                self.keys.overlay, self.keys.layers, self.collections, self.registers, self.shared.seed, assign,
+                np.uint64(ceiling),
             )  # fmt: skip
             self._took_in(segment, used)
             if at < run.size:
@@ -197,7 +199,7 @@ class Core:
         """Do what the kernel could not and return where to go on, or say why the record at ``at`` is refused."""
         reason = int(self.registers[k.STOP])
         if reason == k.CROWDED:
-            self.grow_overlay()
+            self.keys.make_room(self.high_seqno)
         elif reason == k.FULL and not stuck:
             self.close_segment()
         elif reason == k.FULL:
@@ -269,56 +271,23 @@ class Core:
 
     # ---- the key index ----
 
-    def _key_table(self) -> Words:
-        """The table on disk, after making sure that the overlay in memory knows all that came later."""
+    def load_keys(self) -> None:
+        """Make sure that overlay and tables together know every key."""
         if not self._loaded:
             self._load_overlay()
-        if self.overlay.size == 0:
-            self.grow_overlay()
-        disk = self.shared.disk
-        if disk.stale or self._view_id != disk.view_id:
-            self._base = disk.table(self.id)
-            self._view_id = disk.view_id
-        return self._base
-
-    def load_keys(self) -> None:
-        """Make sure that table and overlay together know every key."""
-        self._key_table()
-
-    @property
-    def table_entries(self) -> int:
-        """How many keys the table on disk knows, roughly."""
-        return self._base.size // k.SLOT
-
-    def grow_overlay(self) -> None:
-        slots = max(SMALLEST_TABLE, self.overlay.size // k.ENTRY * 2)
-        grown = words(slots * k.ENTRY)
-        k.rehash(self.overlay, k.ENTRY, grown)
-        self.replace_overlay(grown, int(self.registers[k.ENTRIES]))
-
-    def replace_overlay(self, overlay: Words, entries: int) -> None:
-        self.shared.index_gauge.bytes += overlay.nbytes - self.overlay.nbytes
-        self.overlay = overlay
-        self.registers[k.ENTRIES] = entries
-
-    def trim_overlay(self, upto: int) -> None:
-        """The table on disk knows everything up to ``upto`` now."""
-        fresh = words(max(SMALLEST_TABLE, int(self.registers[k.ENTRIES]) // 4) * k.ENTRY)
-        above = int(np.count_nonzero((self.overlay[1 :: k.ENTRY] & k.SEQNO_BITS) > np.uint64(upto)))
-        if above * 5 >= fresh.size:
-            fresh = words(above * 2 * k.ENTRY)
-        self.replace_overlay(fresh, k.keep_newer(self.overlay, np.uint64(upto), fresh))
+        self.keys.prepare()
 
     def _load_overlay(self) -> None:
-        """After a restart: enter the records that the table on disk does not know yet."""
+        """After a restart: enter the records that the tables on disk do not know yet."""
         self._loaded = True
+        keys = self.keys
         for _, data in self.blocks(self.indexed_seqno):
             count = int(BLOCK.unpack_from(data)[1])
-            while (int(self.registers[k.ENTRIES]) + count) * 5 >= self.overlay.size:
-                self.grow_overlay()
+            while (keys.entries + count) * 5 >= keys.overlay.size:
+                keys.grow()
             run = np.frombuffer(data, np.uint8)
             new = runs.index_run(
-                run, BLOCK.size, run.size, np.uint64(self.indexed_seqno), self.overlay, self.shared.seed
+                run, BLOCK.size, run.size, np.uint64(self.indexed_seqno), keys.overlay, self.shared.seed
             )
             self.registers[k.ENTRIES] += np.uint64(new)
 
@@ -337,9 +306,9 @@ class Core:
                 more = cursor.next()
 
     def _lookup(self, wire_key: bytes, salt: int = 0) -> Found:
-        base = self._key_table()
+        self.load_keys()
         octets = np.frombuffer(wire_key, np.uint8)
-        _, known, rev, place = k.find(octets, np.uint64(salt), self.shared.seed, self.overlay, base)
+        _, known, rev, place = k.find(octets, np.uint64(salt), self.shared.seed, self.keys.overlay, self.keys.layers)
         if not known:
             return NOTHING
         return Found(int(known) & int(k.SEQNO_BITS), bool(known >> 63), int(rev), int(place))
@@ -394,7 +363,7 @@ class Core:
         for name, value in fields.items():
             setattr(self, name, value)
         self.memory.clear(self.high_seqno)
-        self.replace_overlay(np.zeros(0, np.uint64), 0)
+        self.keys.clear()
         self._loaded = False
 
     def is_tombstone(self, head: Packed) -> bool:

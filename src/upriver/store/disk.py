@@ -1,8 +1,8 @@
 """The LMDB file of one bucket: named trees, keys, transactions, and turning its failures into ours.
 
 Trees: ``log`` (vbucket, last seqno) -> block of packed records; ``dead`` the same key -> the seqnos that the block's
-records replaced; ``index`` vbucket -> key table; ``meta`` everything small. There is one long-lived read transaction,
-for the key tables, and it is renewed after every commit; all others last for one call.
+records replaced; ``index`` (vbucket, generation) -> key table; ``meta`` everything small. Every transaction lasts for
+one call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
@@ -29,10 +29,12 @@ from upriver.store.options import MIB, Durability, StoreOptions
 Words = npt.NDArray[np.uint64]
 Octets = npt.NDArray[np.uint8]
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # format 1 had one key table a vbucket
 BUCKET = b"bucket"
 BLOCK_KEY = Struct(">HQ")
 VB_KEY = Struct(">H")
+TABLE_KEY = Struct(">HI")
 BLOCK = Struct("<IIQQQ")  # flags, records, first seqno, safe seqno, reserved
 EXACT = 1  # block flag: nothing in it was deduplicated, so every seqno in it is a state that existed
 NO_WORDS: Words = np.zeros(0, np.uint64)
@@ -55,9 +57,6 @@ class Disk:
         self._trees = {name: self._tree(name) for name in (b"log", b"dead", b"index", b"meta")}
         self.log, self.dead, self.index, self.meta = self._trees.values()
         self._stuck = False  # the file could not grow when it was last tried
-        self.view_id = 0
-        self.stale = True
-        self._view: Any = None
 
     def _open(self, options: StoreOptions) -> Any:
         size = options.map_bytes or max(64 * 1024 * MIB, shutil.disk_usage(self.path).total)
@@ -76,9 +75,6 @@ class Disk:
             raise _ours(failure, self.file) from failure
 
     def close(self) -> None:
-        if self._view is not None:
-            self._view.abort()
-            self._view = None
         self._env.close()
         self._owner.close()
 
@@ -97,13 +93,9 @@ class Disk:
         """LMDB calls a write that was cut short an input/output error; mostly it is a disk without room."""
         return self._stuck or shutil.disk_usage(self.path).free < GROWTH
 
-    @contextmanager
-    def read(self) -> Iterator[Any]:
-        transaction = self._env.begin(buffers=True)
-        try:
-            yield transaction
-        finally:
-            transaction.abort()
+    def read(self) -> Any:
+        """A read transaction, which is its own context manager."""
+        return self._env.begin(buffers=True)
 
     def _lengthen(self, ahead: int) -> None:
         """Keep the file as long as what is in use and some more, so that a short file at open always means damage."""
@@ -119,19 +111,36 @@ class Disk:
                 raise  # a page in use lies behind the end
             self._stuck = True  # but there may be free pages inside: the commit will tell
 
-    def table(self, vbucket: int) -> Words:
-        """The key table of a vbucket as of the last commit; valid until ``view_id`` changes."""
-        if self.stale:
-            self._renew()
-        found = self._view.get(VB_KEY.pack(vbucket), db=self.index)
-        return NO_WORDS if found is None else np.frombuffer(found, np.uint64)[1:]
+    def tables(self, vbucket: int) -> list[Words]:
+        """The key tables of a vbucket as of the last commit, oldest first.
 
-    def _renew(self) -> None:
-        if self._view is not None:
-            self._view.abort()
-        self._view = self._env.begin(buffers=True)
-        self.view_id += 1
-        self.stale = False
+        They stay where they are, and outlive the transaction that found them, until a commit takes them away and
+        the next one begins: LMDB writes only to pages that nothing in the last commit refers to.
+        """
+        with self.read() as transaction:
+            return [table for _, table in self.tables_in(transaction, vbucket)]
+
+    def tables_in(self, transaction: Any, vbucket: int) -> list[tuple[bytes, Words]]:
+        """(where, key table) as a transaction sees them; the first word of a table is how many entries it has."""
+        found: list[tuple[bytes, Words]] = []
+        cursor = transaction.cursor(db=self.index)
+        more = cursor.set_range(VB_KEY.pack(vbucket))
+        while more and (where := bytes(cursor.key())).startswith(VB_KEY.pack(vbucket)):
+            found.append((where, np.frombuffer(cursor.value(), np.uint64)))
+            more = cursor.next()
+        return found
+
+    def put_table(self, transaction: Any, vbucket: int, table: Words, instead: Iterable[bytes]) -> None:
+        """Add a key table, as the newest; it takes the place of those at ``instead``."""
+        tables = self.tables_in(transaction, vbucket)
+        newest = int.from_bytes(tables[-1][0][VB_KEY.size :], "big") if tables else 0  # nothing there: format 1
+        for where in instead:
+            transaction.delete(where, db=self.index)
+        transaction.put(TABLE_KEY.pack(vbucket, newest + 1), table.data, db=self.index)
+
+    def erase_tables(self, transaction: Any, vbucket: int) -> None:
+        for where, _ in self.tables_in(transaction, vbucket):
+            transaction.delete(where, db=self.index)
 
     @property
     def size_bytes(self) -> int:

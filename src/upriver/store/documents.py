@@ -108,9 +108,11 @@ class Documents(Core):
 
     def _expire(self, wire_key: bytes, document: Document) -> Stored:
         """Write the tombstone of a document whose time has come."""
-        return self._write(
+        stored = self._write(
             Kind.EXPIRATION, wire_key, *surviving_xattrs(document), document.collection_id, time=self.shared.now_s
         )
+        self.expired_count += 1
+        return stored
 
     # ---- writing ----
 

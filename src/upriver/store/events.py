@@ -5,24 +5,28 @@ Active vbuckets turn a manifest into events; replicas learn the manifest from th
 
 from __future__ import annotations
 
-from dataclasses import replace
-from struct import Struct, error
+from struct import error
 from typing import Any
 
 import numpy as np
 
-from upriver.errors import InvalidArguments, OutOfRange
+from upriver.errors import InvalidArguments, InvalidMessage, OutOfRange
 from upriver.model import VbucketState
 from upriver.store import kernels as k
 from upriver.store.core import Core
 from upriver.store.disk import Octets, Words
 from upriver.store.manifest import Change, CollectionEntry, Event, Manifest, ScopeEntry
+from upriver.wire.events import (
+    CollectionBegun,
+    CollectionEnded,
+    CollectionEvent,
+    ScopeCreated,
+    ScopeDropped,
+    of_record,
+    to_record,
+)
 from upriver.wire.packed import Kind, Packed, pack, unpack
 
-SCOPE_VALUE = Struct(">QI")  # manifest uid, scope id
-COLLECTION_VALUE = Struct(">QII")  # ... and collection id
-TTL_VALUE = Struct(">QIII")  # ... and max TTL
-V0, V1 = 0, 1
 EPOCH = Manifest()
 
 
@@ -73,24 +77,22 @@ class Collections(Core):
         """Take a system event from the log or from a producer into the manifest and the collection table."""
         try:
             event = Event(head.extra >> 8)
-            uid, scope_id = SCOPE_VALUE.unpack_from(value)
-            entry = None
-            if event not in (Event.CREATE_SCOPE, Event.DROP_SCOPE):
-                entry = self._entry(event, key, value, scope_id)
-        except (ValueError, error) as failure:
+            content = of_record(event, head.extra & 0xFF, key, value)
+        except (ValueError, error, InvalidMessage) as failure:
             raise InvalidArguments(f"the system event at seqno {head.seqno} cannot be read") from failure
-        self.manifest = _with_event(self.manifest, event, uid, ScopeEntry(scope_id, key.decode()), entry)
+        scope, entry = ScopeEntry(content.scope_id, key.decode()), self._entry(content)
+        self.manifest = _with_event(self.manifest, event, content.manifest_uid, scope, entry)
         self.manifest_uid = self.manifest.uid
         self._settle_change(event, entry, head.seqno)
 
-    def _entry(self, event: Event, key: bytes, value: bytes, scope_id: int) -> CollectionEntry:
-        collection_id = COLLECTION_VALUE.unpack_from(value)[2]
-        known = self.manifest.collections.get(collection_id)
-        max_ttl = TTL_VALUE.unpack_from(value)[3] if len(value) >= TTL_VALUE.size else None
-        if event is Event.END_COLLECTION:
-            return known or CollectionEntry(collection_id, "", scope_id)
-        base = known or CollectionEntry(collection_id, key.decode(), scope_id)
-        return replace(base, max_ttl=max_ttl)
+    def _entry(self, content: CollectionEvent) -> CollectionEntry | None:
+        if isinstance(content, CollectionEnded):
+            known = self.manifest.collections.get(content.collection_id)
+            return known or CollectionEntry(content.collection_id, "", content.scope_id)
+        if isinstance(content, CollectionBegun):
+            flags = content.max_ttl, content.history, content.metered, content.flush_uid or None
+            return CollectionEntry(content.collection_id, content.name, content.scope_id, *flags)
+        return None
 
     def _settle_change(self, event: Event, entry: CollectionEntry | None, seqno: int) -> None:
         """The collection table after an event at ``seqno``."""
@@ -128,17 +130,16 @@ class Collections(Core):
 
 
 def _described(change: Change, uid: int) -> tuple[int, int, bytes, bytes, int]:
-    """(event, version, key, value, collection id) of a change, as 9.5 lays them out."""
+    """(event, version, key, value, collection id) of a change."""
     event, scope, entry = change
     if entry is None:
-        name = scope.name.encode() if event is Event.CREATE_SCOPE else b""
-        return event, V0, name, SCOPE_VALUE.pack(uid, scope.id), 0
+        made = ScopeCreated(scope.name, uid, scope.id) if event is Event.CREATE_SCOPE else ScopeDropped(uid, scope.id)
+        return *to_record(made), 0
     if event is Event.END_COLLECTION:
-        return event, V0, b"", COLLECTION_VALUE.pack(uid, scope.id, entry.id), entry.id
-    name = entry.name.encode()
-    if entry.max_ttl is None and event is Event.BEGIN_COLLECTION:
-        return event, V0, name, COLLECTION_VALUE.pack(uid, scope.id, entry.id), entry.id
-    return event, V1, name, TTL_VALUE.pack(uid, scope.id, entry.id, entry.max_ttl or 0), entry.id
+        return *to_record(CollectionEnded(uid, scope.id, entry.id)), entry.id
+    flags = entry.max_ttl, entry.history, entry.metered, entry.flush_uid or 0
+    begun = CollectionBegun(entry.name, uid, scope.id, entry.id, *flags, modified=event is Event.MODIFY_COLLECTION)
+    return *to_record(begun), entry.id
 
 
 def _with_event(

@@ -15,11 +15,10 @@ import numpy as np
 import orjson
 
 from upriver.errors import DiskFull, TemporaryFailure
-from upriver.store import kernels as k
 from upriver.store import runs
-from upriver.store.arrays import words
 from upriver.store.core import Core, Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, VB_KEY, Disk, Octets, Words
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, VB_KEY, Disk, Octets, Words
+from upriver.store.keyindex import FrozenOverlay, put_table
 from upriver.store.memorylog import Segment
 from upriver.store.shared import Shared
 
@@ -27,9 +26,6 @@ VB_META = b"v"
 RETRY_S = 1.0
 REST = 4  # of five parts of the time the flusher takes one: what it costs, others in this process do not have
 SLICE_S = 0.01
-TABLE_LOAD = 0.8
-WORTH_INDEXING = 4096
-FEWEST_SLOTS = 96  # so that LMDB gives a table pages of its own, where words are aligned
 
 
 class Frozen(NamedTuple):
@@ -39,7 +35,7 @@ class Frozen(NamedTuple):
     segments: list[Segment]
     high_seqno: int
     meta: dict[str, Any]
-    overlay: Words | None  # set when the key table on disk is brought forward too
+    overlays: list[FrozenOverlay]  # that become a key table
     size: int
 
 
@@ -107,17 +103,6 @@ class BlockWriter:
                 transaction.put(key, self._replaced[:replaced].tobytes(), db=self._disk.dead)
         self._counts[:] = 0
         self._used = BLOCK.size
-
-
-def write_table(transaction: Any, disk: Disk, vbucket: Core, overlay: Words, removed: Words = NO_WORDS) -> None:
-    """Bring the key table on disk forward; its first word is how many entries it has."""
-    key = VB_KEY.pack(vbucket.id)
-    found = transaction.get(key, db=disk.index)
-    old = NO_WORDS if found is None else np.frombuffer(found, np.uint64)
-    entries = (int(old[0]) if old.size else 0) + int(np.count_nonzero(overlay[:: k.ENTRY]))
-    table = vbucket.shared.table_scratch.zeros(1 + max(FEWEST_SLOTS, int(entries / TABLE_LOAD) + 2) * k.SLOT)
-    table[0] = k.merge_tables(old[1:], overlay, removed, table[1:])
-    transaction.put(key, table.data, db=disk.index)
 
 
 class Flusher:
@@ -244,27 +229,16 @@ class Flusher:
             vbucket = self._shared.dirty.pop(next(iter(self._shared.dirty)))
             frozen = self._freeze_one(vbucket)
             batch.append(frozen)
-            size += frozen.size + (0 if frozen.overlay is None else frozen.overlay.nbytes)  # all in memory at once
+            size += frozen.size + sum(overlay.table.nbytes for overlay in frozen.overlays)  # all in memory at once
         return batch
 
     def _freeze_one(self, vbucket: Core) -> Frozen:
         vbucket.close_segment()
         segments = list(vbucket.memory.unflushed)
         vbucket.memory.unflushed.clear()
-        overlay = None
-        if self._wants_table(vbucket):
-            overlay = words(vbucket.overlay.size)
-            overlay[:] = vbucket.overlay
+        vbucket.keys.freeze_if_large(vbucket.high_seqno)
         size = sum(segment.end - segment.at for segment in segments)
-        return Frozen(vbucket, segments, vbucket.high_seqno, vbucket.describe(), overlay, size)
-
-    def _wants_table(self, vbucket: Core) -> bool:
-        """Bring the table forward when it pays: the overlay has outgrown it, or memory is short."""
-        entries = int(vbucket.registers[k.ENTRIES])
-        if entries >= WORTH_INDEXING and entries >= vbucket.table_entries:
-            return True
-        crowded = self._shared.index_gauge.bytes > self._shared.options.index_bytes
-        return crowded and vbucket.overlay.nbytes * max(1, self._shared.vbucket_count) >= self._shared.index_gauge.bytes
+        return Frozen(vbucket, segments, vbucket.high_seqno, vbucket.describe(), vbucket.keys.frozen[:], size)
 
     def _commit(self, batch: list[Frozen]) -> None:
         disk = self._shared.disk
@@ -272,9 +246,9 @@ class Flusher:
             for item in batch:
                 put = self._writer.write(transaction, item.vbucket.id, item.segments)
                 item.meta["content"] = [old + new for old, new in zip(item.meta["content"], put, strict=True)]
-                if item.overlay is not None:
-                    write_table(transaction, disk, item.vbucket, item.overlay)
-                    item.meta["indexed_seqno"] = item.high_seqno
+                if item.overlays:
+                    put_table(transaction, disk, item.vbucket.id, item.overlays, self._shared.table_scratch)
+                    item.meta["indexed_seqno"] = item.overlays[-1].upto
                 transaction.put(meta_key(item.vbucket.id), orjson.dumps(item.meta), db=disk.meta)
         self.commits += 1
 
@@ -288,15 +262,14 @@ class Flusher:
     def _acknowledge(self, batch: list[Frozen]) -> list[tuple[int, int]]:
         shared = self._shared
         shared.disk_full = False
-        shared.disk.stale = True
         for item in batch:
             shared.dirty_bytes -= item.size
             for segment in item.segments:
                 segment.persisted = True
             item.vbucket.persisted(item.high_seqno, item.meta)
             item.vbucket.wake()
-            if item.overlay is not None:
-                item.vbucket.indexed_seqno = item.high_seqno
-                item.vbucket.trim_overlay(item.high_seqno)
+            if item.overlays:
+                item.vbucket.indexed_seqno = item.overlays[-1].upto
+                item.vbucket.keys.written(item.overlays)
         shared.evict()
         return [(item.vbucket.id, item.high_seqno) for item in batch]

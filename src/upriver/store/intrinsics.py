@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Unaligned little-endian loads, stores and copies in byte arrays, for numba kernels.
+"""Unaligned little-endian loads, stores and copies in byte arrays and at addresses, for numba kernels.
 
 Unlike byte by byte assembly these are one instruction each. The caller answers for the bounds.
 """
@@ -71,3 +71,30 @@ def _copy(typingctx, target, target_at, source, source_at, count):
 
 
 copy_bytes: Any = intrinsic(_copy)
+
+
+def _load_at(typingctx, address):
+    """The word at an address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), align=8)
+
+    return types.uint64(types.uint64), codegen
+
+
+def _prefetch(typingctx, address):
+    """Begin to fetch what is at an address; harmless wherever it points."""
+
+    def codegen(context, builder, signature, args):
+        pointer_type, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer_type, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer_type], kind)
+        pointer = builder.inttoptr(args[0], pointer_type)
+        builder.call(fetch, [pointer, ir.Constant(number, 0), ir.Constant(number, 3), ir.Constant(number, 1)])
+        return context.get_dummy_value()
+
+    return types.none(types.uint64), codegen
+
+
+load_at: Any = intrinsic(_load_at)
+prefetch: Any = intrinsic(_prefetch)

@@ -1,7 +1,9 @@
 """Numba kernels over runs of packed records and over key tables: the only code that visits every record.
 
 A key table is open addressing with linear probing in a flat uint64 array: ``ENTRY`` words a slot (hash, seqno with
-the deleted bit, rev, where in memory), or ``SLOT`` words on disk, without the last. Hash 0 marks a free slot.
+the deleted bit, rev, where in memory), or ``SLOT`` words on disk, without the last. Hash 0 marks a free slot. Slots
+are in the order of hashes, so that merging tables is a pass over both. ``layers`` says where the tables under the
+overlay are, newest first: ``LAYER`` words each (address, slots, words of a slot).
 Everything here works on one vbucket and holds no state of its own.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from upriver.store.intrinsics import copy_bytes, load16, load32, load64, store64
+from upriver.store.intrinsics import copy_bytes, load16, load32, load64, load_at, prefetch, store64
 from upriver.wire.packed import (
     AT_CAS,
     AT_COLLECTION,
@@ -30,6 +32,8 @@ from upriver.wire.packed import (
 
 ENTRY = 4  # words of a slot in memory
 SLOT = 3  # words of a slot on disk
+LAYER = 3
+LOOKAHEAD = 32  # records whose keys are on their way from memory while others are taken in
 DELETED = np.uint64(1 << 63)
 SEQNO_BITS = np.uint64((1 << 56) - 1)
 COMMIT_DELETES = np.uint64(1 << 63)  # in ``extra`` of a COMMIT
@@ -99,16 +103,40 @@ def slot_of(table, words, key_hash):
 
 
 @njit(cache=True)
-def find(key, salt, seed, overlay, base):
+def first_slot(layers, layer, key_hash):
+    """The address where the search for a key begins in this layer."""
+    at = ((key_hash >> np.uint64(32)) * layers[layer + 1]) >> np.uint64(32)
+    return layers[layer] + at * layers[layer + 2] * np.uint64(8)
+
+
+@njit(cache=True)
+def below(layers, key_hash):
+    """(seqno with the deleted bit, rev, place in memory) of a key in the newest layer that has it; zeros if none."""
+    for layer in range(0, layers.size, LAYER):
+        width = layers[layer + 2] * np.uint64(8)
+        end = layers[layer] + layers[layer + 1] * width
+        at = first_slot(layers, layer, key_hash)
+        found = load_at(at)
+        while found != key_hash and found != np.uint64(0):
+            at += width
+            if at == end:
+                at = layers[layer]
+            found = load_at(at)
+        if found == key_hash:
+            place = load_at(at + np.uint64(24)) if layers[layer + 2] == np.uint64(ENTRY) else NOWHERE
+            return load_at(at + np.uint64(8)), load_at(at + np.uint64(16)), place
+    return np.uint64(0), np.uint64(0), NOWHERE
+
+
+@njit(cache=True)
+def find(key, salt, seed, overlay, layers):
     """(hash, seqno with the deleted bit, rev, place in memory) of a key; seqno 0 when it is not known."""
     key_hash = hash_key(key, 0, key.size, seed) ^ salt
     at = slot_of(overlay, ENTRY, key_hash)
     if at >= 0 and overlay[at] == key_hash:
         return key_hash, overlay[at + 1], overlay[at + 2], overlay[at + 3]
-    at = slot_of(base, SLOT, key_hash)
-    if at >= 0 and base[at] == key_hash:
-        return key_hash, base[at + 1], base[at + 2], NOWHERE
-    return key_hash, np.uint64(0), np.uint64(0), NOWHERE
+    known, rev, place = below(layers, key_hash)
+    return key_hash, known, rev, place
 
 
 @njit(cache=True)
@@ -122,47 +150,31 @@ def rehash(old, words, new):
 
 
 @njit(cache=True, nogil=True)
-def merge_tables(base, overlay, removed, new):
-    """``base`` brought forward by the overlay, without the entries whose seqno is in the sorted ``removed``.
-
-    Returns how many entries ``new`` holds.
-    """
+def merge_into(table, words, new):
+    """Enter what a table (or overlay) knows of keys that ``new``, a table for the disk, does not; returns how many."""
     entries = 0
-    for at in range(0, base.size, SLOT):
-        if base[at] != np.uint64(0):
-            over = slot_of(overlay, ENTRY, base[at])
-            if over < 0 or overlay[over] != base[at]:
-                entries += _enter(new, base, at, removed)
-    for at in range(0, overlay.size, ENTRY):
-        if overlay[at] != np.uint64(0):
-            entries += _enter(new, overlay, at, removed)
+    for at in range(0, table.size, words):
+        if table[at] != np.uint64(0):
+            to = slot_of(new, SLOT, table[at])
+            if new[to] == np.uint64(0):
+                for word in range(SLOT):
+                    new[to + word] = table[at + word]
+                entries += 1
     return entries
 
 
-@njit(cache=True)
-def _enter(new, table, at, removed):
-    seqno = table[at + 1] & SEQNO_BITS
-    if removed.size:
-        index = np.searchsorted(removed, seqno)
-        if index < removed.size and removed[index] == seqno:
-            return 0
-    to = slot_of(new, SLOT, table[at])
-    for word in range(SLOT):
-        new[to + word] = table[at + word]
-    return 1
-
-
-@njit(cache=True)
-def keep_newer(old, upto, new):
-    """Copy the overlay entries above seqno ``upto`` into ``new``; returns how many."""
-    entries = 0
-    for at in range(0, old.size, ENTRY):
-        if old[at] != np.uint64(0) and (old[at + 1] & SEQNO_BITS) > upto:
-            to = slot_of(new, ENTRY, old[at])
-            for word in range(ENTRY):
-                new[to + word] = old[at + word]
-            entries += 1
-    return entries
+@njit(cache=True, nogil=True)
+def drop_entries(table, removed, kept):
+    """Copy a table for the disk, with its count, without the entries whose seqno is in the sorted ``removed``."""
+    for at in range(1, table.size, SLOT):
+        if table[at] != np.uint64(0):
+            seqno = table[at + 1] & SEQNO_BITS
+            index = np.searchsorted(removed, seqno)
+            if index == removed.size or removed[index] != seqno:
+                to = 1 + slot_of(kept[1:], SLOT, table[at])
+                for word in range(SLOT):
+                    kept[to + word] = table[at + word]
+                kept[0] += np.uint64(1)
 
 
 @njit(cache=True)
@@ -216,13 +228,29 @@ def _refusal(source, at, end, target, overlay, registers, assign, ceiling):
 
 
 @njit(cache=True)
-def _known(overlay, slot, base, key_hash):
+def _known(overlay, slot, layers, key_hash):
     if overlay[slot] == key_hash:
         return overlay[slot + 1], overlay[slot + 2], overlay[slot + 3]
-    below = slot_of(base, SLOT, key_hash)
-    if below >= 0 and base[below] == key_hash:
-        return base[below + 1], base[below + 2], NOWHERE
-    return np.uint64(0), np.uint64(0), NOWHERE
+    return below(layers, key_hash)
+
+
+@njit(cache=True)
+def _look_ahead(source, at, end, overlay, layers, seed, hashes):
+    """Hash the keys of the next records and ask for their slots: memory then serves many at a time, not one.
+
+    The records may be damaged: what comes of that is not used.
+    """
+    count = 0
+    first = np.uint64(overlay.ctypes.data)
+    slots = np.uint64(overlay.size // ENTRY)
+    while count < hashes.size and whole_record(source, at, end):
+        key_hash = record_hash(source, at, np.int64(source[at + AT_KIND]) & _KIND_MASK, seed)
+        hashes[count] = key_hash
+        prefetch(first + (((key_hash >> np.uint64(32)) * slots) >> np.uint64(32)) * np.uint64(8 * ENTRY))
+        for layer in range(0, layers.size, LAYER):
+            prefetch(first_slot(layers, layer, key_hash))
+        at += load32(source, at + AT_SIZE)
+        count += 1
 
 
 @njit(cache=True)
@@ -283,7 +311,7 @@ def tally(collection, kind, gone, known, seqno, rev, expiry, completed, register
 
 @njit(cache=True)
 def _ingest(
-    source, at, end, target, segment_at, serial, overlay, base, collections, registers, seed, assign, ceiling
+    source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
 ):
     """Append records to the open segment, index them, and settle seqno, rev, CAS and ``prev_seqno``.
 
@@ -292,7 +320,11 @@ def _ingest(
     """
     row = np.int64(-1)
     registers[FIRST] = np.uint64(0)
+    hashes = np.empty(LOOKAHEAD, np.uint64)
+    taken = 0
     while at < end:
+        if taken % LOOKAHEAD == 0:
+            _look_ahead(source, at, end, overlay, layers, seed, hashes)
         reason = _refusal(source, at, end, target, overlay, registers, assign, ceiling)
         if reason == DONE:
             row = collection_row(collections, np.uint64(load32(source, at + AT_COLLECTION)), row)
@@ -301,9 +333,10 @@ def _ingest(
             registers[STOP] = np.uint64(reason)
             return at
         kind = np.int64(source[at + AT_KIND]) & _KIND_MASK
-        key_hash = record_hash(source, at, kind, seed)
+        key_hash = hashes[taken % LOOKAHEAD]
+        taken += 1
         slot = slot_of(overlay, ENTRY, key_hash)
-        known, rev, place = _known(overlay, slot, base, key_hash)
+        known, rev, place = _known(overlay, slot, layers, key_hash)
         previous = _supersede(target, segment_at, serial, place, kind, known & SEQNO_BITS, registers)
         if previous == NEVER:
             registers[STOP] = np.uint64(COLLISION)
@@ -333,18 +366,20 @@ def _ingest(
 
 
 @njit(cache=True)
-def ingest(source, at, end, target, segment_at, serial, overlay, base, collections, registers, seed, assign, ceiling):
+def ingest(
+    source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
+):
     """``_ingest`` for a record or a few: keeps the interpreter lock, which is dear to get back."""
     return _ingest(
-        source, at, end, target, segment_at, serial, overlay, base, collections, registers, seed, assign, ceiling
+        source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
     )
 
 
 @njit(cache=True, nogil=True)
 def ingest_many(
-    source, at, end, target, segment_at, serial, overlay, base, collections, registers, seed, assign, ceiling
+    source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
 ):
     """``_ingest`` for long runs: other threads go on meanwhile."""
     return _ingest(
-        source, at, end, target, segment_at, serial, overlay, base, collections, registers, seed, assign, ceiling
+        source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
     )

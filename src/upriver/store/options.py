@@ -37,7 +37,7 @@ class StoreOptions:
     background: bool = True  # False: only flush() and close() persist
     map_bytes: int = 0  # 0: as large as the disk
     block_bytes: int = 64 * 1024 - 64  # fills whole pages of the file together with LMDB's own header
-    checkpoint_bytes: int = 1 * MIB
+    checkpoint_bytes: int = 1 * MIB  # at most
     max_failover_entries: int = 25
 
     def __post_init__(self) -> None:
@@ -50,6 +50,15 @@ class StoreOptions:
     def log_bytes(self) -> int:
         """Memory checkpoints, written or still dirty."""
         return self.quota_bytes // 2
+
+    def checkpoint_bytes_of(self, vbuckets: int) -> int:
+        """Small enough that every vbucket can have several: then those that are let go are full, and worth reusing."""
+        return min(self.checkpoint_bytes, max(64 * 1024, self.log_bytes // (4 * vbuckets)))
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory that was let go and may wait for its next use."""
+        return self.quota_bytes // 16
 
     @property
     def dirty_bytes(self) -> int:

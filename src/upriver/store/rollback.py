@@ -15,10 +15,12 @@ from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.core import Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, VB_KEY, Disk
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, Disk
 from upriver.store.events import Collections, default_table
-from upriver.store.flusher import BlockWriter, meta_key, write_table
+from upriver.store.flusher import BlockWriter, meta_key
+from upriver.store.keyindex import rewrite_table
 from upriver.store.manifest import Manifest
+from upriver.store.scan import dead_in
 from upriver.wire.packed import HEADER_SIZE, Kind, unpack
 
 
@@ -66,8 +68,6 @@ def roll_back(vbucket: Collections, to: int) -> int:
     except BaseException:
         vbucket.restore(before)  # the disk is as it was; so are we
         raise
-    finally:
-        disk.stale = True
     return point
 
 
@@ -82,7 +82,7 @@ def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> 
             runs.cut(data, BLOCK.size, data.size, np.uint64(point))
             remainder = (data, safe, flags)
     disk.erase(transaction, vbucket.id, point)
-    transaction.delete(VB_KEY.pack(vbucket.id), db=disk.index)
+    disk.erase_tables(transaction, vbucket.id)
     if remainder is not None:
         data, safe, flags = remainder
         writer = BlockWriter(disk, vbucket.shared.options.block_bytes)
@@ -104,7 +104,7 @@ def _forget(vbucket: Collections, point: int) -> None:
     vbucket.pending.clear()
     vbucket.locks.clear()
     vbucket.content = Tally()
-    vbucket.replace_overlay(np.zeros(0, np.uint64), 0)
+    vbucket.keys.clear()
 
 
 def _settle(vbucket: Collections, point: int) -> None:
@@ -126,21 +126,22 @@ def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:
     more = cursor.set_range(BLOCK_KEY.pack(vbucket.id, 0))
     while more and BLOCK_KEY.unpack(cursor.key())[0] == vbucket.id:
         _replay(vbucket, np.frombuffer(cursor.value(), np.uint8))
-        blocks, records, dead = vbucket.content
-        vbucket.content = Tally(blocks + 1, records + BLOCK.unpack_from(cursor.value())[1], dead)
+        blocks, records, _ = vbucket.content
+        vbucket.content = Tally(blocks + 1, records + BLOCK.unpack_from(cursor.value())[1])
         more = cursor.next()
-    write_table(transaction, disk, vbucket, vbucket.overlay, NO_WORDS)
-    vbucket.replace_overlay(np.zeros(0, np.uint64), 0)
+    vbucket.content = vbucket.content._replace(dead=dead_in(transaction, vbucket, 0, vbucket.high_seqno).size)
+    rewrite_table(transaction, disk, vbucket.id, vbucket.keys.sources(), NO_WORDS, vbucket.shared.table_scratch)
+    vbucket.keys.clear()
 
 
 def _replay(vbucket: Collections, block: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
     at = BLOCK.size
     while at < block.size:
-        if vbucket.overlay.size * 4 < (int(vbucket.registers[k.ENTRIES]) + block.size // HEADER_SIZE) * 32:
-            vbucket.grow_overlay()
+        if vbucket.keys.overlay.size * 4 < (vbucket.keys.entries + block.size // HEADER_SIZE) * 32:
+            vbucket.keys.grow()
             continue
         at = runs.recount(
-            block, at, block.size, vbucket.overlay, vbucket.collections, vbucket.registers, vbucket.shared.seed
+            block, at, block.size, vbucket.keys.overlay, vbucket.collections, vbucket.registers, vbucket.shared.seed
         )
         if at < block.size:
             head, key, value = unpack(block.data, at)

@@ -1,0 +1,184 @@
+"""Where a vbucket finds its keys: an overlay in memory, overlays on their way to disk, and tables on disk.
+
+New entries go into the overlay. A full one grows or, when there is enough for a table or memory is short, is frozen:
+an empty one takes its place, and the next commit writes the frozen one down. Tables are merged four of a size at a
+time, so that an entry is written a few times at most, however many there are. A lookup takes the newest it meets.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from upriver.store import kernels as k
+from upriver.store.arrays import Scratch, words
+from upriver.store.disk import Disk, Words
+from upriver.store.shared import Shared
+
+SMALLEST_TABLE = 16
+WORTH_A_TABLE = 4096  # slots of an overlay from which on it need not wait for memory to be short
+RESERVED_SLOTS = 1024
+MOST_FROZEN = 4
+FAN = 4
+TABLE_LOAD = 0.65  # most lookups are for keys that are not there: they end at a free slot
+FEWEST_SLOTS = 96  # so that LMDB gives a table pages of its own, where words are aligned
+
+
+class FrozenOverlay(NamedTuple):
+    """It knows all that came after the one before it, up to seqno ``upto``."""
+
+    table: Words
+    entries: int
+    upto: int
+
+
+class KeyIndex:
+    """The keys of one vbucket. Kernels take ``overlay``, and ``layers``: what lies below it, newest first."""
+
+    def __init__(self, shared: Shared, vbucket_id: int, registers: Words) -> None:
+        self._shared = shared
+        self._id = vbucket_id
+        self._registers = registers
+        self.overlay: Words = np.zeros(0, np.uint64)
+        self.frozen: list[FrozenOverlay] = []
+        self._tables: list[Words] = []
+        self._stale = True  # the tables on disk may be others than ``_tables``
+        self.layers: Words = np.zeros(0, np.uint64)
+
+    @property
+    def entries(self) -> int:
+        """Of the overlay."""
+        return int(self._registers[k.ENTRIES])
+
+    def prepare(self) -> None:
+        """Make ``overlay`` and ``layers`` fit for a kernel."""
+        if self.overlay.size == 0:
+            self.grow()
+        if self._stale:
+            self._tables = self._shared.disk.tables(self._id)
+            self._stale = False
+            self._lay()
+
+    def _lay(self) -> None:
+        """Tell the kernels where everything is; the arrays stay alive as long as their addresses are known."""
+        layers = [(frozen.table, k.ENTRY) for frozen in reversed(self.frozen)]
+        layers += [(table[1:], k.SLOT) for table in reversed(self._tables)]
+        parts = [(table.ctypes.data, table.size // width, width) for table, width in layers]
+        self.layers = np.array(parts, np.uint64).reshape(-1)
+
+    # ---- the overlay ----
+
+    def make_room(self, high_seqno: int) -> None:
+        """The overlay is full: freeze it if that pays, else let it grow."""
+        if len(self.frozen) < MOST_FROZEN and (self._is_ripe() or self._is_crowded()):
+            self.freeze(high_seqno)
+        else:
+            self.grow()
+
+    def _is_ripe(self) -> bool:
+        on_disk = sum(int(table[0]) for table in self._tables)
+        return self.overlay.size // k.ENTRY >= WORTH_A_TABLE and self.entries * FAN >= on_disk
+
+    def _is_crowded(self) -> bool:
+        """Growing would take more than there is, and this is not one of the small ones."""
+        gauge, most = self._shared.index_gauge.bytes, self._shared.options.index_bytes
+        return gauge + self.overlay.nbytes > most and self.overlay.nbytes * self._shared.vbucket_count * 2 >= most
+
+    def reserve(self, count: int) -> None:
+        """So many new entries may come: while the overlay is small, make room for all of them at once."""
+        wanted = (self.entries + count) * 5 // 4 + 1
+        if self.overlay.size // k.ENTRY < wanted <= RESERVED_SLOTS:
+            self.grow(1 << (wanted - 1).bit_length())
+
+    def grow(self, slots: int = 0) -> None:
+        """To so many slots, or to twice as many."""
+        slots = slots or max(SMALLEST_TABLE, self.overlay.size // k.ENTRY * 2)
+        grown = words(slots * k.ENTRY)
+        k.rehash(self.overlay, k.ENTRY, grown)
+        self._replace(grown, self.entries)
+
+    def freeze(self, high_seqno: int) -> None:
+        """What is in the overlay becomes a table with the next commit."""
+        if self.entries == 0:
+            return
+        full = FrozenOverlay(self.overlay, self.entries, high_seqno)
+        self.frozen.append(full)
+        self._shared.index_gauge.bytes += full.table.nbytes  # it counts until it is on disk
+        self._replace(words(max(SMALLEST_TABLE * k.ENTRY, full.table.size // FAN)), 0)
+        self._lay()
+
+    def _replace(self, overlay: Words, entries: int) -> None:
+        self._shared.index_gauge.bytes += overlay.nbytes - self.overlay.nbytes
+        self.overlay = overlay
+        self._registers[k.ENTRIES] = entries
+
+    # ---- the way to disk ----
+
+    def freeze_if_large(self, high_seqno: int) -> None:
+        """For the flusher: overlays that are large for what memory there is need not be full to go."""
+        gauge, most = self._shared.index_gauge.bytes, self._shared.options.index_bytes
+        if gauge > most + most // 8 and self.overlay.nbytes * self._shared.vbucket_count >= gauge and not self.frozen:
+            self.freeze(high_seqno)
+
+    def written(self, frozen: list[FrozenOverlay]) -> None:
+        """These, the oldest, are tables on disk now."""
+        del self.frozen[: len(frozen)]
+        self._shared.index_gauge.bytes -= sum(overlay.table.nbytes for overlay in frozen)
+        self._stale = True
+
+    def sources(self) -> list[FrozenOverlay]:
+        """All that is in memory, oldest first."""
+        return [*self.frozen, FrozenOverlay(self.overlay, self.entries, 0)]
+
+    def clear(self) -> None:
+        """Forget what is in memory; the tables will be looked up again."""
+        self.written(self.frozen[:])
+        self._replace(np.zeros(0, np.uint64), 0)
+
+
+def put_table(transaction: Any, disk: Disk, vbucket_id: int, overlays: list[FrozenOverlay], scratch: Scratch) -> None:
+    """Write overlays (oldest first) as one table, merged with tables on disk where enough of a size have gathered."""
+    tables = disk.tables_in(transaction, vbucket_id)
+    count = sum(overlay.entries for overlay in overlays)
+    taken = tables[len(tables) - mergeable([int(table[0]) for _, table in tables], count) :]
+    merged = _merge(overlays, [table for _, table in taken], scratch)
+    disk.put_table(transaction, vbucket_id, merged, [where for where, _ in taken])
+
+
+def rewrite_table(
+    transaction: Any, disk: Disk, vbucket_id: int, overlays: list[FrozenOverlay], removed: Words, scratch: Scratch
+) -> None:
+    """Everything as one table, without the entries whose seqno is in the sorted ``removed``."""
+    tables = disk.tables_in(transaction, vbucket_id)
+    merged = _merge(overlays, [table for _, table in tables], scratch)
+    if removed.size:
+        k.drop_entries(merged, removed, kept := np.zeros_like(merged))
+        merged = kept
+    disk.put_table(transaction, vbucket_id, merged, [where for where, _ in tables])
+
+
+def mergeable(sizes: list[int], count: int) -> int:
+    """How many of the newest tables are to be merged with a new one of ``count`` entries."""
+    taken = 0
+    while True:
+        alike = 0
+        for size in reversed(sizes[: len(sizes) - taken]):
+            if size > 2 * count:
+                break
+            alike += 1
+        if alike < FAN - 1:
+            return taken
+        count += sum(sizes[len(sizes) - taken - alike : len(sizes) - taken])
+        taken += alike
+
+
+def _merge(overlays: list[FrozenOverlay], tables: list[Words], scratch: Scratch) -> Words:
+    """One table of everything, the newest entry of each key; its first word is how many there are."""
+    most = sum(overlay.entries for overlay in overlays) + sum(int(table[0]) for table in tables)
+    merged = scratch.zeros(1 + max(FEWEST_SLOTS, int(most / TABLE_LOAD) + 2) * k.SLOT)
+    for overlay in reversed(overlays):
+        merged[0] += np.uint64(k.merge_into(overlay.table, k.ENTRY, merged[1:]))
+    for table in reversed(tables):
+        merged[0] += np.uint64(k.merge_into(table[1:], k.SLOT, merged[1:]))
+    return merged

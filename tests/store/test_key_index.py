@@ -1,0 +1,147 @@
+"""The key index, with tables so small that a few dozen keys make it freeze, write, merge and look through many."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from store_support import SMALL, open_bucket
+
+from upriver.errors import KeyNotFound
+from upriver.model import VbucketState
+from upriver.store import keyindex
+from upriver.store.keyindex import FAN, mergeable
+
+KEYS = [b"key-%d" % number for number in range(60)]
+some_keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=30, unique=True)
+
+
+class Tables(RuleBasedStateMachine):
+    """One vbucket and what it should know: key -> (value or None when deleted, rev)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = keyindex.SMALLEST_TABLE, keyindex.WORTH_A_TABLE
+        keyindex.SMALLEST_TABLE = keyindex.WORTH_A_TABLE = 8
+        self.path = Path(tempfile.mkdtemp())
+        self.bucket = open_bucket(self.path, SMALL, 1)
+        self.bucket.set_state(0, VbucketState.ACTIVE)
+        self.true: dict[bytes, tuple[bytes | None, int]] = {}
+        self.durable: dict[bytes, tuple[bytes | None, int]] = {}
+        self.highest_deleted = 0
+
+    def teardown(self) -> None:
+        self.bucket.close()
+        keyindex.SMALLEST_TABLE, keyindex.WORTH_A_TABLE = self.kept
+        shutil.rmtree(self.path)
+
+    @property
+    def vb(self):
+        return self.bucket.vbucket(0)
+
+    def note(self, key: bytes, value: bytes | None) -> None:
+        rev = self.true[key][1] + 1 if key in self.true else self.highest_deleted + 1
+        self.true[key] = (value, rev)
+        if value is None:
+            self.highest_deleted = max(self.highest_deleted, rev)
+
+    @rule(keys=some_keys, value=st.binary(max_size=9))
+    def write(self, keys: list[bytes], value: bytes) -> None:
+        self.vb.set_many(keys, [value] * len(keys), datatype=0)
+        for key in keys:
+            self.note(key, value)
+
+    @rule(keys=some_keys)
+    def delete(self, keys: list[bytes]) -> None:
+        self.vb.delete_many(keys)
+        for key in keys:
+            self.note(key, None)
+
+    @rule()
+    def flush(self) -> None:
+        self.bucket.flush()
+        self.durable = dict(self.true)
+
+    @rule(clean=st.booleans())
+    def reopen(self, clean: bool) -> None:
+        if clean:
+            self.bucket.close()
+        else:
+            self.bucket.abandon()
+            self.true = dict(self.durable)
+        self.bucket = open_bucket(self.path, SMALL, 1)
+        self.durable = dict(self.true)
+        self.highest_deleted = int(self.vb.registers[2])
+
+    @rule()
+    def purge(self) -> None:
+        """All tombstones but the last change of the vbucket go."""
+        last = self.vb.high_seqno
+        self.bucket.compact(0, drop_deletes=True)
+        for key, (value, _) in list(self.true.items()):
+            if value is None and self.seqno_of(key) != last:
+                del self.true[key]
+        self.durable = dict(self.true)
+
+    def seqno_of(self, key: bytes) -> int:
+        try:
+            return self.vb.get_meta(key).seqno
+        except KeyNotFound:
+            return 0
+
+    @invariant()
+    def every_key_is_found_in_its_newest_version(self) -> None:
+        for key in KEYS:
+            try:
+                found = self.vb.get_meta(key)
+            except KeyNotFound:
+                assert key not in self.true
+            else:
+                value, rev = self.true[key]
+                assert (found.deleted, found.rev_seqno) == (value is None, rev)
+                assert value is None or self.vb.get(key).value == value
+        assert self.vb.item_count == sum(value is not None for value, _ in self.true.values())
+
+
+TestTables = Tables.TestCase
+TestTables.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_an_entry_is_written_a_few_times_however_many_tables_come():
+    sizes: list[int] = []
+    written = most = 0
+    for _ in range(4**6):
+        taken = mergeable(sizes, 1)
+        merged = 1 + sum(sizes[len(sizes) - taken :])
+        sizes = [*sizes[: len(sizes) - taken], merged]
+        written += merged
+        most = max(most, len(sizes))
+    assert written <= 7 * 4**6  # once, and once for every time that there is four times as much
+    assert most <= 6 * (FAN - 1)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_writes_find_older_versions_through_many_tables(tmp_path, monkeypatch, background):
+    monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 64)
+    options = SMALL if not background else type(SMALL)(flush_delay_s=0.001)
+    keys = [b"document-%d" % number for number in range(3000)]
+    with open_bucket(tmp_path, options, 1) as bucket:
+        vb = bucket.set_state(0, VbucketState.ACTIVE)
+        for _ in range(3):
+            for at in range(0, len(keys), 100):
+                vb.set_many(keys[at : at + 100], [b"v"] * 100)
+                if not background and at % 700 == 0:
+                    bucket.flush()
+        bucket.flush()
+        assert {vb.get(key).rev_seqno for key in keys} == {3}
+        assert vb.item_count == len(keys)
+        assert vb.indexed_seqno > 0
+    with open_bucket(tmp_path, options, 1) as bucket:
+        assert {bucket.vbucket(0).get(key).rev_seqno for key in keys} == {3}

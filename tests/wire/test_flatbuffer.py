@@ -1,6 +1,7 @@
 """System events of version 2: our FlatBuffers against the reference implementation, and against hostile bytes."""
 
 import contextlib
+from dataclasses import replace
 
 import flatbuffers
 import flatbuffers.table
@@ -102,6 +103,14 @@ EVENTS = [
 @pytest.mark.parametrize("content", EVENTS, ids=str)
 def test_every_collection_event_survives_the_way_through_flatbuffers(content):
     assert SystemEvent.of(1, content, flat=True).content() == content
+
+
+@pytest.mark.parametrize("content", EVENTS, ids=str)
+def test_a_store_keeps_what_followers_must_be_told_of_an_event(content):
+    """Only a flush uid tells a flush from a creation; it must not be lost between the manifest and the stream."""
+    unkept = {"default_collection_mvs": 0} if isinstance(content, CollectionBegun) else {}
+    unkept |= {"system": False} if hasattr(content, "system") else {}
+    assert events.of_record(*events.to_record(content)) == replace(content, **unkept)
 
 
 @pytest.mark.parametrize(

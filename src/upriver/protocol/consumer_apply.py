@@ -6,7 +6,7 @@ from upriver.errors import Status, StatusError
 from upriver.protocol.consumer_rows import tombstone_value
 from upriver.protocol.consumer_streams import Replica
 from upriver.wire.dcp import Abort, Commit, Prepare, SeqnoAdvanced
-from upriver.wire.events import CollectionBegun, CollectionEnded, SystemEvent
+from upriver.wire.events import CollectionBegun, CollectionEnded, SystemEvent, to_record
 from upriver.wire.keys import join_key, split_key
 from upriver.wire.message import Message
 from upriver.wire.packed import Kind, pack
@@ -32,13 +32,13 @@ def apply_message(replica: Replica, message: Message, collections: bool) -> int:
 
 
 def _apply_event(replica: Replica, message: SystemEvent) -> int:
-    """In its plain form, whatever version it came in."""
+    """As stores keep it, whatever version it came in."""
     content = message.content()
-    plain = SystemEvent.of(message.by_seqno, content)
+    event, version, key, value = to_record(content)
     collection_id = content.collection_id if isinstance(content, CollectionBegun | CollectionEnded) else 0
     record = pack(
-        Kind.SYSTEM_EVENT, plain.key, plain.value, seqno=message.by_seqno, cas=message.cas,
-        collection_id=collection_id, extra=plain.event << 8 | plain.version,
+        Kind.SYSTEM_EVENT, key, value, seqno=message.by_seqno, cas=message.cas, collection_id=collection_id,
+        extra=event << 8 | version,
     )  # fmt: skip
     replica.apply_records(record)
     return message.by_seqno

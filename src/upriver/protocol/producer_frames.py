@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from upriver.model import Datatype
 from upriver.protocol.controls import ProducerOptions
 from upriver.wire import dcp, upr
-from upriver.wire.constants import Dialect, MarkerFlag, Opcode, OpenFlag, OsoFlag, RequestFrameId, SystemEventId
-from upriver.wire.events import SystemEvent
+from upriver.wire.constants import Dialect, MarkerFlag, Opcode, OpenFlag, OsoFlag, RequestFrameId
+from upriver.wire.events import SystemEvent, of_record
 from upriver.wire.framing import FrameInfo
 from upriver.wire.keys import decode_leb128
 from upriver.wire.message import Message
@@ -97,11 +97,8 @@ class StreamFrames:
 
     def system_event(self, head: Packed, key: bytes, value: bytes) -> bytes:
         """An event from the store, in the plain layout or as FlatBuffers."""
-        event, version = head.extra >> 8, head.extra & 0xFF
-        stored = SystemEvent(head.seqno, event, version, key, value, **self._header)
-        if not self._options.flatbuffers:
-            return stored.encode()
-        return SystemEvent.of(head.seqno, _content(stored), flat=True, **self._header).encode()
+        content = of_record(head.extra >> 8, head.extra & 0xFF, key, value)
+        return SystemEvent.of(head.seqno, content, flat=self._options.flatbuffers, **self._header).encode()
 
     # ------------------------------------------------------------------------------------------ documents
 
@@ -178,16 +175,6 @@ class StreamFrames:
 
 
 _NO_VALUE = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
-
-
-def _content(stored: SystemEvent) -> Any:
-    """The event's content; a modification is stored in the layout of a creation."""
-    if stored.event != SystemEventId.MODIFY_COLLECTION:
-        return stored.content()
-    begun = SystemEvent(
-        stored.by_seqno, SystemEventId.BEGIN_COLLECTION, stored.version, stored.key, stored.value
-    ).content()
-    return type(begun)(**{**{name: getattr(begun, name) for name in begun.__slots__}, "modified": True})
 
 
 def _stop_datatypes(options: ProducerOptions) -> int:

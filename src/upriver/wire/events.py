@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from struct import Struct
 from typing import Annotated, NamedTuple
 
@@ -64,6 +64,7 @@ _IDS: dict[type, SystemEventId] = {
 _UID_SCOPE = Struct(">QI")
 _UID_SCOPE_COLLECTION = Struct(">QII")
 _WITH_TTL = Struct(">QIII")
+_UNSAID = Struct(">??Q")  # history, metered, flush uid
 _FLAT_COLLECTION: Schema = (
     Column("uid", "Q"), Column("scopeId", "I"), Column("collectionId", "I"), Column("ttlValid", "?", False),
     Column("maxTtl", "I"), Column("name", "s", ""), Column("history", "?", False), Column("defaultCollectionMVS", "Q"),
@@ -119,6 +120,27 @@ class SystemEvent(Message):
             return cls(by_seqno, event, 2, name, _write_flat(content), **header)  # type: ignore[arg-type]
         version = 1 if isinstance(content, CollectionBegun) and content.max_ttl is not None else 0
         return cls(by_seqno, event, version, name, _write_plain(content), **header)  # type: ignore[arg-type]
+
+
+def to_record(content: CollectionEvent) -> tuple[int, int, bytes, bytes]:
+    """(event, version, key, value) as stores keep it: the plain layout, and behind it what that cannot say."""
+    plain = SystemEvent.of(0, content)
+    more = b""
+    if isinstance(content, CollectionBegun) and (content.history or content.metered or content.flush_uid):
+        more = _UNSAID.pack(content.history, content.metered, content.flush_uid)
+    return plain.event, plain.version, plain.key, plain.value + more
+
+
+def of_record(event: int, version: int, key: bytes, value: bytes) -> CollectionEvent:
+    """What ``to_record`` kept; a modification lies there in the layout of a creation."""
+    begins = event in (SystemEventId.BEGIN_COLLECTION, SystemEventId.MODIFY_COLLECTION)
+    size = _struct_of(event, version).size
+    plain = SystemEvent(0, SystemEventId.BEGIN_COLLECTION if begins else event, version, key, value[:size]).content()
+    if not isinstance(plain, CollectionBegun):
+        return plain
+    history, metered, flush_uid = _UNSAID.unpack(value[size:]) if len(value) > size else (False, False, 0)
+    modified = event == SystemEventId.MODIFY_COLLECTION
+    return replace(plain, history=history, metered=metered, flush_uid=flush_uid, modified=modified)
 
 
 def _versions(event: int) -> tuple[int, ...]:

@@ -65,6 +65,13 @@ def test_the_format_is_found_without_any_code_of_ours(world: World):
     assert "rows 100" in said
 
 
+def test_the_module_that_spark_looks_for_is_cheap_to_import():
+    """Spark imports it at the first format that it does not know, whichever that is."""
+    heavy = "{'numba', 'numpy', 'pyarrow', 'pandas', 'deltalake', 'lmdb'}"
+    said = run(f"import sys, pyspark_dcp; print(sorted({heavy} & set(sys.modules)))", env=environment())
+    assert said.strip() == "[]"
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -6,14 +6,14 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from upriver.client.blocking import Database, connect
 from upriver.client.changes import Deletion, Mutation, Rollback
 from upriver.client.kv import KvConnection
-from upriver.errors import ConnectFailed, Status, UpriverError
+from upriver.errors import ConnectFailed, Status, StatusError, UpriverError
 from upriver.model import Position, vbucket_of
 from upriver.protocol.topology import Address
 from upriver.wire import kv
@@ -21,7 +21,8 @@ from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo
 from upriver.wire.message import Message, Response
 
-GIVE_UP_S = 4.0
+GIVE_UP_S = 2.5
+REST_S = 0.004  # that a writer takes at most between two writes: nodes have other things to do, too
 KEYS = 60
 _AGAIN = (Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.SYNC_WRITE_IN_PROGRESS, Status.DURABILITY_IMPOSSIBLE)
 
@@ -38,13 +39,15 @@ class Write(NamedTuple):
     value: bytes | None
     level: int
     outcome: Outcome
+    flags: int = 0
+    expiry: int = 0
 
 
 class Client:
     """Connections to whoever owns a key, and the patience to find out who that is."""
 
     def __init__(self, connection_string: str) -> None:
-        self._database: Database = connect(connection_string, connect_timeout_s=1.0, request_timeout_s=3.0)
+        self._database: Database = connect(connection_string, connect_timeout_s=1.0, request_timeout_s=2.0)
         self._connections: dict[Address, KvConnection] = {}
 
     def send(self, key: bytes, message: Message) -> tuple[Outcome, Response | None]:
@@ -129,6 +132,7 @@ class Writer(threading.Thread):
         self.join(30)
 
     def _step(self) -> None:
+        time.sleep(self._random.uniform(0, REST_S))
         level = self._random.choice((0, 0, 0, 0, 1, 1, 2, 3))
         if self._random.random() < 0.15:
             self._count(level or 1)
@@ -154,11 +158,13 @@ class Writer(threading.Thread):
     def _write(self, key: bytes, value: bytes | None, level: int) -> None:
         infos = _durability(level)
         wire_key = b"\0" + key
+        flags = expiry = 0
         message: Message
         if value is None:
             message = kv.Delete(wire_key, frame_infos=infos)
         else:
-            message = kv.Set(key=wire_key, value=value, frame_infos=infos)
+            flags, expiry = self._random.getrandbits(32), self._random.choice((0, 3_000_000_000 + self._serial))
+            message = kv.Set(flags, expiry, wire_key, value, frame_infos=infos)
         message.vbucket = self._vbucket(key)  # type: ignore[misc]
         outcome, response = self._client.send(key, message)
         if response is not None and response.status == Status.KEY_ENOENT and value is None:
@@ -167,7 +173,7 @@ class Writer(threading.Thread):
             raise AssertionError(f"{key!r}: status 0x{response.status:02x}")
         self.outcomes[level, outcome.name] += 1
         if outcome is not Outcome.NOT_DONE:
-            self.writes[key].append(Write(value, level, outcome))
+            self.writes[key].append(Write(value, level, outcome, flags, expiry))
 
     def _count(self, level: int) -> None:
         key = b"c%d-%d" % (self._number, self._random.randrange(4))
@@ -181,44 +187,76 @@ class Writer(threading.Thread):
 
 
 def _durability(level: int) -> tuple[FrameInfo, ...]:
-    return (FrameInfo(RequestFrameId.DURABILITY, bytes((level, 0x07, 0xD0))),) if level else ()  # 2,000 ms
+    return (FrameInfo(RequestFrameId.DURABILITY, bytes((level, 0x04, 0xB0))),) if level else ()  # 1,200 ms
+
+
+class Row(NamedTuple):
+    """A version of a document; ``time`` is when it expires, or when it was deleted."""
+
+    value: bytes | None
+    cas: int
+    rev_seqno: int
+    flags: int
+    time: int
+    seqno: int
 
 
 class Reader(threading.Thread):
-    """Follows the change feed as a table would: a rollback takes back what came after it."""
+    """Follows the change feed as a table would: a rollback takes back what came after it.
 
-    def __init__(self, connection_string: str) -> None:
+    With ``stays_s`` it leaves again and again after so long, and comes back with the positions that it had.
+    """
+
+    def __init__(self, connection_string: str, stays_s: float = float("inf")) -> None:
         super().__init__(daemon=True)
-        self._connection_string = connection_string
+        self._connection_string, self._stays_s = connection_string, stays_s
         self._stopping = threading.Event()
-        self.changes: dict[int, list[tuple[int, bytes, bytes | None, int]]] = {}
+        self.changes: dict[int, list[tuple[bytes, Row]]] = {}
         self.rollbacks = 0
+        self.visits = 0
         self.failure: BaseException | None = None
         self.highs: dict[int, int] = {}
         self.behind: dict[int, int] = {}
 
     def run(self) -> None:
         try:
-            with (
-                connect(
-                    self._connection_string, connect_timeout_s=1.0, request_timeout_s=3.0, noop_interval_s=1.0
-                ) as database,
-                database.feed() as feed,
-            ):
-                while not self._done(feed.positions()):
-                    for change in feed.changes(idle_s=0.3):
-                        self._take(change)
+            with connect(
+                self._connection_string, connect_timeout_s=1.0, request_timeout_s=3.0, noop_interval_s=1.0
+            ) as database:
+                positions: Any = "beginning"
+                while not self._stopping.is_set() or self.behind:
+                    positions = self._visit(database, positions)
         except BaseException as error:
             self.failure = error
+
+    def _visit(self, database: Database, positions: Any) -> Any:
+        """One stay with the feed; where it has got to."""
+        try:
+            feed = database.feed(start=positions)
+        except (ConnectFailed, StatusError):  # nobody to be read from just now
+            time.sleep(0.05)
+            return positions
+        until = time.monotonic() + self._stays_s
+        self.visits += 1
+        with feed:
+            while not self._done(feed.positions()) and time.monotonic() < until:
+                for change in feed.changes(idle_s=0.1):
+                    self._take(change)
+                    if time.monotonic() > until:
+                        break
+            return feed.positions()
 
     def _take(self, change: object) -> None:
         if isinstance(change, Rollback):
             self.rollbacks += 1
             kept = self.changes.get(change.vbucket, [])
-            self.changes[change.vbucket] = [each for each in kept if each[0] <= change.to_seqno]
-        elif isinstance(change, Mutation | Deletion):
-            value = change.value if isinstance(change, Mutation) else None
-            self.changes.setdefault(change.vbucket, []).append((change.seqno, change.key, value, change.cas))
+            self.changes[change.vbucket] = [each for each in kept if each[1].seqno <= change.to_seqno]
+        elif isinstance(change, Mutation):
+            row = Row(change.value, change.cas, change.rev_seqno, change.flags, change.expiry, change.seqno)
+            self.changes.setdefault(change.vbucket, []).append((change.key, row))
+        elif isinstance(change, Deletion):
+            row = Row(None, change.cas, change.rev_seqno, 0, change.delete_time, change.seqno)
+            self.changes.setdefault(change.vbucket, []).append((change.key, row))
 
     def _done(self, positions: Mapping[int, Position]) -> bool:
         self.behind = {vb: high for vb, high in self.highs.items() if positions[vb].seqno < high}
@@ -228,11 +266,10 @@ class Reader(threading.Thread):
         """Read up to what the cluster has now, then stop."""
         with connect(self._connection_string) as database:
             self.highs = {vb: high for vb, high in database.high_seqnos().items() if high}
+        self.behind = dict(self.highs)
         self._stopping.set()
         self.join(timeout_s)
 
-    def table(self) -> Iterator[tuple[int, bytes, bytes | None, int, int]]:
-        """Vbucket, key, value, CAS and seqno of the newest version of every key."""
-        for vb, changes in self.changes.items():
-            newest = {key: (vb, key, value, cas, seqno) for seqno, key, value, cas in changes}
-            yield from newest.values()
+    def table(self) -> dict[tuple[int, bytes], Row]:
+        """The newest version of every key, by vbucket and key."""
+        return {(vb, key): row for vb, changes in self.changes.items() for key, row in changes}

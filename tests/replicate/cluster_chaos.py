@@ -14,11 +14,15 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from chaos_checker import Findings, check
 from chaos_clients import Reader, Writer
+from forked_nodes import ForkedNode, Nursery
+from unruly_proxy import ProxyLoop, UnrulyProxy
 
 from upriver.errors import UpriverError
 from upriver.replicate.local import LocalCluster, local_cluster
@@ -26,30 +30,42 @@ from upriver.replicate.manager import Manager, UnsafeFailover
 from upriver.replicate.plan import Move
 
 NODES, VBUCKETS, WRITERS = 3, 8, 3
+PATIENCE_S = 0.7  # of the manager, with nodes that do not answer
+
+
+@cache
+def nursery() -> Nursery:
+    """One for all runs of this process."""
+    return Nursery()
 
 
 class Chaos:
-    """One run: a schedule that the seed decides, on a cluster of three processes."""
+    """One run: a schedule that the seed decides, on a cluster of three processes with a proxy before each."""
 
-    def __init__(self, seed: int, cluster: LocalCluster, say: Callable[[str], None]) -> None:
-        self.random = random.Random(seed)
-        self.cluster = cluster
-        self.say = say
+    def __init__(
+        self, seed: int, cluster: LocalCluster, proxies: list[UnrulyProxy], say: Callable[[str], None]
+    ) -> None:
+        self._seed = seed
+        self.cluster, self.proxies, self.say = cluster, proxies, say
         self.began = time.monotonic()
         self.steps: list[str] = []
+        self.random = random.Random(seed)
 
     def run(self, seconds: float) -> None:
         """Go on for so long; every step leaves the cluster able to work, though not at rest."""
         while time.monotonic() - self.began < seconds:
+            self.random = random.Random(f"{self._seed}/{len(self.steps)}")  # whatever became of the steps before
             step = self.random.choice(STEPS)
             victim = self.random.randrange(NODES)
-            time.sleep(self.random.uniform(0.1, 0.6))
+            self._pause_for(0.05, 0.3)
             self.steps.append(f"{step.__name__.lstrip('_')}({victim})")
             self.say(f"{time.monotonic() - self.began:5.1f} s  {self.steps[-1]}")
             step(self, victim)
             self.cluster.manager.watch()
 
     def heal(self) -> None:
+        for proxy in self.proxies:
+            proxy.calm()
         for node in self.cluster.nodes:
             if not node.is_running:
                 node.start()
@@ -70,13 +86,13 @@ class Chaos:
         if self._copies_are_complete():
             self.cluster.nodes[victim].kill()
             self._fail_over(victim)
-            self._pause_for(0.2, 1.0)
+            self._pause_for(0.1, 0.5)
             self.cluster.nodes[victim].restart()
 
     def crash_and_come_back(self, victim: int) -> None:
         if self._copies_are_complete():
             self.cluster.nodes[victim].kill()
-            self._pause_for(0.0, 0.3)
+            self._pause_for(0.0, 0.2)
             self.cluster.nodes[victim].restart()
 
     def restart(self, victim: int) -> None:
@@ -85,7 +101,7 @@ class Chaos:
 
     def freeze(self, victim: int) -> None:
         self.cluster.nodes[victim].pause()
-        self._pause_for(0.2, 1.5)
+        self._pause_for(0.1, 0.8)
         self.cluster.nodes[victim].resume()
 
     def freeze_and_fail_over(self, victim: int) -> None:
@@ -93,7 +109,7 @@ class Chaos:
         if self._copies_are_complete():
             self.cluster.nodes[victim].pause()
             self._fail_over(victim)
-            self._pause_for(0.0, 0.5)
+            self._pause_for(0.0, 0.3)
             self.cluster.nodes[victim].resume()
             self._pause_for(0.0, 0.3)
 
@@ -104,14 +120,32 @@ class Chaos:
             for node in self.cluster.nodes:
                 name = f"replication:{source}->{node.member}:default"
                 self._fault(victim, "stall", {"name": name, "seconds": 20})
-            self._pause_for(0.5, 1.5)
+            self._pause_for(0.2, 0.8)
             self.cluster.nodes[victim].kill()
             self._fail_over(victim)
             self.cluster.nodes[victim].restart()
 
-    def cut(self, victim: int) -> None:
-        """Every stream of the node is cut, those of replicas and of readers."""
+    def drop_streams(self, victim: int) -> None:
+        """The node itself ends every stream, those of replicas and of readers."""
         self._fault(victim, "drop-connection", {})
+
+    def cut(self, victim: int) -> None:
+        """The network cuts every connection to the node, in the middle of whatever is on its way."""
+        self.proxies[victim].cut(self.random.choice((0, 500, 20_000)))
+        self._pause_for(0.0, 0.3)
+
+    def hold(self, victim: int) -> None:
+        """Nothing gets through to the node for a while; then everything does, or the connections are gone."""
+        self.proxies[victim].hold(self.random.uniform(0.1, 0.8))
+        cut = self.random.random() < 0.5
+        self._pause_for(0.1, 0.8)
+        if cut:
+            self.proxies[victim].cut(0)
+
+    def roughen(self, victim: int) -> None:
+        """For a while everything to and from the node comes late and in pieces, over the next steps too."""
+        most = self.random.choice((7, 100, 1500))
+        self.proxies[victim].roughen(self.random.uniform(0.3, 1.5), self.random.uniform(0.0, 0.03), most)
 
     def _fault(self, victim: int, name: str, arguments: dict[str, object]) -> None:
         port = self.cluster.nodes[victim].process.http_port
@@ -122,10 +156,17 @@ class Chaos:
             pass
 
     def move(self, victim: int) -> None:
-        vb = self.random.randrange(VBUCKETS)
-        source = self.cluster.state.owners[vb][0]
-        if source not in (victim, -1):
-            self._try(lambda: self.cluster.manager.move_all([Move(vb, source, victim)], timeout_s=10.0))
+        chosen = self.random.sample(range(VBUCKETS), self.random.randint(1, 3))
+        owners = self.cluster.state.owners
+        moves = [Move(vb, owners[vb][0], victim) for vb in chosen if owners[vb][0] not in (victim, -1)]
+        if moves:
+            self._try(lambda: self.cluster.manager.move_all(moves, timeout_s=10.0))
+
+    def move_over_a_bad_wire(self, victim: int) -> None:
+        self.roughen(victim)
+        self.move(victim)
+        self.proxies[victim].cut(20_000)
+        self.move((victim + 1) % NODES)
 
     def rebalance(self, victim: int) -> None:
         self._try(self.cluster.rebalance)
@@ -148,21 +189,41 @@ class Chaos:
 
 STEPS = (
     Chaos.crash_and_fail_over, Chaos.crash_and_come_back, Chaos.restart, Chaos.freeze, Chaos.freeze_and_fail_over,
-    Chaos.lag_crash_and_fail_over, Chaos.lag_crash_and_fail_over, Chaos.cut, Chaos.move, Chaos.move, Chaos.rebalance,
+    Chaos.lag_crash_and_fail_over, Chaos.lag_crash_and_fail_over, Chaos.drop_streams, Chaos.cut, Chaos.hold,
+    Chaos.roughen, Chaos.move, Chaos.move, Chaos.move_over_a_bad_wire, Chaos.rebalance,
 )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _cluster(seed: int, directory: Path) -> Iterator[tuple[LocalCluster, list[UnrulyProxy]]]:
+    """Three nodes that everybody, they themselves included, reaches through a proxy."""
+    loop = ProxyLoop()
+    proxies = {f"node-{number}": UnrulyProxy(loop, f"{seed}/{number}") for number in range(NODES)}
+
+    def start_process(data: Path, options: dict[str, Any], kv_port: int) -> ForkedNode:
+        proxy = proxies[data.name]
+        options["advertised_kv_port"] = proxy.port
+        node = ForkedNode(nursery(), data, options, kv_port)
+        proxy.wire.target = node.kv_port
+        return node
+
+    options: dict[str, Any] = {"lazy": True, "enable_faults": True, "start_process": start_process}
+    try:
+        with local_cluster(NODES, 1, VBUCKETS, data=directory, **options) as cluster:
+            cluster.manager = Manager(directory, timeout_s=PATIENCE_S)
+            yield cluster, list(proxies.values())
+    finally:
+        loop.close()
 
 
 def run(seed: int, seconds: float, say: Callable[[str], None] = lambda text: None) -> Findings:
     """The whole run, from an empty cluster to the verdict."""
     with tempfile.TemporaryDirectory(prefix="upriver-chaos-") as directory:
-        with local_cluster(
-            NODES, 1, VBUCKETS, data=Path(directory), lazy=True, enable_faults=True
-        ) as cluster:
-            cluster.manager = Manager(Path(directory), timeout_s=2.0)
+        with _cluster(seed, Path(directory)) as (cluster, proxies):
             writers = [Writer(cluster.connection_string, seed, number) for number in range(WRITERS)]
-            reader = Reader(cluster.connection_string)
-            chaos = Chaos(seed, cluster, say)
-            for each in (*writers, reader):
+            readers = [Reader(cluster.connection_string), Reader(cluster.connection_string, stays_s=0.7)]
+            chaos = Chaos(seed, cluster, proxies, say)
+            for each in (*writers, *readers):
                 each.start()
             try:
                 chaos.run(seconds)
@@ -171,9 +232,11 @@ def run(seed: int, seconds: float, say: Callable[[str], None] = lambda text: Non
                     writer.stop()
             say("healing")
             chaos.heal()
-            reader.catch_up()
+            for reader in readers:
+                reader.catch_up()
             state = cluster.state
-        return check(Path(directory), state, writers, reader, chaos.steps)
+        say("checking")
+        return check(Path(directory), state, writers, readers, chaos.steps)
 
 
 def main() -> int:

@@ -69,7 +69,7 @@ def test_a_failover_promotes_replicas_and_the_node_that_comes_back_follows_the_n
         reader.catch_up()
         assert reader.failure is None
         assert reader.rollbacks > 0
-        table = {key: value for _, key, value, _, _ in reader.table()}
+        table = {key: row.value for (_, key), row in reader.table().items()}
         with connect(cluster.connection_string) as database:
             assert {key: database.get(key).value for key in table} == table
 

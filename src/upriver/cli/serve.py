@@ -20,6 +20,7 @@ DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the buckets.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--kv-port", default=DEFAULT_KV_PORT, show_default=True, help="0 picks a free one.")
+@click.option("--advertised-kv-port", type=int, help="The port that others reach --kv-port under, through a proxy.")
 @click.option(
     "--http-port", type=int, help="Management port, 0: a free one.  [default: 8091 beside --kv-port 11210, else none]"
 )

@@ -34,13 +34,17 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMap:
-    """One revision of the map. ``owners[vb]`` lists node indexes, the active one first, -1 for none."""
+    """One revision of the map. ``owners[vb]`` lists node indexes, the active one first, -1 for none.
+
+    ``uuid`` is the bucket's, the same at all members; a node alone has its own.
+    """
 
     nodes: tuple[NodeAddress, ...]
     owners: Sequence[Sequence[int]]
     revision: int = 1
     epoch: int = 1
     replicas: int = 0
+    uuid: str = ""
 
     @classmethod
     def alone(cls, address: NodeAddress, vbuckets: int, revision: int = 1) -> ClusterMap:

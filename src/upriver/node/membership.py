@@ -33,7 +33,8 @@ def parse_map(data: Any) -> ClusterMap:
     try:
         nodes = tuple(NodeAddress(n["host"], n["kv"], n.get("mgmt")) for n in data["nodes"])
         owners = [[int(index) for index in row] for row in data["owners"]]
-        found = ClusterMap(nodes, owners, int(data["revision"]), int(data["epoch"]), int(data["replicas"]))
+        revision, epoch, replicas = (int(data[name]) for name in ("revision", "epoch", "replicas"))
+        found = ClusterMap(nodes, owners, revision, epoch, replicas, str(data.get("uuid", "")))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"not a cluster map: {error!r}") from error
     if any(not row or max(row) >= len(nodes) for row in owners):

@@ -33,6 +33,7 @@ class NodeOptions:
     data: Path
     host: str = "127.0.0.1"
     kv_port: int = 11210
+    advertised_kv_port: int | None = None  # that others reach kv_port under, where a proxy is in between
     http_port: int | None = None
     tls_port: int | None = None
     bucket: str = "default"

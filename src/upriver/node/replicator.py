@@ -82,6 +82,7 @@ class ReplicationSource:
         self._machine: Consumer | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._retry_at: dict[int, float] = {}
+        self._new_map = asyncio.Event()
         self._task = node.loop.create_task(self._run())
 
     def want(self, vbuckets: set[int]) -> None:
@@ -89,6 +90,7 @@ class ReplicationSource:
             if self._machine is not None:
                 self._machine.drop_stream(vb)
         self._wanted = set(vbuckets)
+        self._new_map.set()
         self._add_missing()
 
     def wants(self, vb: int) -> bool:
@@ -141,7 +143,17 @@ class ReplicationSource:
             finally:
                 self._forget()
             delay = RETRY_S if time.monotonic() - began > MAX_RETRY_S else min(MAX_RETRY_S, delay * 2)
-            await asyncio.sleep(delay * (0.5 + secrets.randbelow(1000) / 1000))
+            if await self._new_map_within(delay * (0.5 + secrets.randbelow(1000) / 1000)):
+                delay = RETRY_S
+
+    async def _new_map_within(self, seconds: float) -> bool:
+        """Wait before the next try, unless there is news: a source that was away may be back."""
+        self._new_map.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._new_map.wait()
+        except TimeoutError:
+            return False
 
     def _forget(self) -> None:
         if self._machine is not None:

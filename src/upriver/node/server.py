@@ -132,13 +132,15 @@ class Node:
 
     @property
     def address(self) -> NodeAddress:
-        return NodeAddress(self.options.host, self.kv_port, self.http_port or None, self.tls_port or None)
+        kv_port = self.options.advertised_kv_port or self.kv_port
+        return NodeAddress(self.options.host, kv_port, self.http_port or None, self.tls_port or None)
 
     def cluster_json(self, bucket: NodeBucket) -> bytes:
         found = self._map_json.get(bucket.name)
         if found is None:
-            this_node = max(0, self.index_in(self.cluster_map(bucket)))
-            found = self._map_json[bucket.name] = self.cluster_map(bucket).to_json(bucket.name, bucket.uuid, this_node)
+            current = self.cluster_map(bucket)
+            this_node = max(0, self.index_in(current))
+            found = self._map_json[bucket.name] = current.to_json(bucket.name, current.uuid or bucket.uuid, this_node)
         return found
 
     def nodes_json(self) -> bytes:
@@ -148,7 +150,7 @@ class Node:
 
     def index_in(self, cluster_map: ClusterMap) -> int:
         """Our place in a map's list of nodes, -1 if we are not in it."""
-        mine = (self.options.host, self.kv_port)
+        mine = (self.address.host, self.address.kv)
         return next((n for n, each in enumerate(cluster_map.nodes) if (each.host, each.kv) == mine), -1)
 
     # ------------------------------------------------------------------------------------------ buckets

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,12 +28,14 @@ class LocalNode:
 
     def __init__(self, cluster: LocalCluster, data: Path, options: dict[str, Any], kv_port: int = 0) -> None:
         self._cluster = cluster
-        self.process = RunningNode(data, {**options, "member": True}, kv_port)
+        self._options = {**options, "member": True}
+        self.process = cluster.start_process(data, self._options, kv_port)
         self.is_running = True
 
     @property
     def member(self) -> Member:
-        return Member("127.0.0.1", self.process.kv_port, self.process.http_port)
+        kv_port = self._options.get("advertised_kv_port") or self.process.kv_port
+        return Member("127.0.0.1", kv_port, self.process.http_port)
 
     def kill(self) -> None:
         """SIGKILL: what was not on disk is gone."""
@@ -75,10 +77,14 @@ class LocalNode:
 
 
 class LocalCluster:
-    """The nodes, and the manager that owns their map."""
+    """The nodes, and the manager that owns their map. ``start_process`` makes a node of its directory and options."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, *, start_process: Callable[[Path, dict[str, Any], int], RunningNode] = RunningNode,
+        **options: Any,
+    ) -> None:  # fmt: skip
         self.directory = directory
+        self.start_process = start_process
         self._options = {"http_port": 0, **options}
         self.manager = Manager(directory, options.get("username", ""), options.get("password", ""))
         self.nodes: list[LocalNode] = []

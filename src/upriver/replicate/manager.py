@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import threading
 import time
 from collections import defaultdict
@@ -98,7 +99,7 @@ class Manager:
     def create(self, bucket: str, members: list[Member], vbuckets: int, replicas: int) -> ClusterState:
         """A new cluster of nodes that were started as members."""
         with self._alone():
-            return self._commit(new_state(bucket, members, vbuckets, replicas))
+            return self._commit(new_state(bucket, members, vbuckets, replicas, uuid=secrets.token_hex(16)))
 
     def _commit(self, state: ClusterState, welcome: int = -1) -> ClusterState:
         """Keep the state and give it to every node that can be reached; ``welcome`` is one that had crashed."""

@@ -60,6 +60,7 @@ class ClusterState:
     revision: int = 1
     epoch: int = 1
     synced: tuple[Chain, ...] = ()
+    uuid: str = ""  # of the bucket, by which readers know that they come back to the same one
 
     def to_json(self) -> dict[str, Any]:
         """What is pushed to every node, and kept on disk."""
@@ -72,7 +73,8 @@ class ClusterState:
         try:
             members = tuple(Member(n["host"], n["kv"], n["mgmt"]) for n in data["nodes"])
             owners, synced = (tuple(tuple(row) for row in data[name]) for name in ("owners", "synced"))
-            return cls(data["bucket"], data["replicas"], members, owners, data["revision"], data["epoch"], synced)
+            kept = {name: data[name] for name in ("bucket", "replicas", "revision", "epoch")}
+            return cls(members=members, owners=owners, synced=synced, uuid=data.get("uuid", ""), **kept)
         except (KeyError, TypeError) as error:
             raise ConfigError(f"the cluster's state cannot be read: {error!r} is missing") from error
 
@@ -103,10 +105,11 @@ class ClusterState:
         return sorted({member for chain in self.owners for member in chain if member != NOBODY})
 
 
-def new_state(bucket: str, members: list[Member], vbuckets: int, replicas: int) -> ClusterState:
+def new_state(bucket: str, members: list[Member], vbuckets: int, replicas: int, uuid: str = "") -> ClusterState:
     """A new cluster, whose replicas are as empty as its actives."""
     owners = first_owners(len(members), vbuckets, replicas)
-    return ClusterState(bucket, replicas, tuple(members), owners, synced=tuple(chain[1:] for chain in owners))
+    synced = tuple(chain[1:] for chain in owners)
+    return ClusterState(bucket, replicas, tuple(members), owners, synced=synced, uuid=uuid)
 
 
 def first_owners(members: int, vbuckets: int, replicas: int) -> tuple[Chain, ...]:

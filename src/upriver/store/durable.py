@@ -1,7 +1,8 @@
 """Durable writes as records: prepare, commit, abort. Who has acknowledged what is decided elsewhere.
 
 A prepare lives beside the committed version of its key. A COMMIT record carries the whole document, so that a stream
-without sync writes can send it as an ordinary change; bit 63 of ``extra`` says that it deletes.
+without sync writes can send it as an ordinary change; bit 63 of ``extra`` says that it deletes. The time of a deletion
+is that of its prepare, which the active and its replicas have in common.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class DurableWrites(Documents, Replica):
             current = self._current_for_write(wire_key, key, collection_id, cas)
             if current is None and (cas or deleted):
                 raise KeyNotFound
-            time = self._absolute_expiry(expiry, collection_id)
+            time = self.shared.now_s if deleted else self._absolute_expiry(expiry, collection_id)
             stored = self._write(
                 Kind.PREPARE, wire_key, value, datatype or self.detected(value), collection_id, flags=flags, time=time,
                 rev_seqno=self._lookup(wire_key).rev_seqno + 1, extra=level << 8 | deleted,
@@ -122,7 +123,7 @@ class DurableWrites(Documents, Replica):
         deletes = kind is Kind.COMMIT and head.extra & 1
         stored = self._write(
             kind, wire_key, value, head.datatype if value else 0, head.collection_id, flags=head.flags,
-            time=self.shared.now_s if deletes else head.time, cas=head.cas, rev_seqno=head.rev_seqno,
+            time=head.time, cas=head.cas, rev_seqno=head.rev_seqno,
             extra=head.seqno | (DELETES if deletes else 0),
         )  # fmt: skip
         del self.pending[wire_key]
@@ -139,10 +140,11 @@ class DurableWrites(Documents, Replica):
                 return
             head, value = self._prepared(wire_key, prepared)
             deletes = kind is Kind.COMMIT and head.extra & 1
+            value = value if kind is Kind.COMMIT else b""
             record = pack(
-                kind, wire_key, value if kind is Kind.COMMIT else b"", seqno=seqno, rev_seqno=head.rev_seqno,
-                cas=head.cas, flags=head.flags, time=self.shared.now_s if deletes else head.time,
-                datatype=head.datatype, collection_id=collection_id, extra=head.seqno | (DELETES if deletes else 0),
+                kind, wire_key, value, seqno=seqno, rev_seqno=head.rev_seqno, cas=head.cas, flags=head.flags,
+                time=head.time, datatype=head.datatype if value else 0, collection_id=collection_id,
+                extra=head.seqno | (DELETES if deletes else 0),
             )  # fmt: skip
             self._apply(np.frombuffer(record, np.uint8))
             self.pending.pop(wire_key, None)  # also when a later prepare was completed before this one

@@ -84,18 +84,24 @@ def test_a_full_window_does_not_hold_back_answers_and_noops(filled: NodeThread):
         assert raw.ask(dcp.StreamRequest(vbucket=1)).specific == OK
 
 
+@pytest.fixture(scope="module")
+def shop(make_node) -> NodeThread:  # type: ignore[no-untyped-def]
+    made: NodeThread = make_node()
+    with ready(made.port, *ALL) as admin:
+        assert admin.ask(cluster.SetManifest(manifest(1, (9, "cart")))).specific == OK
+    return made
+
+
 @pytest.mark.parametrize("window", [1, 44, 45, 101, 102, 103, 134])
-def test_live_messages_of_every_kind_wait_for_the_window(node: NodeThread, window: int):
+def test_live_messages_of_every_kind_wait_for_the_window(shop: NodeThread, window: int):
     """A snapshot of 44 bytes of marker, 24 + 31 + 2 + 1 = 58 of a document, and 32 that say how far the stream is."""
-    vb = node.vbucket(6)
-    with ready(node.port, *ALL) as admin:
-        admin.ask(cluster.SetManifest(manifest(1, (9, "cart"))))  # refused the second time
-    with producer(node.port, b"live", *ALL, enable_noop="true", set_noop_interval="3600") as raw:
+    vb = shop.vbucket(6)
+    with producer(shop.port, b"live", *ALL, enable_noop="true", set_noop_interval="3600") as raw:
         raw.send(dcp.StreamRequest(vbucket=6, value=b'{"collections":["9"]}'))
-        node.call(lambda: vb.set(b"k", b"v", 9))
+        shop.call(lambda: vb.set(b"k", b"v", 9))
         until_quiet(raw)
         assert raw.ask(dcp.Control(b"connection_buffer_size", str(window).encode())).specific == OK
-        node.call(lambda: [vb.set(b"k", b"v", 9), vb.set(b"k", b"v", 0)])
+        shop.call(lambda: [vb.set(b"k", b"v", 9), vb.set(b"k", b"v", 0)])
         expected, outstanding = [], 0
         for size in (44, 58, 32):
             if outstanding < window:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 
@@ -12,7 +13,9 @@ from streaming import OK, is_end, only, producer, take, to_disk, write
 
 from upriver.errors import Status
 from upriver.model import VbucketState
+from upriver.node import producer as producer_module
 from upriver.node.options import Limits
+from upriver.node.producer_stream import RUN_BYTES
 from upriver.wire import Magic, Message, cluster, dcp, kv
 from upriver.wire.constants import MarkerFlag, StreamEndStatus, StreamFlag
 
@@ -135,3 +138,56 @@ def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):
         for number in numbers:
             assert seqnos[number] == sorted(set(seqnos[number]))
             assert len(seqnos[number]) == 3000
+
+
+@pytest.fixture
+def two_backfills(make_node, monkeypatch: pytest.MonkeyPatch) -> NodeThread:  # type: ignore[no-untyped-def]
+    """Only two run at once; those of vbuckets 0 and 1 take several turns, the others one."""
+    monkeypatch.setattr(producer_module, "MAX_BACKFILLS", 2)
+    made: NodeThread = make_node(vbuckets=10)
+    for vbucket in range(10):
+        write(made, vbucket, *[b"k%d" % n for n in range(8 if vbucket < 2 else 1)], value=bytes(RUN_BYTES))
+    to_disk(made)
+    return made
+
+
+def open_all(raw: Raw) -> None:
+    """A stream for every vbucket; on return two run and eight wait."""
+    raw.send(*[dcp.StreamRequest(vbucket=vbucket, flags=StreamFlag.TO_LATEST) for vbucket in range(10)])
+    assert [raw.response().specific for _ in range(10)] == [OK] * 10
+    raw.send(dcp.Control(b"connection_buffer_size", str(4 * RUN_BYTES).encode()))
+    assert not [m for m in until_quiet(raw) if is_end(m)]
+
+
+def until_quiet(raw: Raw) -> list[Message]:
+    found: list[Message] = []
+    raw.socket.settimeout(0.3)
+    with contextlib.suppress(TimeoutError):
+        while True:
+            found += take(raw, lambda message: True)
+    raw.socket.settimeout(10)
+    return found
+
+
+def ends(raw: Raw, count: int) -> set[tuple[int, int]]:
+    raw.send(dcp.Control(b"connection_buffer_size", b"0"))
+    found = [take(raw, is_end)[-1] for _ in range(count)]
+    return {(end.vbucket, end.status) for end in found if isinstance(end, dcp.StreamEnd)}
+
+
+def test_short_backfills_that_wait_for_long_ones_all_have_their_turn(two_backfills: NodeThread):
+    with producer(two_backfills, connection_buffer_size="1") as raw:
+        open_all(raw)
+        assert ends(raw, 10) == {(vbucket, StreamEndStatus.OK) for vbucket in range(10)}
+
+
+@pytest.mark.parametrize("told", ["true", "false"])
+def test_streams_that_are_closed_while_they_wait_for_their_backfill_hold_up_nobody(
+    two_backfills: NodeThread, told: str
+):
+    with producer(two_backfills, connection_buffer_size="1", send_stream_end_on_client_close_stream=told) as raw:
+        open_all(raw)
+        raw.send(*[dcp.CloseStream(vbucket=vbucket) for vbucket in range(2, 6)])
+        rest = {(vbucket, StreamEndStatus.OK) for vbucket in (0, 1, 6, 7, 8, 9)}
+        closed = {(vbucket, StreamEndStatus.CLOSED) for vbucket in range(2, 6)} if told == "true" else set()
+        assert ends(raw, len(rest | closed)) == rest | closed

@@ -69,7 +69,7 @@ class Producer:
         self._wake_scheduled = False
         self._thread = threading.get_ident()  # the loop's: a wake from there needs no detour
         self._backfills: set[ProducerStream] = set()
-        self._waiting_backfills: deque[ProducerStream] = deque()
+        self._waiting_backfills: dict[ProducerStream, None] = {}  # in order
         self._scheduled = False
         self._lent: SendBuffer | None = None
         self._closed = False
@@ -242,22 +242,33 @@ class Producer:
         else:
             self._ready.append(stream)
 
-    def _must_queue_for_backfill(self, stream: ProducerStream) -> bool:
+    @property
+    def _most_backfills(self) -> int:
         """Sequential order runs one backfill at a time, round robin a bounded number; the rest wait."""
-        limit = 1 if self.options.sequential_backfill else MAX_BACKFILLS
-        if stream.ended or stream in self._backfills or len(self._backfills) < limit or not stream.needs_backfill:
+        return 1 if self.options.sequential_backfill else MAX_BACKFILLS
+
+    def _must_queue_for_backfill(self, stream: ProducerStream) -> bool:
+        if stream.ended or stream in self._backfills or not stream.needs_backfill:
+            return False
+        if len(self._backfills) < self._most_backfills:
             return False
         stream.queued = True
-        self._waiting_backfills.append(stream)
+        self._waiting_backfills[stream] = None
         return True
 
     def _leave_backfills(self, stream: ProducerStream) -> None:
-        if stream in self._backfills:
-            self._backfills.discard(stream)
-            if self._waiting_backfills:
-                waiting = self._waiting_backfills.popleft()
-                waiting.queued = False
-                self.make_ready(waiting)
+        """It needs the disk no more, or never did; one that waits may have its place."""
+        self._backfills.discard(stream)
+        if not self._waiting_backfills:
+            return
+        if stream in self._waiting_backfills:  # it ends: nobody may wake it in the place of another
+            del self._waiting_backfills[stream]
+            stream.queued = False
+        elif len(self._backfills) < self._most_backfills:
+            waiting = next(iter(self._waiting_backfills))
+            del self._waiting_backfills[waiting]
+            waiting.queued = False
+            self.make_ready(waiting)
 
     def _must_wait(self) -> bool:
         """Faults: a stalled connection sends nothing, a slow one only so much."""

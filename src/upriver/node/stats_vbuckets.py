@@ -40,7 +40,7 @@ def vbucket_details(query: Query) -> Figures:
         waiting = list(vb.memory.unflushed)
         yield prefix + "queue_size", vb.high_seqno - vb.persisted_seqno
         yield prefix + "queue_memory", sum(segment.end - segment.at for segment in waiting)
-        yield prefix + "ht_memory", vb.overlay.nbytes  # the keys that the index on disk does not know yet
+        yield prefix + "ht_memory", vb.keys.overlay.nbytes  # the keys that the index on disk does not know yet
         yield prefix + "ht_item_memory", sum(checkpoint.data.nbytes for checkpoint in vb.memory.checkpoints)
         yield prefix + "num_checkpoints", len(vb.memory.checkpoints)
         yield prefix + "uuid", vb.uuid

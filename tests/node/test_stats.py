@@ -192,6 +192,14 @@ def test_vbucket_details_say_what_waits_for_the_disk(raw: Raw) -> None:
         assert raw.ask(frame(Opcode.START_PERSISTENCE)).specific == S.SUCCESS
 
 
+def test_expired_documents_are_counted(raw: Raw) -> None:
+    before = int(stats(raw)["vb_active_expired"])
+    long_ago = 2_592_001  # a moment, not a duration
+    assert raw.ask(kv.Set(expiry=long_ago, key=b"gone", value=b"v", vbucket=12)).specific == S.SUCCESS
+    assert raw.ask(kv.Get(b"gone", vbucket=12)).specific == S.KEY_ENOENT
+    assert int(stats(raw)["vb_active_expired"]) == before + 1
+
+
 @pytest.mark.parametrize("value", [b"[]", b"not json", b'{"stream_format":"odd"}', b'{"filter":5}'])
 def test_options_that_make_no_sense_are_refused(raw: Raw, node: Served, value: bytes) -> None:
     with ready(node.kv_port) as reader:

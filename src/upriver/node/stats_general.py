@@ -35,9 +35,11 @@ def _bucket(bucket: NodeBucket, data: os.PathLike[str]) -> Figures:
     store = bucket.store
     items: Counter[VbucketState] = Counter()
     number: Counter[VbucketState] = Counter()
+    expired: Counter[VbucketState] = Counter()
     waiting = 0
     for vb in store.existing():
         number[vb.state] += 1
+        expired[vb.state] += vb.expired_count
         items[vb.state] += vb.item_count
         waiting += vb.high_seqno - vb.persisted_seqno
     yield "curr_items", items[VbucketState.ACTIVE]
@@ -46,7 +48,7 @@ def _bucket(bucket: NodeBucket, data: os.PathLike[str]) -> Figures:
         yield f"vb_{state.name.lower()}_num", number[state]
         yield f"vb_{state.name.lower()}_curr_items", items[state]
     known = store.stats()
-    yield "vb_active_expired", known.get("expired", 0)
+    yield "vb_active_expired", expired[VbucketState.ACTIVE]
     yield "mem_used", store.memory_bytes
     yield "ep_max_size", store.options.quota_bytes
     yield "ep_queue_size", waiting

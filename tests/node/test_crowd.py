@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -171,3 +172,17 @@ def test_who_fails_to_log_in_again_is_a_stranger_again(make_node):  # type: igno
         assert raw.ask(frame(Opcode.SASL_AUTH, key=b"PLAIN", value=b"\0u\0wrong")).specific == Status.AUTH_ERROR
         raw.send(kv.Set(key=b"k", value=bytes(20_000)))
         assert raw.is_closed()
+
+
+def test_a_slow_reader_is_not_taken_for_a_dead_one(make_node):  # type: ignore[no-untyped-def]
+    node = make_node(limits=Limits(dcp_idle_s=1.5))
+    node.call(lambda: node.vbucket(0).set(b"large", bytes(19 << 20)))
+    with producer(node, set_noop_interval="3600") as raw:
+        raw.send(dcp.StreamRequest(vbucket=0))
+        for _ in range(30):  # 12 MB in 3 s: longer than a dead one would live, and there is always something left
+            left = 400_000
+            while left > 0:
+                left -= len(raw.socket.recv(left))
+            raw.send(dcp.BufferAck(1))
+            time.sleep(0.1)
+        assert any(conn.dcp is not None for conn in node.call(lambda: list(node.node.connections)))

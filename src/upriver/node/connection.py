@@ -75,6 +75,7 @@ class Connection(asyncio.Protocol):
         self._yielded = False
         self._taking = False  # inside _take_frames
         self._write_paused = False
+        self._unsent = 0  # when it was last looked at
         self._waiting = 0  # handlers that have not answered yet
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -285,6 +286,13 @@ class Connection(asyncio.Protocol):
         log.info("connection_aborted", connection=self.id, peer=self.peer, reason=reason)
         self.closed = True
         self.transport.abort()
+
+    def note_progress(self, now: float) -> None:
+        """A slow reader is not a dead one: what waits for it gets less, if only by a few bytes."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent < self._unsent:
+            self.last_progress = now
+        self._unsent = unsent
 
     @property
     def can_write(self) -> bool:

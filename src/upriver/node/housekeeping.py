@@ -64,11 +64,12 @@ class Housekeeping:
         allowed = limits.idle_s if conn.dcp is None else limits.dcp_idle_s
         if now - conn.last_received > allowed:
             return "silent for too long"
+        if conn.can_write:
+            return ""
+        conn.note_progress(now)
         if conn.closed and now - conn.last_progress > limits.handshake_s:
             return "does not take its last answers"
-        if not conn.can_write and now - conn.last_progress > allowed:
-            return "does not read"
-        return ""
+        return "does not read" if now - conn.last_progress > allowed else ""
 
     async def _every(self, seconds: float, work: str) -> None:
         while True:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from node_thread import NodeThread
 from raw import ALL, BASIC, Raw, frame, ready
@@ -83,6 +85,62 @@ def test_the_older_connection_of_a_name_is_closed(node: NodeThread):
         assert new.ask(open_frame(name=b"same")).specific == Status.SUCCESS
         assert old.is_closed()
         assert new.ask(dcp.StreamRequest(vbucket=0)).specific == Status.SUCCESS
+
+
+def test_the_older_connection_gets_no_stream_end_and_its_commands_are_not_done(node: NodeThread):
+    with ready(node.port) as old, ready(node.port) as new:
+        assert old.ask(open_frame(name=b"gone")).specific == Status.SUCCESS
+        assert old.ask(dcp.StreamRequest(vbucket=3)).specific == Status.SUCCESS
+        assert new.ask(open_frame(name=b"gone")).specific == Status.SUCCESS
+        with contextlib.suppress(OSError):
+            old.send(kv.Set(key=b"too late", value=b"v", vbucket=3))
+        with pytest.raises(ConnectionError):
+            old.receive()
+        assert new.ask(kv.Get(b"too late", vbucket=3)).specific == Status.KEY_ENOENT
+
+
+def test_a_name_is_free_again_when_its_connection_has_gone(node: NodeThread):
+    for _ in range(3):
+        with ready(node.port) as raw:
+            assert raw.ask(open_frame(name=b"again")).specific == Status.SUCCESS
+            assert raw.ask(dcp.StreamRequest(vbucket=0)).specific == Status.SUCCESS
+
+
+def test_a_name_may_be_as_long_as_a_key(node: NodeThread):
+    with ready(node.port) as raw:
+        assert raw.ask(open_frame(name=b"x" * 251)).specific == Status.EINVAL
+        assert raw.ask(open_frame(name=b"x" * 250)).specific == Status.SUCCESS
+    with ready(node.port, *ALL) as raw:
+        assert raw.ask(open_frame(name=b"x" * 251)).specific == Status.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        pytest.param(open_frame(0x400 | 1), id="flags"),
+        pytest.param(open_frame(value=b"{", datatype=1), id="value"),
+    ],
+)
+def test_the_rules_of_the_request_come_before_those_of_the_connection(node: NodeThread, request_bytes: bytes):
+    with ready(node.port, *BASIC, Feature.UNORDERED_EXECUTION) as raw:
+        assert raw.ask(request_bytes).specific == Status.EINVAL
+
+
+def test_a_dcp_connection_agrees_to_no_unordered_execution(node: NodeThread):
+    with ready(node.port) as raw:
+        assert raw.ask(open_frame(name=b"ordered")).specific == Status.SUCCESS
+        answer = raw.ask(session.Hello(b"t", (*BASIC, Feature.UNORDERED_EXECUTION)))
+        assert Feature.UNORDERED_EXECUTION.to_bytes(2, "big") not in [
+            answer.value[at : at + 2] for at in range(0, len(answer.value), 2)
+        ]
+
+
+def test_open_switches_json_on(node: NodeThread):
+    with ready(node.port, Feature.XERROR) as raw:
+        written = frame(Opcode.SET, extras=bytes(8), key=b"json", value=b"{}", datatype=1)
+        assert raw.ask(written).specific == Status.EINVAL
+        assert raw.ask(open_frame(name=b"json")).specific == Status.SUCCESS
+        assert raw.ask(written).specific == Status.SUCCESS
 
 
 def test_a_dcp_connection_keeps_its_bucket_and_its_user(node: NodeThread):

@@ -11,7 +11,7 @@ from raw import ALL, BASIC, Raw, frame, ready
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.wire import Opcode, cluster, dcp, kv, upr
-from upriver.wire.constants import OpenFlag, StreamEndStatus, StreamFlag
+from upriver.wire.constants import Feature, OpenFlag, StreamEndStatus, StreamFlag
 
 OK, EINVAL, NO, NMVB, ERANGE = (
     Status.SUCCESS, Status.EINVAL, Status.NOT_SUPPORTED, Status.NOT_MY_VBUCKET, Status.ERANGE,
@@ -221,6 +221,8 @@ def test_without_collections_a_dropped_default_collection_refuses_the_stream(mak
         assert admin.ask(cluster.SetManifest(manifest)).specific == OK
     with open_producer(other.port, *BASIC) as raw:
         assert raw.ask(request()).specific == NO_COLLECTION
+    with open_producer(other.port, Feature.JSON) as raw:
+        assert raw.ask(request()).specific == EINVAL, "without extended errors there is no such status"
 
 
 def test_too_many_streams_are_refused(make_node):  # type: ignore[no-untyped-def]

@@ -26,7 +26,7 @@ from upriver.node.producer import Producer, SendBuffers
 from upriver.protocol.controls import ProducerOptions, apply_control
 from upriver.protocol.producer_frames import MarkerFacts, StreamFrames
 from upriver.protocol.stream_filter import StreamFilter
-from upriver.store import Bucket, StoreOptions
+from upriver.store import Bucket, StoreOptions, StreamSource
 from upriver.wire import Context, FrameSplitter, Message, dcp, decode, events
 from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer
 from upriver.wire.constants import Dialect, OpenFlag, StreamEndStatus, SystemEventId
@@ -353,13 +353,13 @@ def test_the_end_of_a_filter_is_told(tmp_path: Path):
 def test_a_disk_that_cannot_be_read_ends_that_stream_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     world = World(tmp_path, True)
     world.request()
-    [stream] = world.producer.streams.values()
 
-    def poll() -> None:
+    def poll(source: StreamSource) -> None:
         raise CorruptStore("a block does not add up")
 
-    monkeypatch.setattr(stream.source, "poll", poll)
+    monkeypatch.setattr(StreamSource, "poll", poll)
     world.read()
+    monkeypatch.undo()
     assert world.messages == [dcp.StreamEnd(StreamEndStatus.BACKFILL_FAIL)]
     world.request()
     world.read()

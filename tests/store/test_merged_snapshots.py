@@ -18,6 +18,7 @@ from store_support import SMALL, Record, open_bucket, records
 
 from upriver.model import VbucketState
 from upriver.store import Run, SnapshotStart, VBucket
+from upriver.wire.columns import address_of
 
 KEYS = [b"a", b"b", b"c", b"d"]
 MUTATION, SYSTEM, PREPARE, COMMIT, ABORT = 0, 3, 4, 5, 6
@@ -81,12 +82,11 @@ class Reader:
     def poll(self, events: int) -> None:
         while self.short and events and (live := self.source.next_live()) is not None:
             events -= 1
-            segment = live.segment
-            data = live.data.data[segment.at : segment.end]
-            last = [record.seqno for record in records(Run(data, self.position, segment.last, memory=True))][-1]
-            self._begin(SnapshotStart(segment.first, segment.last, 1, last, 0, 0, 0, 0))
-            self.source.took_live(segment)
-            self._take(Run(data, self.position, segment.last, memory=True), None)
+            at = live.address - address_of(live.data)
+            run = Run(live.data.data[at : at + live.size], self.position, live.last, memory=True)
+            self._begin(SnapshotStart(live.first, live.last, 1, [each.seqno for each in records(run)][-1], 0, 0, 0, 0))
+            self.source.took_live(live)
+            self._take(run, None)
         while events and (event := self.source.poll()) is not None:
             events -= 1
             if isinstance(event, SnapshotStart):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from upriver.node.producer import Producer
     from upriver.node.takeover import Takeover
     from upriver.store import StreamSource, VBucket
-    from upriver.store.memorylog import Segment
+    from upriver.store.stream import Live
 
 RUN_BYTES = 64 * 1024  # of one vbucket, before another gets its turn
 LIVE_BYTES = 16 * 1024  # a snapshot that is sent whole or not at all
@@ -158,30 +158,29 @@ class ProducerStream:
         live = self.source.next_live()
         if live is None:
             return -1
-        segment, _data, address = live
-        size, before, end = segment.end - segment.at, out.used, segment.last if self.can_advance else 0
+        first, last, begins, address, size, _ = live
+        before, end = out.used, last if self.can_advance else 0
         if size > LIVE_BYTES:
             return -1
-        begins = segment.begins_checkpoint
-        stop, records, last = encoder.as_they_are.encode_live(
-            address, size, out, self.source.position, segment.last, options.window.room,
-            segment.first if begins else 0, end, _FIRST_MEMORY if begins else _MEMORY,
+        stop, records, sent = encoder.as_they_are.encode_live(
+            address, size, out, first - 1, last, options.window.room, first if begins else 0, end,
+            _FIRST_MEMORY if begins else _MEMORY,
         )  # fmt: skip
         if stop is not Stop.END or (end and not records and not self.filter.is_filtered):
             return -1
-        self.source.took_live(segment)
-        self._note_live(segment, records, last)
+        self.source.took_live(live)
         options.window.charge(out.used - before)
+        self._note_live(live, records, sent)
         return records
 
-    def _note_live(self, segment: Segment, records: int, last: int) -> None:
-        self.last_read_seqno = segment.last
+    def _note_live(self, live: Live, records: int, sent: int) -> None:
+        self.last_read_seqno = live.last
         if records:
             self.items_sent += records
-            self.last_sent_seqno = last
-            if self.can_advance and last != segment.last:
-                self._last_advanced = segment.last
-        if segment.last >= self.end_seqno:
+            self.last_sent_seqno = sent
+            if self.can_advance and sent != live.last:
+                self._last_advanced = live.last
+        if live.last >= self.end_seqno:
             self.producer.make_ready(self)
 
     def _step(self, out: SendBuffer) -> Outcome | None:

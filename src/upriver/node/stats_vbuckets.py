@@ -37,9 +37,8 @@ def vbucket_details(query: Query) -> Figures:
         yield f"vb_{vb.id}", vb.state.name.lower()
         yield prefix + "num_items", vb.item_count
         yield prefix + "num_deletes", vb.tombstone_count
-        waiting = list(vb.memory.unflushed)
         yield prefix + "queue_size", vb.high_seqno - vb.persisted_seqno
-        yield prefix + "queue_memory", sum(segment.end - segment.at for segment in waiting)
+        yield prefix + "queue_memory", vb.memory.unflushed_bytes
         yield prefix + "ht_memory", vb.keys.overlay.nbytes  # the keys that the index on disk does not know yet
         yield prefix + "ht_item_memory", sum(checkpoint.data.nbytes for checkpoint in vb.memory.checkpoints)
         yield prefix + "num_checkpoints", len(vb.memory.checkpoints)

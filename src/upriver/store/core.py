@@ -16,7 +16,7 @@ from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.disk import BLOCK, BLOCK_KEY, Octets, Words, read_json
 from upriver.store.keyindex import KeyIndex
-from upriver.store.memorylog import MemoryLog, Segment
+from upriver.store.memorylog import MemoryLog, OpenSegment
 from upriver.store.shared import Shared
 from upriver.wire.packed import HEADER_SIZE, Kind, Packed, unpack
 
@@ -60,6 +60,14 @@ class OnDisk(NamedTuple):
 class Core:
     """One vbucket. Callers hold ``shared.lock`` around anything that changes it."""
 
+    # With a thousand vbuckets written in turn what counts is how few cache lines a write touches.
+    __slots__ = (
+        "_loaded", "_waiting", "_waiting_for_disk", "collections", "compacted_s", "complete_seqno", "content", "epoch",
+        "erasing", "expired_count", "failover_log", "id", "indexed_seqno", "keys", "locks", "manifest_uid", "memory",
+        "numbers", "on_disk", "pending", "persisted_seqno", "purge_seqno", "registers", "rollback_floor", "shared",
+        "snap_end", "snap_start", "snapshot_from_disk", "sources", "state", "topology",
+    )  # fmt: skip
+
     def __init__(self, shared: Shared, vbucket_id: int, state: VbucketState, log: FailoverLog) -> None:
         self.shared = shared
         self.id = vbucket_id
@@ -67,6 +75,7 @@ class Core:
         self.failover_log = log
         self.registers: Words = np.zeros(k.REGISTERS, np.uint64)
         self.registers[k.EXPIRY] = SEQNO_MAX
+        self.numbers = self.registers.data  # the same, as Python's integers: three times as fast one by one
         self.collections: Words = np.zeros((1, k.C_WORDS), np.uint64)
         self.erasing = False  # collections were dropped or flushed and their records are still on disk
         self.manifest_uid = 0
@@ -89,6 +98,7 @@ class Core:
         self._loaded = True
         self.sources: set[StreamSource] = set()
         self._waiting: dict[Callable[[], None], None] = {}  # in order, each once
+        self._waiting_for_disk: dict[Callable[[], None], None] = {}  # those of them that a commit may help
         self.locks: dict[bytes, tuple[int, int]] = {}
         self.pending: dict[bytes, int] = {}  # prepared and neither committed nor aborted: key -> seqno
 
@@ -96,27 +106,27 @@ class Core:
 
     @property
     def high_seqno(self) -> int:
-        return int(self.registers[k.HIGH])
+        return self.numbers[k.HIGH]
 
     @property
     def max_visible_seqno(self) -> int:
-        return int(self.registers[k.VISIBLE])
+        return self.numbers[k.VISIBLE]
 
     @property
     def high_prepared_seqno(self) -> int:
-        return int(self.registers[k.PREPARED])
+        return self.numbers[k.PREPARED]
 
     @property
     def high_completed_seqno(self) -> int:
-        return int(self.registers[k.COMPLETED])
+        return self.numbers[k.COMPLETED]
 
     @property
     def max_cas(self) -> int:
-        return int(self.registers[k.CAS])
+        return self.numbers[k.CAS]
 
     @property
     def tombstone_count(self) -> int:
-        return int(self.registers[k.TOMBSTONES])
+        return self.numbers[k.TOMBSTONES]
 
     @property
     def item_count(self) -> int:
@@ -177,7 +187,7 @@ class Core:
         at, before = 0, 0
         while at < run.size:
             segment = self._open_segment(min(run.size - at, self.memory.most_bytes))
-            used = int(self.registers[k.USED])
+            used = self.numbers[k.USED]
             before = at
             at = ingest(
                 run, at, run.size, segment.checkpoint.data, segment.at, segment.checkpoint.serial,
@@ -189,15 +199,15 @@ class Core:
                 at = self._resolve_stop(run, at, stuck=at == before)
         self.wake()
 
-    def _took_in(self, segment: Segment, used: int) -> None:
+    def _took_in(self, segment: OpenSegment, used: int) -> None:
         if segment.first == 0:
-            segment.first = int(self.registers[k.FIRST])
-        segment.end = int(self.registers[k.USED])
+            segment.first = self.numbers[k.FIRST]
+        segment.end = self.numbers[k.USED]
         self.shared.note_dirty(self, segment.end - used)
 
     def _resolve_stop(self, run: Octets, at: int, stuck: bool) -> int:
         """Do what the kernel could not and return where to go on, or say why the record at ``at`` is refused."""
-        reason = int(self.registers[k.STOP])
+        reason = self.numbers[k.STOP]
         if reason == k.CROWDED:
             self.keys.make_room(self.high_seqno)
         elif reason == k.FULL and not stuck:
@@ -222,24 +232,24 @@ class Core:
         raise InvalidArguments(f"a system event at byte {at}")
 
     def _make_room(self, size: int) -> None:
-        used = int(self.registers[k.USED])
+        used = self.numbers[k.USED]
         if not self.memory.room(size, used):
             self.close_segment()
             self._begin_segment(size)
 
-    def _open_segment(self, size: int) -> Segment:
+    def _open_segment(self, size: int) -> OpenSegment:
         segment = self.memory.open
         if segment is None:
             return self._begin_segment(size)
         self.memory.room(size, segment.end)
         return segment
 
-    def _begin_segment(self, size: int) -> Segment:
+    def _begin_segment(self, size: int) -> OpenSegment:
         if self.shared.log_gauge.bytes > self.shared.options.log_bytes:
             self.shared.evict(tries=EVICTIONS)
         segment = self.memory.begin_segment(size, self.complete_seqno)
-        self.registers[k.USED] = segment.at
-        self.registers[k.DEDUPED] = 0
+        self.numbers[k.USED] = segment.at
+        self.numbers[k.DEDUPED] = 0
         return segment
 
     def close_segment(self) -> None:
@@ -251,21 +261,31 @@ class Core:
         if own:
             self.complete_seqno = self.snap_start = self.snap_end = high
         # A received snapshot without a gap had nothing left out: every seqno in it is a state that existed.
-        exact = int(self.registers[k.DEDUPED]) == 0 and (own or int(self.registers[k.GAPS]) == 0)
+        exact = self.numbers[k.DEDUPED] == 0 and (own or self.numbers[k.GAPS] == 0)
         self.memory.close_segment(high, high if own else self.snap_end, exact)
 
-    def wait(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` once, when something happens."""
+    def wait(self, wake: Callable[[], None], for_disk: bool = False) -> None:
+        """Call ``wake`` once, when something happens; ``for_disk``: also when something was persisted."""
         self._waiting[wake] = None
+        if for_disk:
+            self._waiting_for_disk[wake] = None
 
     def stop_waiting(self, wake: Callable[[], None]) -> None:
         """Forget it; else an idle vbucket would hold on to every reader that ever was."""
         self._waiting.pop(wake, None)
+        self._waiting_for_disk.pop(wake, None)
 
     def wake(self) -> None:
         """Call everybody who waits; in whatever thread this is."""
         if self._waiting:
             waiting, self._waiting = self._waiting, {}
+            for wake in waiting:
+                wake()
+
+    def wake_for_disk(self) -> None:
+        """Call those who wait for a commit."""
+        if self._waiting_for_disk:
+            waiting, self._waiting_for_disk = self._waiting_for_disk, {}
             for wake in waiting:
                 wake()
 

@@ -360,7 +360,7 @@ class Documents(Core):
 
     def _next_cas(self) -> int:
         """Hybrid logical clock (10.5)."""
-        return max(self.shared.now_ns() & CLOCK_MASK, int(self.registers[k.CAS]) + 1)
+        return max(self.shared.now_ns() & CLOCK_MASK, self.numbers[k.CAS] + 1)
 
 
 def _decimal(body: bytes) -> int:

@@ -234,8 +234,7 @@ class Flusher:
 
     def _freeze_one(self, vbucket: Core) -> Frozen:
         vbucket.close_segment()
-        segments = list(vbucket.memory.unflushed)
-        vbucket.memory.unflushed.clear()
+        segments = vbucket.memory.take_unflushed()
         vbucket.keys.freeze_if_large(vbucket.high_seqno)
         size = sum(segment.end - segment.at for segment in segments)
         return Frozen(vbucket, segments, vbucket.high_seqno, vbucket.describe(), vbucket.keys.frozen[:], size)
@@ -256,7 +255,7 @@ class Flusher:
         """The commit failed: all of it waits again, in the same order."""
         self._shared.disk_full = True
         for item in batch:
-            item.vbucket.memory.unflushed.extendleft(reversed(item.segments))
+            item.vbucket.memory.flush_ended(on_disk=False)
             self._shared.dirty[item.vbucket.id] = item.vbucket
 
     def _acknowledge(self, batch: list[Frozen]) -> list[tuple[int, int]]:
@@ -264,10 +263,9 @@ class Flusher:
         shared.disk_full = False
         for item in batch:
             shared.dirty_bytes -= item.size
-            for segment in item.segments:
-                segment.persisted = True
+            item.vbucket.memory.flush_ended(on_disk=True)
             item.vbucket.persisted(item.high_seqno, item.meta)
-            item.vbucket.wake()
+            item.vbucket.wake_for_disk()
             if item.overlays:
                 item.vbucket.indexed_seqno = item.overlays[-1].upto
                 item.vbucket.keys.written(item.overlays)

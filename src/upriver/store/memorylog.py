@@ -7,8 +7,10 @@ sees half of a dedup, and every closed segment of an active vbucket ends in a st
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,47 +24,66 @@ MERGED_BYTES = 128 * 1024  # of segments that a reader who is behind gets as one
 NOTHING: Octets = np.empty(0, np.uint8)
 
 
-class Segment:
-    """Records ``data[at:end]`` of a checkpoint, seqnos ``first..last``.
+class Segment(NamedTuple):
+    """Closed: records ``at`` to ``end`` of a checkpoint, as the flusher takes them.
 
-    ``safe`` is the last state that surely existed before it; ``snap_end`` where the snapshot that it is part of ends.
+    ``safe`` is the last state that surely existed before it. ``exact``: every seqno in it is one that existed.
     """
 
-    __slots__ = ("at", "begins_checkpoint", "checkpoint", "closed", "end", "exact", "first", "last",
-                 "persisted", "safe", "snap_end")
+    checkpoint: Checkpoint
+    at: int
+    end: int
+    safe: int
+    exact: bool
 
-    def __init__(self, checkpoint: Checkpoint, at: int, safe: int, begins_checkpoint: bool) -> None:
+
+class OpenSegment:
+    """The segment that records are written to."""
+
+    __slots__ = ("at", "checkpoint", "end", "first", "safe")
+
+    def __init__(self, checkpoint: Checkpoint, at: int, safe: int) -> None:
         self.checkpoint = checkpoint
-        self.at = at
-        self.end = at
+        self.at = self.end = at
         self.first = 0
-        self.last = 0
         self.safe = safe
-        self.snap_end = 0
-        self.exact = True
-        self.closed = False
-        self.persisted = False
-        self.begins_checkpoint = begins_checkpoint
 
 
 class Checkpoint:
-    """One growing buffer of records.
+    """One growing buffer of records, cut into segments that lie side by side.
 
     A large one has addresses for all that it may become from the start: the system gives memory only to what was
-    written, and growing copies nothing. ``data`` is the part that counts.
+    written, and growing copies nothing. ``data`` is the part that counts. There can be as many segments as records,
+    so that they are rows of numbers and not objects: ``first`` to ``last`` are seqnos, ``end`` is a byte, and
+    ``snap_end`` is where the snapshot ends that the segment is part of.
     """
 
-    __slots__ = ("_reserved", "address", "closed", "data", "log", "segments", "serial")
+    __slots__ = (
+        "_reserved", "address", "closed", "data", "end", "exact", "first", "last", "log", "persisted", "safe",
+        "serial", "snap_end", "taken",
+    )  # fmt: skip
 
     def __init__(self, log: MemoryLog, serial: int, size: int) -> None:
         self.log = log
         self.serial = serial
-        self.segments: list[Segment] = []
         self.closed = False
+        self.end, self.first, self.last, self.safe, self.snap_end = (array("Q") for _ in range(5))
+        self.exact = bytearray()
+        self.taken = 0  # segments that the flusher has seen
+        self.persisted = 0  # and those of them that are on disk
         self._reserved: Octets = NOTHING
         self.data: Octets = NOTHING
         self.address = 0  # of the data
         self.resize(size, 0)
+
+    @property
+    def used(self) -> int:
+        """Bytes in closed segments."""
+        return self.end[-1] if self.end else 0
+
+    def at(self, row: int) -> int:
+        """Where the segment begins."""
+        return self.end[row - 1] if row else 0
 
     def resize(self, size: int, used: int) -> None:
         """Hold ``size`` bytes, of which the first ``used`` are kept."""
@@ -78,11 +99,33 @@ class Checkpoint:
         ahead = self.data.size if self.data.size < MAPPED // 2 else MAPPED // 4
         self.resize(min(max(needed, self.data.size + ahead), self.log.most_bytes), used)
 
+    def add(self, end: int, first: int, last: int, safe: int, snap_end: int, exact: bool) -> None:
+        """One more closed segment."""
+        self.end.append(end)
+        self.first.append(first)
+        self.last.append(last)
+        self.safe.append(safe)
+        self.snap_end.append(snap_end)
+        self.exact.append(exact)
+
+    def take(self) -> list[Segment]:
+        """What the flusher has not seen yet; neighbours that are exact are as good as one."""
+        found: list[Segment] = []
+        row, rows = self.taken, len(self.end)
+        while row < rows:
+            after = row + 1
+            if self.exact[row]:
+                after = self.exact.find(0, row)
+                after = rows if after < 0 else after
+            found.append(Segment(self, self.at(row), self.end[after - 1], self.safe[row], bool(self.exact[row])))
+            row = after
+        self.taken = rows
+        return found
+
     def let_go(self) -> None:
-        """Give the memory back now: a checkpoint and its segments know each other, so only the collector would."""
+        """Give the memory back now: a checkpoint and its log know each other, so only the collector would."""
         self.log.gauge.bytes -= self.data.size
         self.data = self._reserved = NOTHING
-        self.segments = []
 
 
 class Gauge:
@@ -94,20 +137,23 @@ class Gauge:
         self.bytes = 0
 
 
-def _last(segment: Segment) -> int:
-    return segment.last
-
-
 def _reach(checkpoint: Checkpoint) -> int:
     """The last seqno of its closed segments; one that has none yet is the newest, and still ahead."""
-    for segment in reversed(checkpoint.segments):
-        if segment.closed:
-            return segment.last
-    return SEQNO_MAX
+    return checkpoint.last[-1] if checkpoint.last else SEQNO_MAX
+
+
+class Found(NamedTuple):
+    """Segments ``first`` to ``last`` of a checkpoint."""
+
+    checkpoint: Checkpoint
+    first: int
+    last: int
 
 
 class MemoryLog:
     """Checkpoints of one vbucket, oldest first. Everything above seqno ``floor`` is in here."""
+
+    __slots__ = ("_ages", "_serial", "by_serial", "checkpoints", "floor", "gauge", "most_bytes", "open")
 
     def __init__(self, floor: int, most_bytes: int, gauge: Gauge, ages: deque[Checkpoint]) -> None:
         self.floor = floor
@@ -116,8 +162,7 @@ class MemoryLog:
         self.most_bytes = most_bytes
         self.checkpoints: deque[Checkpoint] = deque()
         self.by_serial: dict[int, Checkpoint] = {}
-        self.unflushed: deque[Segment] = deque()
-        self.open: Segment | None = None
+        self.open: OpenSegment | None = None
         self._serial = 0
 
     def room(self, size: int, used: int) -> bool:
@@ -133,22 +178,21 @@ class MemoryLog:
         checkpoint.grow(needed, used)
         return True
 
-    def begin_segment(self, size: int, safe: int) -> Segment:
+    def begin_segment(self, size: int, safe: int) -> OpenSegment:
         """Open a segment with room for ``size`` bytes, behind the last one if its checkpoint has room."""
         last = self.checkpoints[-1] if self.checkpoints else None
-        used = last.segments[-1].end if last is not None and last.segments else 0
+        used = last.used if last is not None else 0
         if last is None or last.closed or used + size > max(last.data.size, self.most_bytes):
             last = self._begin_checkpoint(size)
             used = 0
-        segment = Segment(last, used, safe, begins_checkpoint=used == 0)
-        last.segments.append(segment)
-        self.open = segment
-        self.room(size, used)
+        self.open = segment = OpenSegment(last, used, safe)
+        if used + size > last.data.size:
+            self.room(size, used)
         return segment
 
     def _begin_checkpoint(self, size: int) -> Checkpoint:
         self.close_checkpoint()
-        if self.checkpoints and not self.checkpoints[-1].segments:  # nothing is in it yet: take a larger buffer
+        if self.checkpoints and not self.checkpoints[-1].end:  # nothing is in it yet: take a larger buffer
             unused = self.checkpoints[-1]
             unused.resize(size, 0)
             return unused
@@ -161,76 +205,87 @@ class MemoryLog:
 
     def close_checkpoint(self) -> None:
         """No more segments for the last checkpoint; give back the rest of its buffer. An empty one stays open."""
-        if not self.checkpoints or self.checkpoints[-1].closed or not self.checkpoints[-1].segments:
+        if not self.checkpoints or self.checkpoints[-1].closed or not self.checkpoints[-1].end:
             return
         last = self.checkpoints[-1]
         last.closed = True
-        used = last.segments[-1].end if last.segments else 0
-        if used < last.data.size * 3 // 4:
-            last.resize(used, used)
+        if last.used < last.data.size * 3 // 4:
+            last.resize(last.used, last.used)
 
     def close_segment(self, last: int, snap_end: int, exact: bool) -> None:
         """Freeze the open segment; the flusher will find it."""
         segment = self.open
         self.open = None
-        if segment is None:
-            return
-        if segment.end == segment.at:
-            segment.checkpoint.segments.pop()
-            return
-        segment.last = last
-        segment.snap_end = snap_end
-        segment.exact = exact
-        segment.closed = True
-        self.unflushed.append(segment)
+        if segment is not None and segment.end > segment.at:
+            segment.checkpoint.add(segment.end, segment.first, last, segment.safe, snap_end, exact)
 
     def add_empty(self, last: int, safe: int, snap_end: int) -> None:
         """A segment of no records: history went on to ``last`` without anything to see."""
         segment = self.begin_segment(0, safe)
-        segment.first = segment.last = last
-        segment.snap_end = snap_end
-        segment.exact = False
-        segment.closed = True
         self.open = None
-        self.unflushed.append(segment)
+        segment.checkpoint.add(segment.at, last, last, safe, snap_end, False)
 
     def settle(self, high: int) -> None:
         """What is here is all that there will be of a snapshot that was under way."""
         for checkpoint in self.checkpoints:
-            for segment in checkpoint.segments:
-                segment.snap_end = min(segment.snap_end, high)
+            for row, snap_end in enumerate(checkpoint.snap_end):
+                if snap_end > high:
+                    checkpoint.snap_end[row] = high
 
-    def after(self, seqno: int, upto: int = 0) -> list[Segment]:
+    def after(self, seqno: int, upto: int = 0) -> Found | None:
         """The first closed segment that reaches above ``seqno``, and those behind it that can be one snapshot with it.
 
         They are side by side in one checkpoint, not too large together, and end where a snapshot does; none is added
         once ``upto`` is reached.
         """
         at = bisect_right(self.checkpoints, seqno, key=_reach)
-        if at == len(self.checkpoints):
-            return []
-        segments = self.checkpoints[at].segments
-        closed = len(segments) - (bool(segments) and not segments[-1].closed)
-        at = bisect_right(segments, seqno, hi=closed, key=_last)
-        last = at
-        for number in range(at + 1, closed):
-            segment = segments[number]
-            if segments[number - 1].last >= upto or segment.end - segments[at].at > MERGED_BYTES:
+        if at == len(self.checkpoints) or not self.checkpoints[at].end:
+            return None
+        checkpoint = self.checkpoints[at]
+        first = bisect_right(checkpoint.last, seqno)
+        fits = bisect_right(checkpoint.end, checkpoint.at(first) + MERGED_BYTES) - 1
+        last = min(fits, bisect_left(checkpoint.last, upto), len(checkpoint.end) - 1)
+        while last > first and checkpoint.snap_end[last] > checkpoint.last[last]:
+            last -= 1
+        return Found(checkpoint, first, max(first, last))
+
+    # ---- what the flusher does ----
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """In closed segments that are not on disk yet."""
+        return sum(checkpoint.used - checkpoint.at(checkpoint.persisted) for checkpoint in self.checkpoints)
+
+    def take_unflushed(self) -> list[Segment]:
+        """Closed segments that it has not seen; ``flush_ended`` says what became of them."""
+        found: list[Segment] = []
+        for checkpoint in reversed(self.checkpoints):
+            if checkpoint.end and checkpoint.taken == len(checkpoint.end):
                 break
-            if segment.snap_end <= segment.last:
-                last = number
-        return segments[at : last + 1] if at < closed else []
+            found[:0] = checkpoint.take()
+        return found
+
+    def flush_ended(self, on_disk: bool) -> None:
+        """All that was taken is on disk now, or waits again."""
+        for checkpoint in reversed(self.checkpoints):
+            if checkpoint.taken and checkpoint.taken == checkpoint.persisted:
+                break
+            if on_disk:
+                checkpoint.persisted = checkpoint.taken
+            else:
+                checkpoint.taken = checkpoint.persisted
 
     def flushed(self, checkpoint: Checkpoint) -> bool:
         """Whether all of the checkpoint is on disk (or was never anything)."""
-        return not any(not segment.persisted for segment in checkpoint.segments)
+        is_open = self.open is not None and self.open.checkpoint is checkpoint
+        return not is_open and checkpoint.persisted == len(checkpoint.end)
 
     def evict(self) -> None:
         """Forget the oldest checkpoint; the caller knows that it is on disk."""
         oldest = self.checkpoints.popleft()
         del self.by_serial[oldest.serial]
-        if oldest.segments:
-            self.floor = max(self.floor, oldest.segments[-1].last)
+        if oldest.last:
+            self.floor = max(self.floor, oldest.last[-1])
         oldest.let_go()
 
     def clear(self, floor: int) -> None:
@@ -239,6 +294,5 @@ class MemoryLog:
             checkpoint.let_go()
         self.checkpoints.clear()
         self.by_serial.clear()
-        self.unflushed.clear()
         self.open = None
         self.floor = floor

@@ -19,7 +19,6 @@ from upriver.store import kernels as k
 from upriver.store import surveys
 from upriver.store.core import Core
 from upriver.store.disk import BLOCK, Octets
-from upriver.store.memorylog import Segment
 from upriver.store.scan import DiskScan
 from upriver.store.stretch import Stretch, stretch_after
 
@@ -82,11 +81,14 @@ class End(NamedTuple):
 
 
 class Live(NamedTuple):
-    """A closed segment, and the address of its records; they live as long as ``data`` does."""
+    """A whole snapshot from memory, few records at ``address``; they live as long as ``data`` does."""
 
-    segment: Segment
-    data: Octets
+    first: int
+    last: int
+    begins_checkpoint: bool
     address: int
+    size: int
+    data: Octets
 
 
 StreamEvent: TypeAlias = SnapshotStart | Run | OsoStart | OsoEnd | End
@@ -94,6 +96,12 @@ StreamEvent: TypeAlias = SnapshotStart | Run | OsoStart | OsoEnd | End
 
 class StreamSource:
     """Poll it for events; made by ``VBucket.stream``."""
+
+    __slots__ = (
+        "__weakref__", "_after_backfill", "_announced_end", "_disk_only", "_ended", "_ignore_purged", "_in_oso",
+        "_killed", "_known_purge", "_origin", "_oso", "_owed_end", "_queue", "_scan", "_snap_start", "_vbucket",
+        "_visible_only", "_wake", "_wanted", "collections", "end", "position",
+    )  # fmt: skip
 
     def __init__(
         self, vbucket: Core, start: int, end: int = SEQNO_MAX, *, snap_start: int | None = None,
@@ -157,7 +165,7 @@ class StreamSource:
             if isinstance(event, End):
                 self.close()
             if event is None and self._wake is not None:
-                self._vbucket.wait(self._wake)
+                self._vbucket.wait(self._wake, for_disk=self._owed_end > 0)
             return event
 
     def next_live(self) -> Live | None:
@@ -173,22 +181,22 @@ class StreamSource:
                 or not (checkpoints := vbucket.memory.checkpoints) or position < vbucket.memory.floor
             ):  # fmt: skip
                 return None
-            checkpoint = checkpoints[-1]
-            segment = checkpoint.segments[-1] if checkpoint.segments else None
-            if segment is None or segment.first != position + 1:
-                return None
-            if not segment.closed:
+            opened, checkpoint = vbucket.memory.open, checkpoints[-1]
+            if opened is not None and opened.first == position + 1:
                 vbucket.close_segment()
-            if segment.snap_end > segment.last:
+            row = len(checkpoint.last) - 1
+            if row < 0 or checkpoint.first[row] != position + 1 or checkpoint.snap_end[row] > checkpoint.last[row]:
                 return None
             if self._wake is not None:
                 vbucket.wait(self._wake)
-            return Live(segment, checkpoint.data, checkpoint.address + segment.at)
+            at, last = checkpoint.end[row - 1] if row else 0, checkpoint.last[row]
+            size = checkpoint.end[row] - at
+            return Live(position + 1, last, row == 0, checkpoint.address + at, size, checkpoint.data)
 
-    def took_live(self, segment: Segment) -> None:
+    def took_live(self, live: Live) -> None:
         """All of it was handed on."""
-        self._origin = segment.first
-        self.position = self._announced_end = segment.last
+        self._origin = live.first
+        self.position = self._announced_end = live.last
 
     def _next(self) -> StreamEvent | None:
         if self._killed is not None:
@@ -223,23 +231,24 @@ class StreamSource:
             stretch = stretch_after(vbucket.memory, self.position, upto)
         if stretch is None:
             return End(EndReason.FILTER_EMPTY) if self._filter_is_empty() else None
-        run = Run(stretch.data.data[stretch.at : stretch.end], self.position, stretch.last.last, memory=True)
-        marker = self._memory_marker(stretch) if stretch.last.last > self._announced_end else None
-        self.position = stretch.last.last
+        last = stretch.last_seqno
+        run = Run(stretch.data.data[stretch.at : stretch.end], self.position, last, memory=True)
+        marker = self._memory_marker(stretch) if last > self._announced_end else None
+        self.position = last
         if marker is None:
             return run
         self._queue.append(run)
         return marker
 
     def _memory_marker(self, stretch: Stretch) -> SnapshotStart:
-        vbucket, segment, position = self._vbucket, stretch.first, self.position
+        vbucket, position = self._vbucket, self.position
         first, matching, visible = surveys.survey(
             stretch.data, stretch.at, stretch.end, np.uint64(position), self._wanted, self._visible_only
         )
-        start = int(first) or stretch.last.last
-        begins = segment.begins_checkpoint or self._after_backfill
+        start = int(first) or stretch.last_seqno
+        begins = stretch.begins_checkpoint or self._after_backfill
         if begins:
-            first = segment.checkpoint.segments[0].first
+            first = stretch.checkpoint.first[0]
             if first > self._announced_end:
                 start = max(first, self._snap_start or 0) if first > position else start
         start = self._first_start(start)

@@ -6,60 +6,71 @@ version is in it, and it ends in a state that existed.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
 
 from upriver.store import runs, surveys
 from upriver.store.disk import Octets
-from upriver.store.memorylog import MemoryLog, Segment
+from upriver.store.memorylog import Checkpoint, MemoryLog
 from upriver.wire.packed import HEADER_SIZE
 
 _NO_COLLECTIONS = np.zeros((0, 0), np.uint64)
 
 
 class Stretch(NamedTuple):
-    """Records ``data[at:end]``, from the segment ``first`` to the segment ``last``."""
+    """Records ``data[at:end]``: segments ``first`` to ``last`` of a checkpoint."""
 
-    first: Segment
-    last: Segment
+    checkpoint: Checkpoint
+    first: int
+    last: int
     data: Octets
     at: int
     end: int
 
     @property
+    def begins_checkpoint(self) -> bool:
+        return self.first == 0
+
+    @property
+    def last_seqno(self) -> int:
+        return self.checkpoint.last[self.last]
+
+    @property
     def snap_end(self) -> int:
         """Where the snapshot ends that the last record is part of."""
-        return max(self.last.last, self.last.snap_end)
+        return max(self.last_seqno, self.checkpoint.snap_end[self.last])
 
 
 def stretch_after(log: MemoryLog, seqno: int, upto: int) -> Stretch | None:
     """What comes after ``seqno`` and is closed; no further than the segment that reaches ``upto``."""
-    segments = log.after(seqno, upto)
-    if not segments:
+    found = log.after(seqno, upto)
+    if found is None:
         return None
-    if len(segments) > 1:
-        return _merged(segments, seqno)
-    [only] = segments
-    return Stretch(only, only, only.checkpoint.data, only.at, only.end)
+    checkpoint, first, last = found
+    return _plain(checkpoint, first, last) if first == last else _merged(checkpoint, first, last, seqno)
 
 
-def _merged(segments: list[Segment], after: int) -> Stretch:
-    first, data = segments[0], segments[0].checkpoint.data
-    size = segments[-1].end - first.at
-    found = np.empty(size // HEADER_SIZE + 1, np.uint64)
-    count, stop = surveys.replaced(data, first.at, segments[-1].end, np.uint64(after), found)
-    if stop < segments[-1].end:  # a durable write: what comes before it can still be one snapshot
-        before = [segment for segment in segments if segment.end <= stop]
-        while before and before[-1].snap_end > before[-1].last:
-            before.pop()
-        if len(before) > 1:
-            return _merged(before, after)
-        return Stretch(first, first, data, first.at, first.end)
-    if count:
-        data = _without(data[first.at : segments[-1].end], np.sort(found[:count]))
-        return Stretch(first, segments[-1], data, 0, size)
-    return Stretch(first, segments[-1], data, first.at, segments[-1].end)
+def _plain(checkpoint: Checkpoint, first: int, last: int) -> Stretch:
+    return Stretch(checkpoint, first, last, checkpoint.data, checkpoint.at(first), checkpoint.end[last])
+
+
+def _merged(checkpoint: Checkpoint, first: int, last: int, after: int) -> Stretch:
+    data, at, end = checkpoint.data, checkpoint.at(first), checkpoint.end[last]
+    replaced = np.empty((end - at) // HEADER_SIZE + 1, np.uint64)
+    count, stop = surveys.replaced(data, at, end, np.uint64(after), replaced)
+    if stop < end:  # a durable write: what comes before it can still be one snapshot
+        return _merged_before(checkpoint, first, bisect_right(checkpoint.end, stop) - 1, after)
+    if not count:
+        return _plain(checkpoint, first, last)
+    return Stretch(checkpoint, first, last, _without(data[at:end], np.sort(replaced[:count])), 0, end - at)
+
+
+def _merged_before(checkpoint: Checkpoint, first: int, last: int, after: int) -> Stretch:
+    while last > first and checkpoint.snap_end[last] > checkpoint.last[last]:
+        last -= 1
+    return _merged(checkpoint, first, last, after) if last > first else _plain(checkpoint, first, first)
 
 
 def _without(records: Octets, dead: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> Octets:

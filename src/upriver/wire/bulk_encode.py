@@ -136,6 +136,8 @@ class Encoded(NamedTuple):
 class PackedEncoder:
     """Encodes the packed records of one stream; keep it as long as the stream, its options do not change."""
 
+    __slots__ = ("_filter", "_plan", "_plan_at", "_state")
+
     def __init__(self, options: FrameOptions) -> None:
         if options.stream_id > 0xFFFF or options.vbucket > 0xFFFF:
             raise LocalProtocolError(f"stream-id {options.stream_id} or vbucket {options.vbucket} does not fit")

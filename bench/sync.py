@@ -35,6 +35,7 @@ from upriver.records.schema import CHANGES
 from upriver.spark.tables.apply import TableOptions, Tables
 from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.log import write_log
+from upriver.spark.tables.read import read_arrow
 from upriver.spark.tables.upkeep import fold_log, fold_tail
 from upriver.store import Bucket, StoreOptions
 
@@ -190,46 +191,64 @@ def disk_bytes() -> int:
     return 0
 
 
+class Steady:
+    """A table of some size, and what batches of random changes cost it."""
+
+    def __init__(self, root: Path, rows: int, changed: int) -> None:
+        self.root, self.rows, self.changed = str(root), rows, changed
+        self.changes, self.number = Changes(256), 0
+        self.spent: list[float] = []
+        self.written = 0
+        self.tables = Tables(Lake(self.root), "bench", TableOptions(vbuckets=VBUCKETS))
+        self.load()
+
+    def load(self) -> None:
+        for first in range(0, self.rows, 250_000):
+            numbers = np.arange(first, min(first + 250_000, self.rows))
+            self.apply(numbers, lag=self.rows - int(numbers[-1]) - 1)
+        collection = self.tables.collection(NAME)  # the load's own debts are not those of the changes
+        collection.advance(self.number - 1, 0, self.tables.run, None, force=True)
+
+    def apply(self, numbers: Any, lag: int = 0) -> None:
+        batch = self.changes.batch(numbers)
+        self.tables.apply(self.number, write_log([batch], self.root, self.number), lag=lag)
+        self.number += 1
+
+    def step(self) -> None:
+        batch = self.changes.batch(self.changes.random.integers(0, self.rows, self.changed))
+        collection = self.tables.collection(NAME)
+        started, before = cpu_s(), disk_bytes()
+        self.tables.apply(self.number, write_log([batch], self.root, self.number))
+        fold_tail(collection)
+        fold_log(collection)
+        self.spent.append(cpu_s() - started)
+        self.written += disk_bytes() - before
+        self.number += 1
+
+    def report(self) -> list[str]:
+        started = time.monotonic()
+        assert read_arrow(self.root, NAME).num_rows == self.rows
+        fresh = time.monotonic() - started
+        spent, changes = sorted(self.spent), len(self.spent) * self.changed
+        return [f"{sum(spent) / changes * 1e6:.1f}", f"{statistics.mean(spent) * 1000:.0f}",
+                f"{statistics.median(spent) * 1000:.0f}", f"{spent[int(len(spent) * 0.95)] * 1000:.0f}",
+                f"{self.written / changes:.0f}", f"{fresh:.1f}"]
+
+
 def steady(sizes: list[int], changed: int, merge_up_to: int, batches: int) -> None:
-    table = Table("rows", "batches", "CPU ms/batch", "median", "p95", "B/change", "read fresh s",
-                  "MERGE per batch: CPU ms", "B/change", title=f"steady state, {changed:,} changes per batch, 256 B")
-    for rows in sizes:
-        ours, (merge_ms, merge_bytes) = _ours(rows, changed, batches), ("-", "-")
-        if rows <= merge_up_to:
-            merge_ms, merge_bytes = _merge(rows, changed)
-        table.add_row(f"{rows:,}", *ours, merge_ms, merge_bytes)
+    """All sizes take turns, batch by batch, so that a busy machine is as busy for each of them."""
+    table = Table("rows", "CPU us/change", "CPU ms/batch", "median", "p95", "B/change", "read fresh s",
+                  "MERGE per batch: CPU ms", "B/change",
+                  title=f"steady state, {batches} batches of {changed:,} changes, 256 B")
+    with tempfile.TemporaryDirectory(prefix="upriver-bench-") as folder:
+        subjects = [Steady(Path(folder) / str(rows), rows, changed) for rows in sizes]
+        for _ in range(batches):
+            for subject in subjects:
+                subject.step()
+        for subject in subjects:
+            merge = _merge(subject.rows, changed) if subject.rows <= merge_up_to else ("-", "-")
+            table.add_row(f"{subject.rows:,}", *subject.report(), *merge)
     console.print(table)
-
-
-def _ours(rows: int, changed: int, count: int) -> list[str]:
-    """The same number of batches at every size, or a longer Delta log would pass for a larger table."""
-    with tempfile.TemporaryDirectory(prefix="upriver-bench-") as root:
-        changes = Changes(256)
-        tables = Tables(Lake(root), "bench", TableOptions(vbuckets=VBUCKETS))
-        number = 0
-        for first in range(0, rows, 250_000):
-            numbers = np.arange(first, min(first + 250_000, rows))
-            tables.apply(number, write_log([changes.batch(numbers)], root, number), lag=rows - int(numbers[-1]) - 1)
-            number += 1
-        collection = tables.collection(NAME)
-        spent, before = [], disk_bytes()
-        for _ in range(count):
-            batch = changes.batch(changes.random.integers(0, rows, changed))
-            started = cpu_s()
-            tables.apply(number, write_log([batch], root, number))
-            fold_tail(collection)
-            fold_log(collection)
-            spent.append(cpu_s() - started)
-            number += 1
-        written = disk_bytes() - before
-        started_wall = time.monotonic()
-        from upriver.spark.tables.read import read_arrow
-
-        assert read_arrow(root, NAME).num_rows == rows
-        fresh = time.monotonic() - started_wall
-    spent.sort()
-    return [str(count), f"{statistics.mean(spent) * 1000:.0f}", f"{statistics.median(spent) * 1000:.0f}",
-            f"{spent[int(len(spent) * 0.95)] * 1000:.0f}", f"{written / count / changed:.0f}", f"{fresh:.1f}"]
 
 
 def _merge(rows: int, changed: int) -> tuple[str, str]:
@@ -335,7 +354,8 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=["load", "steady", "lag", "repair", []])
     parser.add_argument("--full", action="store_true", help="10 M rows, too")
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--batches", type=int, default=1000, help="of the steady state")
+    parser.add_argument("--batches", type=int, default=570,
+                        help="of the steady state; so many rewrite each part of 10 M rows once")
     parser.add_argument("--sizes", type=int, nargs="*", help="table sizes for the steady state")
     given = parser.parse_args()
     parts = given.parts or ["load", "steady", "lag", "repair"]

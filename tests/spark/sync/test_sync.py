@@ -178,3 +178,6 @@ def test_tables_without_their_checkpoint_are_refused(spark, lake: LakeWorld) -> 
 def test_the_cause_of_a_spark_error_is_its_last_line_of_ours() -> None:
     text = "[STREAM_FAILED] x\nTraceback\nupriver.errors.ConfigError: no such bucket\n\tat org.apache"
     assert first_cause(text) == "ConfigError: no such bucket"
+    text = "[STREAM_FAILED] x\nTraceback :\n  File x\nTypeError: int() of None\nJVM stacktrace:\nE: y"
+    assert first_cause(text) == "TypeError: int() of None"
+    assert first_cause("[STREAM_FAILED] only this") == "[STREAM_FAILED] only this"

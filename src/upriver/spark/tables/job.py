@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from upriver.errors import ConfigError
 from upriver.records.schema import Event
+from upriver.spark.source import DcpSource
 from upriver.spark.tables import bucket, upkeep
 from upriver.spark.tables.apply import Step, TableOptions, Tables
 from upriver.spark.tables.executors import spark_runner, write_frame
@@ -145,11 +146,19 @@ def collect(frame: Any, lake: str, batch_id: int) -> Written:
     return Written.gather(json.loads(row[0]) for row in frame.collect())
 
 
+def _reader(spark: Any, options: SyncOptions) -> Any:
+    """The stream whose tasks write the log themselves. In Spark Connect they are not told the number of their batch, so
+    there it is the plain one, and its rows are written on the way (`collect`)."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        spark.dataSource.register(DcpSource)
+        return spark.readStream.format(DcpSource.name())
+    spark.dataSource.register(DcpLogSource)
+    return spark.readStream.format(FORMAT).option("lake", options.to)
+
+
 def start(spark: Any, options: SyncOptions, applier: Applier) -> Any:
     """Start the streaming query."""
-    spark.dataSource.register(DcpLogSource)
-    reader = spark.readStream.format(FORMAT).option("lake", options.to)
-    reader = reader.option("maxrowspertrigger", str(options.max_rows))
+    reader = _reader(spark, options).option("maxrowspertrigger", str(options.max_rows))
     for name, text in options.source_options().items():
         reader = reader.option(name, text)
     writer = reader.load().writeStream.foreachBatch(applier).queryName(f"upriver sync {options.bucket}")

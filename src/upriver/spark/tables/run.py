@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -116,9 +117,12 @@ def _lag_of(latest: Any, known: int | None) -> int | None:
 
 def first_cause(text: str) -> str:
     """The line of a Spark error that says what happened."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("upriver.errors.")]
-    return ours[-1].removeprefix("upriver.errors.") if ours else lines[0] if lines else "no message"
+    lines = [line for line in text.partition("JVM stacktrace:")[0].splitlines() if line.strip()]
+    ours = [line.strip() for line in lines if line.strip().startswith("upriver.errors.")]
+    if ours:
+        return ours[-1].removeprefix("upriver.errors.")
+    python = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\b:? ", line)]
+    return (python or lines or ["no message"])[-1 if python else 0].strip()
 
 
 def _finish(tables: Tables, options: SyncOptions) -> None:

@@ -25,7 +25,7 @@ from upriver.spark.tables.pieces import gather
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 JSON_DATATYPE = 0x01
-SLICE_ROWS = 32_768  # parsed at a time
+SLICE_ROWS = 8_192  # parsed at a time: few enough that Python reuses the memory of their objects
 
 
 def winners(keys: pa.ChunkedArray, epochs: pa.ChunkedArray, seqnos: pa.ChunkedArray) -> Indices:

@@ -1,11 +1,13 @@
 """Taking space back: old versions, dropped collections, old tombstones; and small blocks become large ones.
 
 Purging tombstones raises the purge seqno: a reader that was away longer may have missed deletions. Taking old versions
-away raises the rollback floor: below it there is no way back but to 0.
+away raises the rollback floor: below it there is no way back but to 0. Others read and write meanwhile: only the commit
+itself, and what the vbucket learns from it, happen under the lock.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,30 +17,29 @@ from upriver.model import SEQNO_MAX
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.core import Core, Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Octets, Words, erase_range
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, Octets, Words, erase_range
 from upriver.store.flusher import BlockWriter, meta_key
 from upriver.store.keyindex import rewrite_table
-from upriver.store.scan import dead_in, dead_seqnos
+from upriver.store.scan import dead_in
 from upriver.wire.packed import HEADER_SIZE
 
 WORTH_RECORDS, WORTH_BLOCKS, FEW_RECORDS = 1000, 64, 8
+_BORN = [k.C_ID, k.C_START]
 KEEP_SHARE = 0.75  # a block with at least this much left of it stays as it is
 
 
 def compact(vbucket: Core, purge_before_s: int, purge_before_seqno: int) -> None:
     """Rewrite what is worth it, in one transaction; tombstones deleted at or before ``purge_before_s`` go."""
     shared = vbucket.shared
-    with shared.commit_lock, shared.lock:
+    with shared.commit_lock, ExitStack() as at_last:
         shared.flush()
-        vbucket.load_keys()
-        work = Compaction(vbucket, max(0, purge_before_s), min(purge_before_seqno, vbucket.high_seqno - 1))
-        before = orjson.dumps(vbucket.describe())
-        try:
-            with shared.disk.write(shared.options.block_bytes) as transaction:
-                work.run(transaction)
-        except BaseException:
-            vbucket.restore(before)
-            raise
+        with shared.lock:
+            shared.flush()  # what came meanwhile
+            work = Compaction(vbucket, max(0, purge_before_s), min(purge_before_seqno, vbucket.high_seqno - 1))
+        with shared.disk.write(shared.options.block_bytes) as transaction:
+            work.run(transaction)
+            at_last.enter_context(shared.lock)  # nobody sees the new blocks before the vbucket knows of them
+        work.settle()
 
 
 def wants_compaction(vbucket: Core) -> bool:
@@ -54,23 +55,34 @@ def wants_compaction(vbucket: Core) -> bool:
 
 
 class Compaction:
-    """One pass over the blocks of a vbucket."""
+    """One pass over the blocks of a vbucket, as it was when this was made; everything was on disk then."""
 
     def __init__(self, vbucket: Core, purge_before_s: int, purge_before_seqno: int) -> None:
+        vbucket.load_keys()
+        vbucket.keys.freeze(vbucket.high_seqno)
         self._vbucket = vbucket
+        self._overlays = vbucket.keys.frozen[:]
+        self._meta = vbucket.describe()
+        self._end = vbucket.high_seqno
+        self._erasing = vbucket.erasing
+        self._collections = vbucket.collections.copy()
         self._cutoff = np.uint64(purge_before_s)
         self._upto = np.uint64(max(0, purge_before_seqno))
         oldest = min(vbucket.pending.values(), default=SEQNO_MAX)
         self._over = np.uint64(min(vbucket.high_completed_seqno, oldest - 1))  # durable writes that are settled
-        self._dead = dead_seqnos(vbucket, 0, vbucket.high_seqno)
+        self._dead = NO_WORDS
         self._position = 0
         self._writer = BlockWriter(vbucket.shared.disk, vbucket.shared.options.block_bytes)
         self._kept = Tally()
         self._purged: list[Words] = []
         self._dropped: list[Words] = []
+        self._tombstones: list[Words] = []  # of those purged
+        self._hashes = NO_WORDS  # of their keys
 
     def run(self, transaction: Any) -> None:
+        """Everything but the commit."""
         vbucket, disk = self._vbucket, self._vbucket.shared.disk
+        self._dead = dead_in(transaction, vbucket, 0, self._end)
         for last in [last for last, _ in vbucket.blocks(0)]:
             key = BLOCK_KEY.pack(vbucket.id, last)
             self._block(transaction, key, np.frombuffer(transaction.get(key, db=disk.log), np.uint8).copy())
@@ -78,14 +90,24 @@ class Compaction:
         put, kept = self._writer.put, self._kept
         removed = _joined(self._purged + self._dropped)
         dead = int(np.setdiff1d(self._dead, removed).size)
-        vbucket.content = Tally(put.blocks + kept.blocks, put.records + kept.records, dead)
-        vbucket.compacted_s = vbucket.shared.now_s
         self._write_dead(transaction, removed)
-        rewrite_table(transaction, disk, vbucket.id, vbucket.keys.sources(), removed, vbucket.shared.table_scratch)
-        self._settle(removed)
-        meta = vbucket.describe()
-        transaction.put(meta_key(vbucket.id), orjson.dumps(meta), db=disk.meta)
-        vbucket.persisted(vbucket.high_seqno, meta)
+        tombstones = _joined(self._tombstones)
+        self._hashes = rewrite_table(
+            transaction, disk, vbucket.id, self._overlays, removed, tombstones, vbucket.shared.table_scratch
+        )
+        self._update_meta(Tally(put.blocks + kept.blocks, put.records + kept.records, dead), removed)
+        transaction.put(meta_key(vbucket.id), orjson.dumps(self._meta), db=disk.meta)
+
+    def _update_meta(self, content: Tally, removed: Words) -> None:
+        purged, meta = _joined(self._purged), self._meta
+        meta |= {"content": list(content), "compacted_s": self._vbucket.shared.now_s, "indexed_seqno": self._end}
+        meta["erasing"] = False
+        if removed.size:
+            meta["rollback_floor"] = self._end
+        if purged.size:
+            meta["purge_seqno"] = max(meta["purge_seqno"], int(purged[-1]))
+        left = meta["registers"][k.TOMBSTONES] - self._hashes.size
+        meta["registers"][k.TOMBSTONES] = max(0, left)
 
     def _write_dead(self, transaction: Any, removed: Words) -> None:
         """Keep what is dead and still there dead, though the records that said so may be gone.
@@ -93,10 +115,10 @@ class Compaction:
         It goes where no rollback can take it away: at the rollback floor, which is the end if anything was removed.
         """
         vbucket, disk = self._vbucket, self._vbucket.shared.disk
-        floor = vbucket.high_seqno if removed.size else vbucket.rollback_floor
+        floor = self._end if removed.size else vbucket.rollback_floor
         if removed.size:
             erase_range(transaction, disk.dead, vbucket.id, 0)
-        said = dead_in(transaction, vbucket, 0, vbucket.high_seqno)
+        said = dead_in(transaction, vbucket, 0, self._end)
         unsaid = np.setdiff1d(self._dead, np.concatenate([removed, said]))
         if unsaid.size:
             key = BLOCK_KEY.pack(vbucket.id, floor)
@@ -120,38 +142,42 @@ class Compaction:
 
     def _mark(self, data: Octets) -> bool:
         """Mark in this copy what is to go; False if nothing is, or too little to be worth it."""
-        vbucket = self._vbucket
         found = np.empty(data.size // HEADER_SIZE, np.uint64)
         start = self._position
         self._position = runs.mark_dead(
-            data, BLOCK.size, data.size, self._dead, self._position, vbucket.erasing, vbucket.collections
+            data, BLOCK.size, data.size, self._dead, self._position, self._erasing, self._collections
         )
         dropped = found[: runs.superseded(data, BLOCK.size, data.size, found)].copy()
-        count = runs.mark_purgeable(data, BLOCK.size, data.size, self._cutoff, self._upto, self._over, found)
+        tombstones = np.empty_like(found)
+        count, of_documents = runs.mark_purgeable(
+            data, BLOCK.size, data.size, self._cutoff, self._upto, self._over, found, tombstones
+        )
         purged = found[:count].copy()
         live = int(runs.live_bytes(data, BLOCK.size, data.size))
-        worth = purged.size or vbucket.erasing or live < KEEP_SHARE * (data.size - BLOCK.size)
+        worth = purged.size or self._erasing or live < KEEP_SHARE * (data.size - BLOCK.size)
         if not worth:
             self._position = start
             runs.unmark(data, BLOCK.size, data.size)
             return False
         self._purged.append(purged)
+        self._tombstones.append(tombstones[:of_documents].copy())
         self._dropped.append(dropped)
         return bool(purged.size or dropped.size)
 
-    def _settle(self, removed: Words) -> None:
-        vbucket = self._vbucket
-        purged = _joined(self._purged)
-        vbucket.keys.clear()
-        vbucket.indexed_seqno = vbucket.high_seqno
-        vbucket.erasing = False
-        if removed.size:
+    def settle(self) -> None:
+        """After the commit, under the lock: tell the vbucket, which may have gone on."""
+        vbucket, meta = self._vbucket, self._meta
+        overtaken = vbucket.keys.count_newer(self._hashes, len(self._overlays))  # tombstones replaced meanwhile
+        left = vbucket.tombstone_count - self._hashes.size + overtaken
+        vbucket.registers[k.TOMBSTONES] = max(0, left)
+        vbucket.keys.written(self._overlays)
+        if meta["rollback_floor"] == self._end:
             vbucket.epoch += 1
-            vbucket.rollback_floor = vbucket.high_seqno
-        if purged.size:
-            vbucket.purge_seqno = max(vbucket.purge_seqno, int(purged[-1]))
-            left = int(vbucket.registers[k.TOMBSTONES]) - purged.size
-            vbucket.registers[k.TOMBSTONES] = max(0, left)
+        for name in ("indexed_seqno", "compacted_s", "rollback_floor", "purge_seqno"):
+            setattr(vbucket, name, meta[name])
+        if np.array_equal(vbucket.collections[:, _BORN], self._collections[:, _BORN]):
+            vbucket.erasing = False
+        vbucket.persisted(self._end, meta)
 
 
 def _joined(parts: list[Words]) -> Words:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from upriver.errors import KeyNotFound
+from upriver.model import SEQNO_MAX
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.scan import DiskScan
@@ -18,11 +19,22 @@ def expire_due(vbucket: VBucket) -> int:
     now = vbucket.shared.now_s
     if int(vbucket.registers[k.EXPIRY]) > now:
         return 0
-    with vbucket.shared.commit_lock, vbucket.shared.lock:
-        vbucket.shared.flush()
-        due, ahead = _due(vbucket, now)
-        vbucket.registers[k.EXPIRY] = ahead
-        return sum(_expire(vbucket, wire_key) for wire_key in due)
+    shared, registers = vbucket.shared, vbucket.registers
+    with shared.commit_lock:  # what is on disk stays as it is; others read and write meanwhile
+        shared.flush()
+        with shared.lock:
+            shared.flush()  # what came meanwhile
+            registers[k.EXPIRY] = SEQNO_MAX  # until somebody writes what expires earlier
+        ahead = now
+        try:
+            due, later = _due(vbucket, now)
+            with shared.lock:
+                expired = sum(_expire(vbucket, wire_key) for wire_key in due)
+            ahead = later
+            return expired
+        finally:
+            with shared.lock:
+                registers[k.EXPIRY] = min(int(registers[k.EXPIRY]), ahead)
 
 
 def _due(vbucket: VBucket, now: int) -> tuple[list[bytes], int]:

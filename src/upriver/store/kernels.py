@@ -178,6 +178,28 @@ def drop_entries(table, removed, kept):
 
 
 @njit(cache=True)
+def hashes_of(table, seqnos, hashes):
+    """Hashes of the entries of a table for the disk whose seqno is in the sorted ``seqnos``; returns how many."""
+    count = 0
+    for at in range(1, table.size, SLOT):
+        seqno = table[at + 1] & SEQNO_BITS
+        index = np.searchsorted(seqnos, seqno)
+        if index < seqnos.size and seqnos[index] == seqno and table[at] != np.uint64(0):
+            hashes[count] = table[at]
+            count += 1
+    return count
+
+
+@njit(cache=True)
+def mark_known(overlay, hashes, known):
+    """Set ``known`` where the overlay has a hash."""
+    for index in range(hashes.size):
+        slot = slot_of(overlay, ENTRY, hashes[index])
+        if slot >= 0 and overlay[slot] == hashes[index]:
+            known[index] = True
+
+
+@njit(cache=True)
 def collection_row(collections, wanted, hint):
     if hint >= 0 and collections[hint, C_ID] == wanted:
         return hint

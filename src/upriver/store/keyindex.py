@@ -127,9 +127,12 @@ class KeyIndex:
         self._shared.index_gauge.bytes -= sum(overlay.table.nbytes for overlay in frozen)
         self._stale = True
 
-    def sources(self) -> list[FrozenOverlay]:
-        """All that is in memory, oldest first."""
-        return [*self.frozen, FrozenOverlay(self.overlay, self.entries, 0)]
+    def count_newer(self, hashes: Words, older: int) -> int:
+        """How many of these keys have an entry in memory that is not in the ``older`` oldest overlays."""
+        known = np.zeros(hashes.size, np.bool_)
+        for overlay in [frozen.table for frozen in self.frozen[older:]] + [self.overlay]:
+            k.mark_known(overlay, hashes, known)
+        return int(known.sum())
 
     def clear(self) -> None:
         """Forget what is in memory; the tables will be looked up again."""
@@ -147,15 +150,22 @@ def put_table(transaction: Any, disk: Disk, vbucket_id: int, overlays: list[Froz
 
 
 def rewrite_table(
-    transaction: Any, disk: Disk, vbucket_id: int, overlays: list[FrozenOverlay], removed: Words, scratch: Scratch
-) -> None:
-    """Everything as one table, without the entries whose seqno is in the sorted ``removed``."""
+    transaction: Any, disk: Disk, vbucket_id: int, overlays: list[FrozenOverlay], removed: Words, tombstones: Words,
+    scratch: Scratch,
+) -> Words:  # fmt: skip
+    """Everything as one table, without the entries whose seqno is in the sorted ``removed``.
+
+    Returns the hashes of those whose seqno is in the sorted ``tombstones``.
+    """
     tables = disk.tables_in(transaction, vbucket_id)
     merged = _merge(overlays, [table for _, table in tables], scratch)
+    hashes = np.empty_like(tombstones)
+    hashes = hashes[: k.hashes_of(merged, tombstones, hashes)] if tombstones.size else hashes
     if removed.size:
         k.drop_entries(merged, removed, kept := np.zeros_like(merged))
         merged = kept
     disk.put_table(transaction, vbucket_id, merged, [where for where, _ in tables])
+    return hashes
 
 
 def mergeable(sizes: list[int], count: int) -> int:

@@ -15,10 +15,10 @@ from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.core import Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, Disk
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Disk
 from upriver.store.events import Collections, default_table
 from upriver.store.flusher import BlockWriter, meta_key
-from upriver.store.keyindex import rewrite_table
+from upriver.store.keyindex import put_table
 from upriver.store.manifest import Manifest
 from upriver.store.scan import dead_in
 from upriver.wire.packed import HEADER_SIZE, Kind, unpack
@@ -130,7 +130,8 @@ def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:
         vbucket.content = Tally(blocks + 1, records + BLOCK.unpack_from(cursor.value())[1])
         more = cursor.next()
     vbucket.content = vbucket.content._replace(dead=dead_in(transaction, vbucket, 0, vbucket.high_seqno).size)
-    rewrite_table(transaction, disk, vbucket.id, vbucket.keys.sources(), NO_WORDS, vbucket.shared.table_scratch)
+    vbucket.keys.freeze(vbucket.high_seqno)
+    put_table(transaction, disk, vbucket.id, vbucket.keys.frozen, vbucket.shared.table_scratch)
     vbucket.keys.clear()
 
 

@@ -201,12 +201,13 @@ def cut(data, at, end, upto):
 
 
 @njit(cache=True)
-def mark_purgeable(data, at, end, cutoff, upto, completed, found):
+def mark_purgeable(data, at, end, cutoff, upto, completed, found, tombstones):
     """Mark tombstones that are old enough superseded, and durable writes long over; seqnos go to ``found``.
 
+    Those of documents go to ``tombstones`` too. Returns how many went to each.
     ``cutoff`` is in unix seconds and counts for all but what has no deletion time, whose CAS tells the time.
     """
-    count = 0
+    count = of_documents = 0
     while at < end:
         kind = np.int64(data[at + AT_KIND])
         seqno = load64(data, at + AT_SEQNO)
@@ -220,8 +221,11 @@ def mark_purgeable(data, at, end, cutoff, upto, completed, found):
             data[at + AT_KIND] |= np.uint8(SUPERSEDED)
             found[count] = seqno
             count += 1
+            if kind not in (_PREPARE, _ABORT):
+                tombstones[of_documents] = seqno
+                of_documents += 1
         at += load32(data, at + AT_SIZE)
-    return count
+    return count, of_documents
 
 
 @njit(cache=True)

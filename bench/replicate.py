@@ -8,7 +8,6 @@ document, which does not mind neighbours. The move hands every vbucket to anothe
 from __future__ import annotations
 
 import argparse
-import asyncio
 import multiprocessing
 import os
 import tempfile
@@ -25,6 +24,7 @@ from load.steady import Outcome, write_steadily
 from upriver.client.blocking import connect
 from upriver.client.options import ConnectOptions
 from upriver.replicate.local import LocalCluster, local_cluster
+from upriver.replicate.loop import run
 from upriver.replicate.manager import Manager
 from upriver.replicate.plan import Move, with_replicas
 from upriver.replicate.third_party import Progress, ThirdParty
@@ -89,7 +89,7 @@ def through_third_party(size: Size) -> Result:
         pids = {"source": source.pid, "target": target.pid, "third party": os.getpid()}
         before = {name: cpu_s(pid) for name, pid in pids.items()}
         began = time.monotonic()
-        asyncio.run(third.run(_ignore, once=True, every_s=0.1))
+        run(third.run(_ignore, once=True, every_s=0.1))
         spent = time.monotonic() - began
         third.close()
         return Result(spent, {name: cpu_s(pid) - before[name] for name, pid in pids.items()})

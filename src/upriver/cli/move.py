@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -58,6 +57,7 @@ def _in_cluster(data: Path, wanted: list[int], target: str, options: dict[str, A
 
 def _between_nodes(source: str, target: str, wanted: list[int], options: dict[str, Any], advance: Any) -> int:
     from upriver.client.options import ConnectOptions
+    from upriver.replicate.loop import run
     from upriver.replicate.mover import Moved, Mover
 
     ends = [ConnectOptions.parse(connection_string(each), **options) for each in (source, target)]
@@ -67,5 +67,5 @@ def _between_nodes(source: str, target: str, wanted: list[int], options: dict[st
         outcomes.append(outcome)
         advance(len(outcomes), 1)
 
-    asyncio.run(Mover(ends[0], ends[1]).move_all(wanted, on_moved))
+    run(Mover(ends[0], ends[1]).move_all(wanted, on_moved))
     return outcomes.count(Moved.MOVED)

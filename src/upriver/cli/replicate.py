@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ def replicate(source: str, target: str, vbuckets: str | None, **options: Any) ->
     process only carries the bytes, in both directions, untouched.
     """
     from upriver.client.options import ConnectOptions
+    from upriver.replicate.loop import run
     from upriver.replicate.third_party import ThirdParty
 
     common = {name: options[name] for name in ("bucket", "username", "password")}
@@ -44,7 +44,7 @@ def replicate(source: str, target: str, vbuckets: str | None, **options: Any) ->
     third = ThirdParty(ends[0], ends[1], wanted, demote=options["demote"])
     try:
         with _display(options["as_json"], options["show_lag"]) as show:
-            asyncio.run(_run(third, show, options["once"]))
+            run(_run(third, show, options["once"]))
     except KeyboardInterrupt:
         pass
     finally:

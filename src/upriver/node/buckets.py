@@ -80,8 +80,11 @@ class NodeBucket:
             self.sync_writes.state_changed(self.store.vbucket(vbucket_id))
 
     def on_disk(self) -> asyncio.Future[None]:
-        """Done when everything that was written before this call is durable; the loop goes on meanwhile."""
-        return asyncio.get_running_loop().run_in_executor(None, self.store.flush)
+        """Done when everything that was written before this call is durable, or would be but for a pause of the disk.
+
+        The loop goes on meanwhile.
+        """
+        return asyncio.get_running_loop().run_in_executor(None, self.store.settle)
 
     def delete_vbucket(self, vbucket_id: int) -> None:
         self.store.delete_vbucket(vbucket_id)

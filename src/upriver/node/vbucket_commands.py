@@ -21,12 +21,18 @@ _SYNCHRONOUS = b"async=0"
 _MOST_CHAINS, _LONGEST_CHAIN = 2, 4
 
 
-def set_vbucket(conn: Connection, request: cluster.SetVbucket) -> None:
+def set_vbucket(conn: Connection, request: cluster.SetVbucket) -> Awaitable[None]:
+    """Done at once, and answered when it is on disk; many together get there with one commit."""
     bucket = conn.require_bucket()
     state = VbucketState(request.state)
     topology = _topology(request.value, state) if request.value else None
-    bucket.set_state(request.vbucket, state, topology=topology)
+    bucket.set_state(request.vbucket, state, topology=topology, durable=False)
     log.info("vbucket_state", bucket=bucket.name, vbucket=request.vbucket, state=state.name.lower())
+    return _reply_when(bucket.on_disk(), conn, request)
+
+
+async def _reply_when(done: Awaitable[None], conn: Connection, request: Message) -> None:
+    await done
     conn.reply(request)
 
 

@@ -46,7 +46,7 @@ from upriver.replicate.plan import (
 
 STATE_FILE = "cluster.json"
 STREAMED = 128  # vbuckets that are replicated to their new owners at the same time
-BATCH = 16  # of those, how many are handed over between two maps
+BATCH = 8  # of those, how many are handed over between two maps
 
 
 class UnsafeFailover(ConfigError):

@@ -23,7 +23,7 @@ from upriver.wire.dcp import StreamEnd
 from upriver.wire.upr import UprStreamEnd
 
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-AT_ONCE = 32  # handshakes that are under way at the same time
+AT_ONCE = 128  # handshakes that are under way at the same time
 Pair = tuple[Address, Address]
 
 

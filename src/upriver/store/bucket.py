@@ -135,6 +135,10 @@ class Bucket:
         """Everything written before this call is durable when it returns; raises ``DiskFull``."""
         self._flusher.flush()
 
+    def settle(self) -> None:
+        """``flush``, unless persistence is paused: then what was written becomes durable when that is over."""
+        self._flusher.settle()
+
     def stop_persistence(self) -> bool:
         """Keep everything in memory until ``start_persistence``; False if that is so already.
 

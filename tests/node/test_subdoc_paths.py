@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from upriver.errors import Status, StatusError
 from upriver.node import subdoc_paths as paths
 from upriver.node.subdoc_paths import parse_path
+from upriver.wire import json_text
 
 S = Status
 
@@ -253,6 +254,24 @@ def test_large_objects_are_searched_another_way_with_the_same_result(
         simple = outcome(paths.get, text, path[:1]), outcome(paths.get, text, path)
     with mock.patch.object(paths, "_LARGE", 0):
         assert (outcome(paths.get, text, path[:1]), outcome(paths.get, text, path)) == simple
+    with mock.patch.object(json_text, "LARGE", 0):
+        assert (outcome(paths.get, text, path[:1]), outcome(paths.get, text, path)) == simple
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents, layouts, values, st.data())
+def test_very_large_documents_are_changed_another_way_with_the_same_result(
+    document: dict[str, Any], layout: dict[str, Any], new: Any, data: st.DataObject
+) -> None:
+    text, value = json.dumps(document, **layout), json.dumps(new)
+    path = data.draw(st.sampled_from(places(document)))
+    beside = (*path[:-1], "new name") if isinstance(path[-1], str) else (*path[:-1], 0)
+    work = [(paths.count, text, path), (paths.count, text, path[:-1]), (paths.replace, text, path, value, False),
+            (paths.remove, text, path, "", False), (paths.dict_upsert, text, beside, value, False),
+            (paths.insert, text, beside, value, False), (paths.check_document, text)]  # fmt: skip
+    usual = [outcome(*each) for each in work]
+    with mock.patch.object(json_text, "LARGE", 0):
+        assert [outcome(*each) for each in work] == usual
 
 
 def outcome(do: Any, *arguments: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import NoReturn
 import orjson
 
 from upriver.errors import Status, StatusError
+from upriver.wire import json_text
 
 MAX_PATH_BYTES = 1024
 MAX_DEPTH = 32
@@ -98,9 +99,20 @@ def _name(raw: str) -> str:
 
 def check_document(text: str, *, known_json: bool = False) -> None:
     """A document must be JSON and not too deep before any path of it makes sense."""
+    if len(text) > json_text.LARGE:
+        _check_large(text)
+        return
     if _is_deeper(text, MAX_DEPTH):
         fail(Status.SUBDOC_DOC_E2DEEP, f"the document has more than {MAX_DEPTH} levels")
     if not known_json and not is_json(text):
+        fail(Status.SUBDOC_DOC_NOT_JSON, "the document is not JSON")
+
+
+def _check_large(text: str) -> None:
+    depth = json_text.depth_of(text.encode())
+    if depth > MAX_DEPTH if depth is not None else _is_deeper(text, MAX_DEPTH):
+        fail(Status.SUBDOC_DOC_E2DEEP, f"the document has more than {MAX_DEPTH} levels")
+    if depth is None:
         fail(Status.SUBDOC_DOC_NOT_JSON, "the document is not JSON")
 
 
@@ -116,6 +128,8 @@ def _is_deeper(text: str, limit: int) -> bool:
 
 def is_json(text: str | bytes) -> bool:
     """Is this one JSON value, by the letter of the standard?"""
+    if len(text) > json_text.LARGE:
+        return json_text.is_json(text.encode() if isinstance(text, str) else text)
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -171,6 +185,8 @@ def _child(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
     """The member of a container that a part names, or None; a part of the wrong kind is a mismatch."""
     if text[span[0]] != ("{" if isinstance(part, str) else "["):
         fail(Status.SUBDOC_PATH_MISMATCH, f"{part!r} leads into something that is no {_kind(part)}")
+    if span[1] - span[0] > json_text.LARGE:
+        return _child_of_large(text, span, part)
     if isinstance(part, str) and span[1] - span[0] > _LARGE:
         return _named_child_of_many(text, span[0], part)
     last = None
@@ -179,6 +195,17 @@ def _child(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
         if name == part:
             return last
     return last if part == -1 else None
+
+
+def _child_of_large(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
+    """By a kernel, on the bytes of the text; what is not ASCII is longer there, so places are counted back."""
+    piece = text[span[0] : span[1]]
+    data = piece.encode()
+    found, _ = json_text.find_member(data, part)
+    if found is None:
+        return None
+    begin, start, end = found if len(data) == len(piece) else (len(data[:at].decode()) for at in found)
+    return span[0] + begin, (span[0] + start, span[0] + end)
 
 
 def _named_child_of_many(text: str, start: int, name: str) -> tuple[int, Span] | None:
@@ -240,10 +267,16 @@ def get(text: str, path: Path) -> str:
 
 def count(text: str, path: Path) -> str:
     """How many members the array or object at a path has."""
-    start, _ = find(text, path)
+    start, end = find(text, path)
     if text[start] not in "[{":
         fail(Status.SUBDOC_PATH_MISMATCH, "only arrays and objects have a count")
-    return str(sum(1 for _ in _members(text, start)))
+    return str(_count(text, (start, end)))
+
+
+def _count(text: str, span: Span) -> int:
+    if span[1] - span[0] > json_text.LARGE:
+        return json_text.find_member(text[span[0] : span[1]].encode(), None)[1]
+    return sum(1 for _ in _members(text, span[0]))
 
 
 # ---------------------------------------------------------------------------------------------- changes
@@ -300,7 +333,7 @@ def insert(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
     found = _child(text, array, path[-1])
     if found:
         return text[: found[0]] + value + "," + text[found[0] :], ""
-    if sum(1 for _ in _members(text, array[0])) != path[-1]:
+    if _count(text, array) != path[-1]:
         fail(Status.SUBDOC_PATH_ENOENT, f"the array ends before {path[-1]}")
     return _add_to_array(text, array, value, at_end=True), ""
 

@@ -9,6 +9,7 @@ from upriver.model import VbucketState
 from upriver.node.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
 from upriver.wire import Context
+from upriver.wire import json_text
 from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, RowPacker, SendBuffer
 from upriver.wire.bulk_shape import Shape, ShapingEncoder, Workshop
 from upriver.wire.bulk_streams import StreamTable
@@ -25,6 +26,7 @@ def warm_up() -> None:
     _receive(bytes(out.view()))
     ShapingEncoder(FrameOptions(), Shape(force_compression=True, snappy=True), Workshop()).encode(run, out)
     crc32c(run)
+    json_text.find_member(b"[[]]", json_text.depth_of(b"[]"))
     with tempfile.TemporaryDirectory(prefix="upriver-warm-up-") as scratch:
         _warm_up_store(Path(scratch) / "active", encoder, out)
         _warm_up_replica(Path(scratch) / "replica")

@@ -6,6 +6,7 @@ import orjson
 
 from upriver.errors import InvalidMessage
 from upriver.model import Datatype, Document
+from upriver.wire import json_text
 from upriver.wire.values import inflate, join_xattrs, split_xattrs
 
 _JSON_STARTS = frozenset(b'{["-0123456789tfn \t\r\n')
@@ -15,6 +16,8 @@ def is_json(value: bytes) -> bool:
     """Whether the value is JSON text, by the first byte where that is enough."""
     if not value or value[0] not in _JSON_STARTS:
         return False
+    if len(value) > json_text.LARGE:
+        return json_text.is_json(value)
     try:
         orjson.loads(value)
     except orjson.JSONDecodeError:

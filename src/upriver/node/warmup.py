@@ -8,8 +8,7 @@ from pathlib import Path
 from upriver.model import VbucketState
 from upriver.node.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
-from upriver.wire import Context
-from upriver.wire import json_text
+from upriver.wire import Context, json_text
 from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, RowPacker, SendBuffer
 from upriver.wire.bulk_shape import Shape, ShapingEncoder, Workshop
 from upriver.wire.bulk_streams import StreamTable

@@ -292,7 +292,7 @@ def test_a_promotion_in_the_middle_of_a_snapshot_branches_where_the_last_one_end
 
 def prepare(seqno: int, opaque: int, level: int = 1, key: bytes = b"d", **fields: Any) -> Prepare:
     return Prepare(
-        seqno, 1, key=b"\0" + key, value=b"[1]", cas=77, durability_level=level, opaque=opaque, **fields
+        seqno, 1, key=b"\0" + key, value=b"[1]", durability_level=level, opaque=opaque, **{"cas": 77, **fields}
     )  # fmt: skip
 
 
@@ -332,9 +332,18 @@ def test_a_commit_makes_the_prepared_document_current_with_its_own_seqno(durable
 
 def test_a_prepared_deletion_deletes_when_it_is_committed(durable: Talk) -> None:
     opaque = durable.open(0)
-    durable.say(marker(0, 3, opaque), mutation(1, opaque, b"d"), prepare(2, opaque, deleted=1))
+    removal = prepare(2, opaque, deleted=1, expiry=1_234_567_890)  # which is when the active deleted it
+    durable.say(marker(0, 3, opaque), mutation(1, opaque, b"d"), removal)
     durable.say(Commit(2, 3, b"\0d", vbucket=0, opaque=opaque))
     assert (durable.vb().item_count, durable.vb().tombstone_count) == (0, 1)
+    tombstone = durable.store.bucket.set_state(0, VbucketState.ACTIVE).get_meta(b"d")
+    assert tombstone.delete_time == 1_234_567_890
+
+
+def test_a_prepare_without_a_usable_cas_gets_one(durable: Talk) -> None:
+    opaque = durable.open(0)
+    durable.say(marker(0, 2, opaque), mutation(1, opaque, b"d"), prepare(2, opaque, cas=SEQNO_MAX))
+    assert 1001 < durable.vb().get_prepared(b"d").cas < SEQNO_MAX
 
 
 def test_an_abort_leaves_what_was_there(durable: Talk) -> None:

@@ -177,7 +177,7 @@ def test_the_commands(tmp_path: Path) -> None:
         status = run_json("cluster", "status", *data, "--json")
         assert [row["active"] for row in status["nodes"]] == [4, 4]
         assert [row["status"] for row in status["nodes"]] == ["ok", "ok"]
-        assert run_json("move", *data, "--vbucket", "0", "--to", "1", "--json") == {"moved": 1}
+        assert run_json("move", *data, "--vbucket", "0", "--to", "1", "--json") == {"moved": 1, "map_updated": True}
         assert run_json("cluster", "rebalance", *data, "--json")["moved"] == 1
         wait_until(lambda: all_complete(data))
         assert run_json("cluster", "failover", "0", *data, "--json")["promoted"] == 4

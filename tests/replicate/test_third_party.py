@@ -130,7 +130,7 @@ def test_no_write_is_lost_or_done_twice_while_vbuckets_move_there_and_back(
 
 def move_all(source: RunningNode, target: RunningNode) -> None:
     ends = source.connection_string, "--to", target.connection_string
-    assert json.loads(run("move", *ends, "--vbucket", "0-7", "--json")) == {"moved": 8}
+    assert json.loads(run("move", *ends, "--vbucket", "0-7", "--json")) == {"moved": 8, "map_updated": False}
 
 
 async def third_party(source: RunningNode, target: RunningNode, name: str) -> ReplicationConnection:
@@ -168,6 +168,22 @@ def test_a_move_that_was_interrupted_is_repaired_by_the_next(nodes: tuple[Runnin
     assert asyncio.run(interrupt_and_repair()) == [Moved.MOVED, Moved.ALREADY_THERE]
     with connect(target.connection_string) as database:
         assert database.high_seqnos() == {0: high}
+
+
+def test_whoever_moves_vbuckets_between_nodes_of_no_cluster_is_told_that_their_maps_do_not_change(
+    nodes: tuple[RunningNode, RunningNode],
+) -> None:
+    source, target = nodes
+    asyncio.run(clear(source, target))
+    result = CliRunner().invoke(
+        cli, ["move", source.connection_string, "--to", target.connection_string, "--vbucket", "0-3"]
+    )
+    assert result.exit_code == 0
+    assert "moved 4 of 4" in result.stdout
+    assert "cluster maps are as before" in result.stderr
+    for each in nodes:
+        with connect(each.connection_string) as database:
+            assert {database.topology.active(vb) for vb in range(VBUCKETS)} == {Address("127.0.0.1", each.kv_port)}
 
 
 def test_a_vbucket_that_is_active_at_both_ends_is_not_touched(nodes: tuple[RunningNode, RunningNode]) -> None:

@@ -13,6 +13,11 @@ from upriver.cli.progress import progress_bar
 from upriver.cli.ranges import parse_ranges
 from upriver.errors import ConfigError
 
+_NO_MAP = (
+    "note: {source} and {target} are not members of a cluster, so their cluster maps are as before: each names itself "
+    "for every vbucket. Clients must be told where to go; with `upriver cluster` they follow by themselves."
+)
+
 
 @click.command()
 @click.argument("source", required=False)
@@ -28,6 +33,7 @@ def move(source: str | None, vbuckets: str, target: str, data: Path | None, as_j
 
     In a cluster (--data) the vbuckets leave whichever members have them, and every node gets the new map. Between two
     nodes that are no members this command is the third party that carries the bytes; run it again if it is interrupted.
+    Nobody tells clients then: the cluster map of each node still names that node for everything.
     """
     wanted = parse_ranges(vbuckets)
     if (source is None) == (data is None):
@@ -38,7 +44,12 @@ def move(source: str | None, vbuckets: str, target: str, data: Path | None, as_j
         else:
             assert source is not None
             moved = _between_nodes(source, target, wanted, options, advance)
-    click.echo(json.dumps({"moved": moved}) if as_json else f"moved {moved} of {len(wanted)}; the others were there")
+    if as_json:
+        click.echo(json.dumps({"moved": moved, "map_updated": data is not None}))
+        return
+    click.echo(f"moved {moved} of {len(wanted)}; the others were there")
+    if data is None:
+        click.echo(_NO_MAP.format(source=source, target=target), err=True)
 
 
 def _in_cluster(data: Path, wanted: list[int], target: str, options: dict[str, Any], advance: Any) -> int:

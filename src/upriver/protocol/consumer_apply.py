@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from upriver.errors import Status, StatusError
+from upriver.model import SEQNO_MAX
 from upriver.protocol.consumer_rows import tombstone_value
 from upriver.protocol.consumer_streams import Replica
 from upriver.wire.dcp import Abort, Commit, Prepare, SeqnoAdvanced
@@ -55,11 +56,17 @@ def _apply_prepare(replica: Replica, message: Prepare, collections: bool) -> int
         datatype, value = tombstone_value(datatype, value)
     record = pack(
         Kind.PREPARE, join_key(collection_id, key), value, seqno=message.by_seqno, rev_seqno=message.rev_seqno,
-        cas=message.cas, flags=message.flags, time=message.expiry, datatype=datatype, collection_id=collection_id,
+        cas=_usable_cas(replica, message.cas), flags=message.flags, time=message.expiry, datatype=datatype,
+        collection_id=collection_id,
         extra=message.durability_level << 8 | message.deleted,
     )  # fmt: skip
     replica.apply_records(record)
     return message.by_seqno
+
+
+def _usable_cas(replica: Replica, cas: int) -> int:
+    """0 and the largest number are no versions: then one of ours (15.3)."""
+    return cas if 0 < cas < SEQNO_MAX else replica.max_cas + 1
 
 
 def _complete(replica: Replica, message: Commit | Abort, collections: bool) -> int:
@@ -81,7 +88,7 @@ def _apply_upr_document(replica: Replica, message: UprMutation | UprDeletion | U
         datatype, value = tombstone_value(datatype, value)
     record = pack(
         _UPR_KINDS[type(message)], join_key(collection_id, key), value, seqno=message.by_seqno,
-        rev_seqno=message.rev_seqno, cas=message.cas or replica.max_cas + 1, datatype=datatype, flags=flags,
+        rev_seqno=message.rev_seqno, cas=_usable_cas(replica, message.cas), datatype=datatype, flags=flags,
         time=expiry, collection_id=collection_id,
     )  # fmt: skip
     replica.apply_records(record)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import duckdb
 import polars
 import pyarrow as pa
@@ -12,6 +15,7 @@ from desks import Desk
 from test_truth import normal
 
 from upriver.errors import ConfigError
+from upriver.spark.tables.deltas import LOG_HOURS
 from upriver.spark.tables.policy import Policy
 from upriver.spark.tables.read import read_arrow, view_sql
 from upriver.spark.tables.upkeep import fold_log, fold_tail, vacuum
@@ -94,6 +98,23 @@ def test_a_reader_keeps_its_version_through_merges_folds_and_vacuum(busy: Desk) 
     assert vacuum(busy.orders, retention_hours=0) > 0
     with pytest.raises(FileNotFoundError):
         old.to_pyarrow_table()
+    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+
+
+def test_old_entries_of_a_delta_log_go_and_the_table_stays(busy: Desk) -> None:
+    for number in range(60):  # past a checkpoint
+        busy.feed.put("k40", {"n": number})
+        busy.commit()
+    entries = sorted(Path(busy.orders.changes.uri, "_delta_log").glob("*.json"))
+    for path in entries:
+        os.utime(path, (0, path.stat().st_mtime - 3600 * (LOG_HOURS + 1)))
+    vacuum(busy.orders, retention_hours=24)
+    left = sorted(Path(busy.orders.changes.uri, "_delta_log").glob("*.json"))
+    assert 0 < len(left) < len(entries) - 40
+    assert DeltaTable(busy.orders.changes.uri).to_pyarrow_table().num_rows == 60 + 20 + 60
+    busy.open()
+    busy.feed.put("k41", {"n": -1})
+    busy.commit()
     assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
 
 

@@ -11,11 +11,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from upriver.spark.tables.pieces import Piece, discard, filesystem, now_ms, piece_of
+
+# Every commit and every look at a table lists the directory of its log, so the log must not grow for ever. Taking old
+# entries away after each commit costs more than the commit: `vacuum` does it now and then.
+LOG_HOURS = 6
+_NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
 
 class Table:
@@ -54,7 +59,7 @@ class Table:
             if "://" not in self.uri:
                 fs, base = filesystem(self.uri)
                 fs.create_dir(base, recursive=True)
-            config = {"delta.logRetentionDuration": "interval 7 days", "delta.checkpointInterval": "50"}
+            config = {"delta.logRetentionDuration": f"interval {LOG_HOURS} hours", "delta.checkpointInterval": "50"}
             self._delta = DeltaTable.create(
                 self.uri, schema, mode="ignore", description=description, configuration=config,
                 storage_options=self._storage,
@@ -129,9 +134,13 @@ class Table:
     ) -> None:
         properties = CommitProperties(app_transactions=[Transaction(app_id, version)], custom_metadata=note)
         self.delta.create_write_transaction(
-            actions, mode=mode, schema=schema, partition_by=[], commit_properties=properties
+            actions, mode=mode, schema=schema, partition_by=[], commit_properties=properties,
+            post_commithook_properties=_NO_CLEANUP,
         )
+        was, _, writers = self._known
         self.delta.update_incremental()
+        if was >= 0 and self.delta.version() == was + 1:  # nobody else came in between
+            self._known = was + 1, None, {**writers, app_id: version}
 
 
 def _add(piece: Piece, change: bool) -> AddAction:

@@ -221,37 +221,32 @@ class Timed:
         self.query.stop()
 
 
-def batch_latency(spark: Any) -> None:
+def batch_latency(spark: Any, rows: int = 100_000, batches: int = 6) -> None:
+    """A batch without rows is never made; the smallest there is has one, in one task whatever ``partitions`` says."""
     print(f"\n{'partitions':>10} {'1 row ms':>9} {'100 k rows ms':>14}   (median time of a micro-batch into noop)")
-    for partitions in (2, 8, 64):
-        with (
-            tempfile.TemporaryDirectory() as place,
-            node(vbuckets=64, lazy=True) as running,
-            connect(running.connection_string, "default") as database,
-        ):
-            small, large = _triggers(spark, running, database, Path(place), partitions)
-        print(f"{partitions:>10} {small:>9.0f} {large:>14.0f}", flush=True)
+    with node(vbuckets=64, lazy=True) as running:
+        with connect(running.connection_string, "default") as database:
+            load(database, rows * batches, 256)
+        running.restart()
+        for partitions in (2, 8, 64):
+            with connect(running.connection_string, "default") as db, tempfile.TemporaryDirectory() as place:
+                small, large = _triggers(spark, running, db, Path(place), partitions, rows)
+            print(f"{partitions:>10} {small:>9.0f} {large:>14.0f}", flush=True)
 
 
-def _triggers(spark: Any, running: RunningNode, db: Database, place: Path, partitions: int) -> tuple[float, float]:
-    """Small batches as they come; large ones by a trigger so slow that all rows are there when it fires."""
+def _triggers(spark: Any, running: RunningNode, db: Database, place: Path, most: int, rows: int) -> tuple[float, float]:
+    """First large batches one after the other, out of what is there; then small ones as they come."""
     source = spark.readStream.format("dcp").option("connection", running.connection_string)
-    frame = source.option("partitions", str(partitions)).option("pollMilliseconds", "0").load()
-    writer = frame.writeStream.format("noop").option("checkpointLocation", str(place))
-    query = writer.start()
-    for number in range(10):
+    source = source.options(partitions=str(most), pollMilliseconds="0", maxRowsPerTrigger=str(rows))
+    query = source.load().writeStream.format("noop").option("checkpointLocation", str(place)).start()
+    query.processAllAvailable()
+    large = _durations(query, rows * 9 // 10)
+    for number in range(15):
         load(db, 1, 256, f"one{number}")
         query.processAllAvailable()
-    small = _durations(query, 1)
+    small = _durations(query, 1)[len(large) :]
     query.stop()
-    query = writer.trigger(processingTime="8 seconds").start()
-    for number in range(12):
-        if len(large := _durations(query, 90_000)) > 2:
-            break
-        load(db, 100_000, 256, f"many{number}")
-        time.sleep(8)
-    query.stop()
-    return statistics.median(small[1:] or [0]), statistics.median(large[1:] or [0])
+    return statistics.median(small[3:]), statistics.median(large[2:])
 
 
 def _durations(query: Any, rows: int) -> list[float]:
@@ -288,16 +283,17 @@ def _write_steadily(database: Database, seconds: float, rate: int) -> None:
 
 
 def growth(spark: Any, rows: int) -> None:
-    print(f"\n{'vbuckets':>8} {'rows':>9} {'krow/s':>8} {'us/row':>7} {'worker peak MiB':>16}")
-    for vbuckets, total in ((64, rows), (256, rows), (1024, rows), (64, 10 * rows)):
+    print(f"\n{'vbuckets':>8} {'rows':>9} {'krow/s':>8} {'us/row':>7} {'CPU us/row':>11} {'worker peak MiB':>16}")
+    for vbuckets, total in ((64, rows), (256, rows), (1024, rows), (64, 10 * rows), (1024, 10 * rows)):
         with node(vbuckets=vbuckets, lazy=True) as running:
             with connect(running.connection_string, "default") as database:
                 load(database, total, 256)
             running.restart()
+            spent = Spent(running.pid)
             with Peak() as peak:
-                (took,) = best(1, partial(noop, dcp(spark, running), Path()))
-        figures = f"{total / took / 1e3:>8.0f} {took / total * 1e6:>7.2f} {peak.mib:>16.0f}"
-        print(f"{vbuckets:>8} {total:>9} {figures}", flush=True)
+                (took,) = best(2, spent.around(partial(noop, dcp(spark, running), Path())))
+        figures = f"{total / took / 1e3:>8.0f} {took / total * 1e6:>7.2f} {sum(spent.per_row(total)):>11.2f}"
+        print(f"{vbuckets:>8} {total:>9} {figures} {peak.mib:>16.0f}", flush=True)
 
 
 class Peak:

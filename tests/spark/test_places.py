@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
@@ -120,7 +119,6 @@ print("streamed", spark.read.parquet(sys.argv[3] + "/out").count())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("grpc_status"), reason="needs pip install pyspark[connect]")
 def test_spark_connect(world: World, tmp_path):
     world.put(100)
     home, port = Path(pyspark.__file__).parent, free_port()

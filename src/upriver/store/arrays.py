@@ -6,8 +6,11 @@ are dear, though (twenty times a copy into pages that are there), so some of wha
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import threading
 import weakref
+from collections import deque
 
 import numpy as np
 
@@ -15,14 +18,20 @@ from upriver.store.disk import Octets, Words
 
 MAPPED = 64 * 1024
 MOST_KEPT = 4 << 20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class Pool:
-    """Mappings that nobody refers to any more, by size; no more than the open buckets allow."""
+    """Mappings that nobody refers to any more, by size; no more than the open buckets allow.
+
+    They come back at any time in any thread, whenever the last reference goes.
+    """
 
     def __init__(self) -> None:
         self.allowed_bytes = 0
-        self._free: dict[int, list[mmap.mmap]] = {}
+        self._free: dict[int, list[mmap.mmap]] = {}  # the sizes asked for last are at the end
+        self._returned: deque[mmap.mmap] = deque()
+        self._lock = threading.Lock()
 
     @property
     def free_bytes(self) -> int:
@@ -30,23 +39,57 @@ class Pool:
 
     def allow(self, size: int) -> None:
         """Keep so many bytes more; a negative number takes it back."""
-        self.allowed_bytes += size
-        while self.free_bytes > self.allowed_bytes and self._free:
-            self._free.popitem()
+        with self._lock:
+            self.allowed_bytes += size
+            self._sort_in()
 
     def take(self, size: int, flags: int = 0) -> tuple[mmap.mmap, bool]:
         """A mapping, and whether it is fresh, which means zeros."""
-        kept = self._free.get(size)
-        if kept:
-            return kept.pop(), False
+        with self._lock:
+            self._sort_in()
+            kept = self._free[size] = self._free.pop(size, [])
+            if kept:
+                return kept.pop(), False
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags), True
 
     def give_back(self, mapping: mmap.mmap) -> None:
-        if self.free_bytes + len(mapping) <= self.allowed_bytes:
+        self._returned.append(mapping)
+        if self._lock.acquire(blocking=False):  # who has it, perhaps this very thread, sees to the rest
+            try:
+                self._sort_in()
+            finally:
+                self._lock.release()
+
+    def _sort_in(self) -> None:
+        """Keep what came back, and if that is too much let go of the sizes that were not asked for longest."""
+        while self._returned:
+            mapping = self._returned.popleft()
             self._free.setdefault(len(mapping), []).append(mapping)
+        excess = self.free_bytes - self.allowed_bytes
+        for size, kept in self._free.items():
+            while kept and excess > 0:
+                kept.pop()
+                excess -= size
 
 
 POOL = Pool()
+
+
+def keep_heap(size: int) -> None:
+    """Let the C heap keep so many free bytes at its end, where it has such a switch.
+
+    LMDB allocates what a commit writes and frees it afterwards. By default glibc then gives it back to the system, to
+    ask for fresh pages a moment later.
+    """
+    global _heap_kept
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tune is not None and size > _heap_kept:
+        _heap_kept = size
+        tune(M_TRIM_THRESHOLD, size)
+        tune(M_MMAP_THRESHOLD, size)
+
+
+_heap_kept = 0
 
 
 def octets(size: int) -> Octets:

@@ -13,7 +13,7 @@ import orjson
 from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
-from upriver.store.arrays import POOL
+from upriver.store.arrays import POOL, keep_heap
 from upriver.store.compaction import compact, wants_compaction
 from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk
 from upriver.store.expiry import expire_due
@@ -79,6 +79,7 @@ class Bucket:
         bucket = cls(name, vbuckets, shared, identity)
         bucket._warm_up(clean=bool(identity["clean"]))
         POOL.allow(options.spare_bytes)
+        keep_heap(options.batch_bytes)
         if options.background:
             bucket._flusher.start()
         return bucket

@@ -52,8 +52,8 @@ class OpenSegment:
 class Checkpoint:
     """One growing buffer of records, cut into segments that lie side by side.
 
-    A large one has addresses for all that it may become from the start: the system gives memory only to what was
-    written, and growing copies nothing. ``data`` is the part that counts. There can be as many segments as records,
+    A large one has memory for all that it may become from the start, and growing copies nothing. ``data`` is the part
+    that is in use. There can be as many segments as records,
     so that they are rows of numbers and not objects: ``first`` to ``last`` are seqnos, ``end`` is a byte, and
     ``snap_end`` is where the snapshot ends that the segment is part of.
     """
@@ -63,7 +63,7 @@ class Checkpoint:
         "serial", "snap_end", "taken",
     )  # fmt: skip
 
-    def __init__(self, log: MemoryLog, serial: int, size: int) -> None:
+    def __init__(self, log: MemoryLog, serial: int, size: int, expected: int) -> None:
         self.log = log
         self.serial = serial
         self.closed = False
@@ -74,7 +74,7 @@ class Checkpoint:
         self._reserved: Octets = NOTHING
         self.data: Octets = NOTHING
         self.address = 0  # of the data
-        self.resize(size, 0)
+        self.resize(size, 0, expected)
 
     @property
     def used(self) -> int:
@@ -85,14 +85,24 @@ class Checkpoint:
         """Where the segment begins."""
         return self.end[row - 1] if row else 0
 
-    def resize(self, size: int, used: int) -> None:
-        """Hold ``size`` bytes, of which the first ``used`` are kept."""
+    def resize(self, size: int, used: int, expected: int = 0) -> None:
+        """Hold ``size`` bytes, of which the first ``used`` are kept; it may be known how many it will be."""
         if size > self._reserved.size or self._reserved.size < MAPPED:
-            self._reserved = octets(size if size < MAPPED else max(size, self.log.most_bytes))
-            self._reserved[:used] = self.data[:used]
-            self.address = address_of(self._reserved)
-        self.log.gauge.bytes += size - self.data.size
+            expected = max(size, expected)
+            self._hold(octets(expected if expected < MAPPED else max(size, self.log.most_bytes)), used)
         self.data = self._reserved[:size]
+
+    def shrink(self) -> None:
+        """Give back what will not be used, if that is much."""
+        if self.used < self._reserved.size // 2:
+            self._hold(octets(self.used), self.used)
+            self.data = self._reserved
+
+    def _hold(self, reserved: Octets, used: int) -> None:
+        reserved[:used] = self.data[:used]
+        self.log.gauge.bytes += reserved.size - self._reserved.size
+        self._reserved = reserved
+        self.address = address_of(reserved)
 
     def grow(self, needed: int, used: int) -> None:
         """Hold at least ``needed`` bytes, and some more, so that this is not called for every record."""
@@ -124,7 +134,7 @@ class Checkpoint:
 
     def let_go(self) -> None:
         """Give the memory back now: a checkpoint and its log know each other, so only the collector would."""
-        self.log.gauge.bytes -= self.data.size
+        self.log.gauge.bytes -= self._reserved.size
         self.data = self._reserved = NOTHING
 
 
@@ -153,7 +163,7 @@ class Found(NamedTuple):
 class MemoryLog:
     """Checkpoints of one vbucket, oldest first. Everything above seqno ``floor`` is in here."""
 
-    __slots__ = ("_ages", "_serial", "by_serial", "checkpoints", "floor", "gauge", "most_bytes", "open")
+    __slots__ = ("_ages", "_busy", "_serial", "by_serial", "checkpoints", "floor", "gauge", "most_bytes", "open")
 
     def __init__(self, floor: int, most_bytes: int, gauge: Gauge, ages: deque[Checkpoint]) -> None:
         self.floor = floor
@@ -164,6 +174,7 @@ class MemoryLog:
         self.by_serial: dict[int, Checkpoint] = {}
         self.open: OpenSegment | None = None
         self._serial = 0
+        self._busy = False  # the last checkpoint was a large one, and the next will be
 
     def room(self, size: int, used: int) -> bool:
         """Make the open checkpoint hold ``size`` more bytes; False if a new checkpoint must be begun."""
@@ -197,7 +208,8 @@ class MemoryLog:
             unused.resize(size, 0)
             return unused
         self._serial += 1
-        fresh = Checkpoint(self, self._serial, max(size, min(SMALLEST, self.most_bytes)))
+        smallest = max(size, min(SMALLEST, self.most_bytes))
+        fresh = Checkpoint(self, self._serial, smallest, self.most_bytes if self._busy else 0)
         self._ages.append(fresh)
         self.checkpoints.append(fresh)
         self.by_serial[fresh.serial] = fresh
@@ -209,8 +221,8 @@ class MemoryLog:
             return
         last = self.checkpoints[-1]
         last.closed = True
-        if last.used < last.data.size * 3 // 4:
-            last.resize(last.used, last.used)
+        self._busy = last.used >= MAPPED
+        last.shrink()
 
     def close_segment(self, last: int, snap_end: int, exact: bool) -> None:
         """Freeze the open segment; the flusher will find it."""
@@ -286,6 +298,8 @@ class MemoryLog:
         del self.by_serial[oldest.serial]
         if oldest.last:
             self.floor = max(self.floor, oldest.last[-1])
+        if not self.checkpoints:
+            self._busy = oldest.used >= MAPPED
         oldest.let_go()
 
     def clear(self, floor: int) -> None:

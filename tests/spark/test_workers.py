@@ -1,0 +1,32 @@
+"""What a Python worker of Spark keeps between tasks; without Spark, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from spark_world import World
+
+TASKS = """
+import gc, sys
+from upriver.spark.driver import Driver
+from upriver.spark.options import ReadOptions
+from upriver.spark.pool import POOL
+from upriver.spark.reading import Reader
+options = ReadOptions.parse({"connection": sys.argv[1]})
+for _ in range(3):
+    rows = sum(batch.num_rows for task in Driver(options).batch_tasks() for batch in Reader(task, options).batches())
+    gc.collect()
+    kept = [one for links in POOL._links.values() for one in links]
+    print(rows, len(gc.get_objects()) < 30_000, len(kept), kept[0].pipe.sock.getsockname()[1])
+"""
+
+
+def test_a_worker_keeps_its_connection_and_spares_the_collector_what_it_imported(world: World):
+    """Spark collects garbage after every task; with the compiler in sight that takes longer than the task."""
+    world.put(500)
+    command = [sys.executable, "-c", TASKS, world.connection_string]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split("\n")[:3]
+    assert len(set(said)) == 1, said
+    rows, spared, connections, _ = said[0].split()
+    assert (rows, spared, connections) == ("500", "True", "1")

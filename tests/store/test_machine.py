@@ -46,6 +46,7 @@ class Node:
         self.bucket.set_state(0, state)
         self.true: list[Version] = []
         self.partial: list[Version] = []
+        self.received: list[Version] = []  # as they came: what was deduplicated on the way is not among them
 
     @property
     def vb(self):
@@ -61,6 +62,7 @@ class Node:
     def truncate(self, seqno: int) -> None:
         self.true = [version for version in self.true if version[0] <= seqno]
         self.partial = [version for version in self.partial if version[0] <= seqno]
+        self.received = [version for version in self.received if version[0] <= seqno]
 
     def reopen(self, clean: bool) -> None:
         persisted = self.vb.high_seqno if clean else self.vb.persisted_seqno
@@ -164,7 +166,7 @@ class Histories(RuleBasedStateMachine):
         node = self.other
         if not node.vb.snapshot_complete:
             done = node.vb.complete_seqno
-            node.partial = [v for v in node.true + node.partial if v[0] > done]
+            node.partial = [v for v in node.received if v[0] > done]
             node.true = [v for v in node.true if v[0] <= done]
 
     @rule(drop=st.booleans(), both=st.booleans())
@@ -233,6 +235,7 @@ class Histories(RuleBasedStateMachine):
                 at += int.from_bytes(data[at : at + 4], "little")
             vb.apply_records(data[at : at + record.head.size])
             replica.partial.append(version_of(record))
+            replica.received.append(version_of(record))
         if len(taken) == len(meant) and run.upto > vb.high_seqno:
             vb.advance(run.upto)
         if vb.snapshot_complete:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from store_support import SMALL, Record, open_bucket, records
 
 from upriver.model import VbucketState
-from upriver.store import Run, SnapshotStart, VBucket
+from upriver.store import End, EndReason, Run, SnapshotStart, VBucket
 from upriver.wire.columns import address_of
 
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -79,6 +79,9 @@ class Reader:
         self.runs = 0
         self.source = vb.stream(0)
 
+    def start_again(self) -> None:
+        self.__init__(self.vb, self.truth, self.short)  # type: ignore[misc]
+
     def poll(self, events: int) -> None:
         while self.short and events and (live := self.source.next_live()) is not None:
             events -= 1
@@ -89,7 +92,10 @@ class Reader:
             self._take(run, None)
         while events and (event := self.source.poll()) is not None:
             events -= 1
-            if isinstance(event, SnapshotStart):
+            if isinstance(event, End):  # tombstones that it needs were purged
+                assert event.reason is EndReason.ROLLBACK
+                self.start_again()
+            elif isinstance(event, SnapshotStart):
                 self._begin(event)
             else:
                 assert isinstance(event, Run), event
@@ -134,14 +140,17 @@ class Reader:
         while (event := self.source.poll()) is not None:
             if isinstance(event, SnapshotStart):
                 self._begin(event)
-            else:
+            elif isinstance(event, Run):
                 self._take(event, len(list(records(event))) // 2)
                 break
+            else:
+                self.start_again()
+                return
         self.source.close()
         inside = self.marker is not None and self.position < self.marker.end
         end = self.marker.end if inside and self.marker is not None else self.position
         if self.position > self.vb.high_seqno or (inside and end > self.vb.high_seqno):
-            self.__init__(self.vb, self.truth, self.short)  # type: ignore[misc]  # its vbucket does not have that yet
+            self.start_again()  # its vbucket does not have that yet
             return
         start = min(self.consistent, self.position)
         self.source = self.vb.stream(self.position, snap_start=start if inside else self.position, snap_end=end)
@@ -191,7 +200,7 @@ class World:
                 vb.apply_records(self.on_the_way.pop(0))
             elif self.upto > vb.high_seqno:
                 vb.advance(self.upto)
-            elif (event := self.link.poll()) is None:
+            elif (event := self.link.poll()) is None or isinstance(event, End):  # purged: it gets no more
                 return
             elif isinstance(event, SnapshotStart):
                 vb.begin_snapshot(event.start, event.end, event.flags)
@@ -212,6 +221,8 @@ class World:
             self.buckets[what].flush()
             if kind == "trim":
                 self.buckets[what].trim_memory()
+        elif kind == "purge":
+            self.buckets[what].compact(drop_deletes=True)
         else:
             self.write(kind, what)
 
@@ -245,7 +256,7 @@ STEPS = st.one_of(
     st.tuples(st.just("poll"), st.tuples(READERS, st.integers(1, 4))),
     st.tuples(st.just("stop"), READERS),
     st.tuples(st.just("replicate"), st.integers(1, 8)),
-    st.tuples(st.sampled_from(["flush", "flush", "trim"]), st.integers(0, 1)),
+    st.tuples(st.sampled_from(["flush", "flush", "trim", "purge"]), st.integers(0, 1)),
 )
 
 

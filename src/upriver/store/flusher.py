@@ -202,8 +202,7 @@ class Flusher:
         with self._shared.commit_lock:
             if self.paused:
                 return []
-            with self._shared.lock:
-                batch = self._freeze()
+            batch = self._freeze()
             if not batch:
                 return []
             try:
@@ -212,8 +211,9 @@ class Flusher:
                 with self._shared.lock:
                     self._thaw(batch)
                 raise
-            with self._shared.lock:
-                told = self._acknowledge(batch)
+            told = self._acknowledge(batch)
+        if self._shared.dirty:  # written while we were at it, when there was something dirty already: nobody was told
+            self._shared.wake_flusher()
         if self.on_persisted is not None:
             self.on_persisted(told)
         if self._shared.refused and self._shared.dirty_bytes <= self._shared.options.dirty_bytes // 2:
@@ -223,13 +223,22 @@ class Flusher:
         return [item.vbucket.id for item in batch]
 
     def _freeze(self) -> list[Frozen]:
+        """What waits now; between two vbuckets others may have the lock."""
+        shared = self._shared
         batch: list[Frozen] = []
         size = 0
-        while self._shared.dirty and size < self._shared.options.batch_bytes:
-            vbucket = self._shared.dirty.pop(next(iter(self._shared.dirty)))
-            frozen = self._freeze_one(vbucket)
+        with shared.lock:
+            waiting = list(shared.dirty)
+        for number in waiting:
+            with shared.lock:
+                vbucket = shared.dirty.pop(number, None)
+                if vbucket is None:
+                    continue
+                frozen = self._freeze_one(vbucket)
             batch.append(frozen)
             size += frozen.size + sum(overlay.table.nbytes for overlay in frozen.overlays)  # all in memory at once
+            if size >= shared.options.batch_bytes:
+                break
         return batch
 
     def _freeze_one(self, vbucket: Core) -> Frozen:
@@ -262,12 +271,17 @@ class Flusher:
         shared = self._shared
         shared.disk_full = False
         for item in batch:
-            shared.dirty_bytes -= item.size
-            item.vbucket.memory.flush_ended(on_disk=True)
-            item.vbucket.persisted(item.high_seqno, item.meta)
-            item.vbucket.wake_for_disk()
-            if item.overlays:
-                item.vbucket.indexed_seqno = item.overlays[-1].upto
-                item.vbucket.keys.written(item.overlays)
-        shared.evict()
+            with shared.lock:
+                self._acknowledge_one(item)
+        with shared.lock:
+            shared.evict()
         return [(item.vbucket.id, item.high_seqno) for item in batch]
+
+    def _acknowledge_one(self, item: Frozen) -> None:
+        self._shared.dirty_bytes -= item.size
+        item.vbucket.memory.flush_ended(on_disk=True)
+        item.vbucket.persisted(item.high_seqno, item.meta)
+        item.vbucket.wake_for_disk()
+        if item.overlays:
+            item.vbucket.indexed_seqno = item.overlays[-1].upto
+            item.vbucket.keys.written(item.overlays)

@@ -58,8 +58,9 @@ def _plain(checkpoint: Checkpoint, first: int, last: int) -> Stretch:
 
 def _merged(checkpoint: Checkpoint, first: int, last: int, after: int) -> Stretch:
     data, at, end = checkpoint.data, checkpoint.at(first), checkpoint.end[last]
-    replaced = np.empty((end - at) // HEADER_SIZE + 1, np.uint64)
-    count, stop = surveys.replaced(data, at, end, np.uint64(after), replaced)
+    most = (end - at) // HEADER_SIZE + 1
+    replaced = np.empty(most, np.uint64)
+    count, stop = surveys.replaced(data, at, end, np.uint64(after), np.zeros(2 * most, np.int64), replaced)
     if stop < end:  # a durable write: what comes before it can still be one snapshot
         return _merged_before(checkpoint, first, bisect_right(checkpoint.end, stop) - 1, after)
     if not count:

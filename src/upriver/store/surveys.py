@@ -6,28 +6,52 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from upriver.store.intrinsics import load32, load64
-from upriver.wire.packed import AT_COLLECTION, AT_KIND, AT_PREV, AT_SEQNO, AT_SIZE, SUPERSEDED, Kind
+from upriver.store.intrinsics import load16, load32, load64
+from upriver.store.kernels import hash_key
+from upriver.wire.packed import AT_COLLECTION, AT_KEY_LEN, AT_KIND, AT_SEQNO, AT_SIZE, HEADER_SIZE, SUPERSEDED, Kind
 
-_PREPARE, _ABORT = int(Kind.PREPARE), int(Kind.ABORT)
+_SYSTEM, _PREPARE, _ABORT = int(Kind.SYSTEM_EVENT), int(Kind.PREPARE), int(Kind.ABORT)
+_SEED = 0x5EED
 
 
 @njit(cache=True)
-def replaced(data, at, end, after, found):
+def _slot(data, at, table):
+    """Where the record's key is in a table of offsets (plus one), or would be."""
+    length = load16(data, at + AT_KEY_LEN)
+    slots = np.uint64(table.size)
+    slot = np.int64(hash_key(data, at + HEADER_SIZE, length, _SEED) % slots)
+    while table[slot]:
+        other = table[slot] - 1
+        if load16(data, other + AT_KEY_LEN) == length:
+            index = 0
+            while index < length and data[at + HEADER_SIZE + index] == data[other + HEADER_SIZE + index]:
+                index += 1
+            if index == length:
+                break
+        slot = slot + 1 if slot + 1 < table.size else np.int64(0)
+    return slot
+
+
+@njit(cache=True)
+def replaced(data, at, end, after, table, found):
     """Which seqnos above ``after`` later records of the stretch replace: (how many, where it stopped).
 
-    It stops at the first prepare, commit or abort: a version of those is never left out (6.1).
+    By the keys, not by what the records say: a version that was purged meanwhile is replaced by nobody. It stops at
+    the first prepare, commit or abort: a version of those is never left out (6.1). ``table`` is empty and larger than
+    there are records.
     """
     count = 0
     while at < end:
         kind = np.int64(data[at + AT_KIND])
-        if not kind & SUPERSEDED:
+        if not kind & SUPERSEDED and kind != _SYSTEM:
             if kind >= _PREPARE:
                 break
-            previous = load64(data, at + AT_PREV)
-            if previous > after and load64(data, at + AT_SEQNO) > after:
-                found[count] = previous
-                count += 1
+            if load64(data, at + AT_SEQNO) > after:
+                slot = _slot(data, at, table)
+                if table[slot]:
+                    found[count] = load64(data, table[slot] - 1 + AT_SEQNO)
+                    count += 1
+                table[slot] = at + 1
         at += load32(data, at + AT_SIZE)
     return count, at
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from upriver.errors import UpriverError
 from upriver.replicate.local import LocalCluster, local_cluster
 from upriver.replicate.manager import Manager, UnsafeFailover
 from upriver.replicate.plan import Move
+from upriver.testing import RunningNode
 
 NODES, VBUCKETS, WRITERS = 3, 8, 3
 PATIENCE_S = 0.7  # of the manager, with nodes that do not answer
@@ -200,16 +202,18 @@ def _cluster(seed: int, directory: Path) -> Iterator[tuple[LocalCluster, list[Un
     loop = ProxyLoop()
     proxies = {f"node-{number}": UnrulyProxy(loop, f"{seed}/{number}") for number in range(NODES)}
 
-    def start_process(data: Path, options: dict[str, Any], kv_port: int) -> ForkedNode:
+    def start_process(data: Path, options: dict[str, Any], kv_port: int) -> RunningNode:
         proxy = proxies[data.name]
         options["advertised_kv_port"] = proxy.port
-        node = ForkedNode(nursery(), data, options, kv_port)
+        forks = hasattr(os, "pidfd_open")  # elsewhere nodes take longer to start
+        node = ForkedNode(nursery(), data, options, kv_port) if forks else RunningNode(data, options, kv_port)
         proxy.wire.target = node.kv_port
         return node
 
     options: dict[str, Any] = {"lazy": True, "enable_faults": True, "start_process": start_process}
     try:
-        with local_cluster(NODES, 1, VBUCKETS, data=directory, **options) as cluster:
+        replicas = 2 if seed % 3 == 0 else 1
+        with local_cluster(NODES, replicas, VBUCKETS, data=directory, **options) as cluster:
             cluster.manager = Manager(directory, timeout_s=PATIENCE_S)
             yield cluster, list(proxies.values())
     finally:

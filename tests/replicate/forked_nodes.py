@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -93,14 +94,14 @@ class ForkedNode(RunningNode):
 
 
 def _serve_forks(requests: socket.socket) -> None:
-    import uvloop  # noqa: F401  # all that a node would import
-
+    """Import all that a node would import, and then fork for as long as somebody asks."""
+    import_module("uvloop")
+    import_module("upriver.cli.serve")
+    import_module("upriver.node.server")
     from upriver.cli import cli
-    from upriver.cli import serve as _serve  # noqa: F401
-    from upriver.node import commands, server, warmup
+    from upriver.node import commands, warmup
 
     commands.register_all()
-    assert server.serve
     warmup.warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     while True:

@@ -18,7 +18,7 @@ ALL = (*BASIC, Feature.SNAPPY, Feature.COLLECTIONS, Feature.ALT_REQUEST)
 class Raw:
     """One connection. ``closed`` tells a disconnect from silence."""
 
-    def __init__(self, port: int, timeout: float = 10.0) -> None:
+    def __init__(self, port: int, timeout: float = 60.0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._splitter = FrameSplitter()

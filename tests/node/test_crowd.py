@@ -13,9 +13,10 @@ from raw import ALL, BASIC, Raw, frame, ready
 from streaming import producer
 
 from upriver.errors import Status
+from upriver.model import VbucketState
 from upriver.node.options import Limits
 from upriver.store import Durability, StoreOptions
-from upriver.wire import Opcode, dcp, kv, session
+from upriver.wire import Opcode, cluster, dcp, kv, session
 
 OK = Status.SUCCESS
 VBUCKETS = 64
@@ -141,6 +142,22 @@ def test_a_reader_that_never_acknowledges_pins_no_memory(crowd: NodeThread, clie
         assert crowd.call(lambda: store.memory_bytes) <= quota
         assert unsent(crowd) < 1 << 20
         assert is_served(client)
+
+
+def test_requests_that_wait_for_a_pending_vbucket_are_bounded_in_bytes(crowd: NodeThread, client: Raw):
+    assert client.ask(cluster.SetVbucket(VbucketState.PENDING, vbucket=40)).specific == OK
+    with producer(crowd) as greedy:
+        greedy.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            send_for_ever(greedy, kv.Set(key=b"\0parked", value=bytes(100_000), vbucket=40).frame().encode())
+        waiting = crowd.call(lambda: max(conn._waiting_bytes for conn in crowd.node.connections))
+        assert (1 << 20) < waiting < 64 << 20
+        assert is_served(client)
+        assert client.ask(cluster.SetVbucket(VbucketState.ACTIVE, vbucket=40)).specific == OK
+        greedy.socket.settimeout(30)
+        done = {greedy.response().specific for _ in range(100)}
+        assert OK in done
+        assert done <= {OK, Status.ETMPFAIL}, "more at once than the quota holds"
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ class Connection(asyncio.Protocol):
         self._write_paused = False
         self._unsent = 0  # when it was last looked at
         self._waiting = 0  # handlers that have not answered yet
+        self._waiting_bytes = 0  # of their requests, which they keep in memory
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------------------------------ asyncio's side
@@ -132,7 +133,7 @@ class Connection(asyncio.Protocol):
         if self.dcp is None:
             return self._waiting > 0 or self._write_paused
         limits = self.node.options.limits
-        if self._waiting >= limits.parked_ops:
+        if self._waiting >= limits.parked_ops or self._waiting_bytes > DCP_OUTPUT * limits.output_bytes:
             return True
         # Acknowledgements must be read while data waits to be sent; a flood of other requests must not.
         return self._write_paused and self.transport.get_write_buffer_size() > DCP_OUTPUT * limits.output_bytes
@@ -220,6 +221,7 @@ class Connection(asyncio.Protocol):
 
     def _wait_for(self, frame: Frame, pending: Awaitable[None]) -> None:
         self._waiting += 1
+        self._waiting_bytes += frame.size
         task = self.node.loop.create_task(self._finish(frame, pending))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -237,6 +239,7 @@ class Connection(asyncio.Protocol):
             self.fail(frame, Status.EINTERNAL, "internal error")
         finally:
             self._waiting -= 1
+            self._waiting_bytes -= frame.size
             self._go_on()
 
     # ------------------------------------------------------------------------------------------ answers

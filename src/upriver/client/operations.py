@@ -238,6 +238,9 @@ class Operations:
             answer = yield from self._ask(address, GetAllVbSeqnos(VbucketState.ACTIVE, collection_id), "high seqnos")
             if isinstance(answer, GetAllVbSeqnosResponse):
                 found.update((entry.vbucket, entry.seqno) for entry in answer.seqnos)
+        if collection_id is None and (moved := self.topology.owned() - found.keys()):
+            # A node tells only of what it has: vbuckets that moved away since our map would be missed in silence.
+            raise NotMyVbucket(f"no node that should own vbucket {min(moved)} has it; it is on the move")
         return found
 
     def failover_logs(self, vbuckets: Iterable[int]) -> Operation[dict[int, FailoverLog]]:

@@ -44,6 +44,10 @@ class Topology:
         owners = {chain[0] for chain in self.chains if chain[0] >= 0}
         return tuple(self.nodes[index] for index in sorted(owners)) or self.nodes
 
+    def owned(self) -> set[int]:
+        """The vbuckets that somebody owns."""
+        return {vb for vb, chain in enumerate(self.chains) if chain[0] >= 0}
+
     def owned_by(self, address: Address) -> list[int]:
         return [vb for vb in range(self.vbuckets) if self.active(vb) == address]
 

@@ -85,7 +85,7 @@ class Cluster:
 
     def _reachable_highs(self, database: Database) -> dict[int, int]:
         topology, found, trouble = database.topology, {}, None
-        for address in {owner for vb in range(topology.vbuckets) if (owner := topology.active(vb))}:
+        for address in topology.serving:
             try:
                 found.update(database.run(_highs_at(address)))
             except ConnectFailed as error:
@@ -93,6 +93,8 @@ class Cluster:
         now = time.monotonic()
         if trouble is None:
             self._complete_at = now
+            if topology.owned() - found.keys():
+                self._look_for_a_newer_map(database)  # they moved; nobody complains, a node tells of what it has
             return found
         if not found or now - self._complete_at > self.options.timeout_seconds:
             raise trouble

@@ -229,16 +229,17 @@ class Operations:
 
     # ---------------------------------------------------------------------------------------------- history
 
-    def high_seqnos(self, collection_id: int | None = None) -> Operation[dict[int, int]]:
-        return (yield from self._retried(lambda: self._high_seqnos(collection_id)))
+    def high_seqnos(self, collection_id: int | None = None, *, complete: bool = True) -> Operation[dict[int, int]]:
+        """Of every active vbucket; with ``complete``, waits for those that are on the move."""
+        return (yield from self._retried(lambda: self._high_seqnos(collection_id, complete)))
 
-    def _high_seqnos(self, collection_id: int | None) -> Operation[dict[int, int]]:
+    def _high_seqnos(self, collection_id: int | None, complete: bool) -> Operation[dict[int, int]]:
         found: dict[int, int] = {}
         for address in dict.fromkeys(a for vb in range(self.topology.vbuckets) if (a := self.topology.active(vb))):
             answer = yield from self._ask(address, GetAllVbSeqnos(VbucketState.ACTIVE, collection_id), "high seqnos")
             if isinstance(answer, GetAllVbSeqnosResponse):
                 found.update((entry.vbucket, entry.seqno) for entry in answer.seqnos)
-        if collection_id is None and (moved := self.topology.owned() - found.keys()):
+        if complete and collection_id is None and (moved := self.topology.owned() - found.keys()):
             # A node tells only of what it has: vbuckets that moved away since our map would be missed in silence.
             raise NotMyVbucket(f"no node that should own vbucket {min(moved)} has it; it is on the move")
         return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -203,3 +205,31 @@ def test_a_slow_reader_is_not_taken_for_a_dead_one(make_node):  # type: ignore[n
             raw.send(dcp.BufferAck(1))
             time.sleep(0.1)
         assert any(conn.dcp is not None for conn in node.call(lambda: list(node.node.connections)))
+
+
+@pytest.mark.parametrize("closed_first", [False, True])
+def test_who_has_gone_is_freed_without_the_garbage_collector(crowd: NodeThread, client: Raw, closed_first: bool):
+    """Full collections are rare, because they hold up everybody: nothing may depend on them."""
+    gc.disable()
+    try:
+        with producer(crowd) as raw:
+            raw.send(*[dcp.StreamRequest(vbucket=vbucket) for vbucket in range(8)])
+            assert [raw.response().specific for _ in range(8)] == [OK] * 8
+            assert client.ask(kv.Set(key=b"\0last", value=b"v", vbucket=1)).specific == OK
+            left = crowd.call(lambda: references(crowd))
+            assert len(left) == 9
+            if closed_first:
+                raw.send(*[dcp.CloseStream(vbucket=vbucket) for vbucket in range(8)])
+                assert [raw.response().specific for _ in range(8)] == [OK] * 8
+        deadline = time.monotonic() + 30
+        while any(each() is not None for each in left) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [each() for each in left if each() is not None] == []
+    finally:
+        gc.enable()
+
+
+def references(crowd: NodeThread) -> list[weakref.ref[object]]:
+    """To what a connection is made of."""
+    [made] = [conn.dcp for conn in crowd.node.connections if conn.dcp is not None]
+    return [weakref.ref(made), *(weakref.ref(stream.source) for stream in made.streams.values())]  # type: ignore[union-attr]

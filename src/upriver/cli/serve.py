@@ -15,6 +15,9 @@ import click
 from upriver.errors import ConfigError
 
 DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
+COLLECT_S = 600.0
+MANY_STREAMS = 20_000
+NEVER = 1 << 30
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the buckets.")
@@ -73,8 +76,7 @@ async def _serve(options: Any) -> None:
     from upriver.node.server import serve as start
 
     node = await start(options)
-    gc.collect()
-    gc.freeze()  # what is loaded now stays: without this every full collection would hold up the clients by 0.15 s
+    collecting = asyncio.create_task(_collect_rarely(node))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,4 +88,19 @@ async def _serve(options: Any) -> None:
         click.echo(f"tls couchbases://{options.host}:{node.tls_port}")
     sys.stdout.flush()
     await stop.wait()
+    collecting.cancel()
     await node.stop()
+
+
+async def _collect_rarely(node: Any) -> None:
+    """Full garbage collections only now and then, and not while there is much to look at: they hold up all clients.
+
+    What is loaded by now stays for good and is left out of them; closed connections and streams are freed without.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], NEVER)
+    while True:
+        await asyncio.sleep(COLLECT_S)
+        if sum(len(conn.dcp.streams) for conn in node.connections if hasattr(conn.dcp, "streams")) < MANY_STREAMS:
+            gc.collect()

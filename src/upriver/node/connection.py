@@ -121,6 +121,7 @@ class Connection(asyncio.Protocol):
             task.cancel()
         if self.dcp is not None:
             self.dcp.close()
+            self.dcp = self.receive_raw = None  # which lead back to us; so all of it is freed now
         self.node.disconnected(self, str(exc) if exc else "end of stream")
 
     # ------------------------------------------------------------------------------------------ requests

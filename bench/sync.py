@@ -40,6 +40,7 @@ from upriver.spark.tables.upkeep import fold_log, fold_tail
 from upriver.store import Bucket, StoreOptions
 
 VBUCKETS = 64
+LAG_S = 30.0
 NAME = "_default._default"
 console = Console(width=120)
 
@@ -292,18 +293,22 @@ def following(
 
 
 def lag(rates: list[int]) -> None:
-    table = Table("writes/s asked", "written/s", "behind s, median", "p95", "batch s", "changes/batch",
-                  title="lag while following")
+    table = Table("writes/s asked", "written/s", "seconds behind", "p95", "changes behind", "p95", "batch s",
+                  "of it reading", "changes/batch", title=f"lag while following, {LAG_S} s")
     for rate in rates:
         with filled_node(10_000, 256) as node:
             written = [0]
-            batches = following(node, 30, lambda until, n=node, w=written, r=rate: _write(n, r, until, w))
-        behind = sorted(batch["behind_s"] for batch in batches)
-        table.add_row(f"{rate:,}", f"{written[0] / 30:,.0f}", f"{statistics.median(behind):.2f}",
-                      f"{behind[int(len(behind) * 0.95)]:.2f}",
-                      f"{statistics.median(batch['total_s'] for batch in batches):.2f}",
-                      f"{statistics.median(batch['rows'] for batch in batches):,.0f}")
+            batches = following(node, LAG_S, lambda until, n=node, w=written, r=rate: _write(n, r, until, w))
+        median = {name: statistics.median(batch[name] for batch in batches) for name in ("total_s", "read_s", "rows")}
+        table.add_row(f"{rate:,}", f"{written[0] / LAG_S:,.0f}",
+                      *_middle_and_p95([batch["behind_s"] for batch in batches], ".2f"),
+                      *_middle_and_p95([batch["lag"] or 0 for batch in batches], ",.0f"),
+                      f"{median['total_s']:.2f}", f"{median['read_s']:.2f}", f"{median['rows']:,.0f}")
     console.print(table)
+
+
+def _middle_and_p95(values: list[float], form: str) -> tuple[str, str]:
+    return format(statistics.median(values), form), format(sorted(values)[int(len(values) * 0.95)], form)
 
 
 def _write(node: testing.RunningNode, rate: int, until: float, written: list[int]) -> None:

@@ -19,7 +19,7 @@ from spark_world import wait_until
 
 from upriver.spark.sessions import prepare
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 HOME = Path(pyspark.__file__).parent
 
 JOB = """

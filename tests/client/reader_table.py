@@ -17,6 +17,7 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.sql = sqlite3.connect(path, isolation_level=None)
+        self.sql.execute("PRAGMA synchronous = OFF")  # only processes die here, not the machine
         self.sql.execute("CREATE TABLE IF NOT EXISTS changes (vb, seqno, vbuuid, key, value, PRIMARY KEY (vb, seqno))")
         self.checkpoint = SqliteCheckpoint(connection=self.sql)
         self.rollbacks: list[tuple[int, int]] = []

@@ -13,7 +13,7 @@ from upriver.client.delivery import Delivery
 from upriver.client.names import Names
 from upriver.errors import Status
 from upriver.model import Position
-from upriver.protocol.feed import FeedEvent, FeedRequest
+from upriver.protocol.feed import FeedEvent, FeedRequest, OnRollback
 from upriver.wire.dcp import RollbackResponse, StreamEnd
 from upriver.wire.events import CollectionBegun, SystemEvent
 
@@ -31,6 +31,10 @@ class Taking(Wire):
 
     def _take(self, event: FeedEvent) -> None:
         self.delivery.add(event, self.now)
+
+    def take_all(self) -> None:
+        while (items := self.delivery.take(99.0)) is not None:
+            self.delivery.given = len(items)
 
     def positions(self) -> dict[int, Position]:
         return {vb: standpoint.position for vb, standpoint in self.delivery.standpoints().items()}
@@ -134,6 +138,45 @@ def test_news_of_collections_wait_like_any_other_change() -> None:
         assert wire.delivery.take(0.0) is None
         wire.delivery.note_persisted({0: BRANCH}, {0: 1})
         assert wire.delivery.take(0.0)
+
+
+def test_after_a_silent_rewind_a_position_inside_the_batches_is_of_the_new_branch() -> None:
+    """Consistent at 10 and 20; rewound to 10, it reads a snapshot that ends at 30, three rows at a time."""
+    start = FeedRequest({0: Position(BRANCH, 10, 10, 10)}, on_rollback=OnRollback.REWIND)
+    wire = Taking(lambda feed, names: BatchMaker(feed, names, rows=3), start)
+    request = wire.requests[0]
+    wire.says(marker(request, 11, 20) + b"".join(mutation(request, n) for n in range(11, 21)))
+    wire.take_all()
+    assert wire.positions()[0] == Position(BRANCH, 20, 20, 20)
+    wire.says(StreamEnd(2, vbucket=0, opaque=request.opaque).encode())
+    wire.says(RollbackResponse(15, status=Status.ROLLBACK, opaque=wire.producer.requests[-1].opaque).encode())
+    again = wire.producer.requests[-1]
+    wire.says(wire.producer.accepts(again, (9, 15), (BRANCH, 0)) + marker(again, 10, 30))
+    wire.says(b"".join(mutation(again, n) for n in range(11, 31)))
+    items = wire.delivery.take(99.0) or []
+    seen = []
+    for wire.delivery.given, _ in enumerate(items, 1):
+        seen.append(wire.positions()[0])
+    assert seen[0] == Position(9, 13, 10, 30)
+    assert {position.snap_start for position in seen[:-1]} == {10}, "it was not consistent at 20 on this branch"
+    assert seen[-1] == Position(9, 30, 30, 30)
+
+
+def test_points_of_a_branch_that_the_caller_has_not_heard_of_are_not_the_callers() -> None:
+    wire = Taking(ObjectMaker, FeedRequest({0: Position(BRANCH, 10, 10, 10)}))
+    request = wire.requests[0]
+    wire.says(marker(request, 11, 30) + mutation(request, 25) + mutation(request, 30))
+    wire.take_all()
+    wire.says(StreamEnd(2, vbucket=0, opaque=request.opaque).encode())
+    wire.says(RollbackResponse(22, status=Status.ROLLBACK, opaque=wire.producer.requests[-1].opaque).encode())
+    again = wire.producer.requests[-1]
+    wire.says(wire.producer.accepts(again, (9, 22), (BRANCH, 0)) + marker(again, 10, 20) + mutation(again, 20))
+    wire.says(marker(again, 21, 24) + mutation(again, 24))
+    assert 20 in wire.feed.standing.points(0)
+    before = wire.delivery.standpoints()[0]
+    assert (before.position, before.points) == (Position(BRANCH, 30, 30, 30), ())
+    wire.take_all()
+    assert wire.delivery.standpoints()[0].points == (10, 20)
 
 
 def test_a_caller_that_leaves_its_loop_and_comes_back_misses_nothing(db: Database) -> None:

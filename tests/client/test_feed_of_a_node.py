@@ -127,6 +127,25 @@ def test_one_of_several_collections_is_followed_without_missing_anything(shop: D
     assert b"right:2" in found
 
 
+def test_a_position_saved_while_one_of_several_collections_is_gone_misses_nothing_of_the_next(shop: Database) -> None:
+    uid = int(shop.manifest()["uid"], 16)
+    set_manifest(shop, uid + 1, stays=0x50, goes=0x51)
+    names = ("shop.stays", "shop.goes")
+    with shop.feed(collections=names) as feed:
+        list(feed.changes(idle_s=0.3))
+        set_manifest(shop, uid + 2, stays=0x50)
+        feed.reader._filter_at = time.monotonic() + 3600  # it does not hear of the new one before it dies
+        list(feed.changes(idle_s=0.3))
+        set_manifest(shop, uid + 3, stays=0x50, goes=0x52)
+        for n in range(20):
+            shop.set(f"came:{n}", b"1", 0x52)
+            shop.set(f"stayed:{n}", b"1", 0x50)
+        assert keys_of(feed.changes(idle_s=0.5)) == {b"stayed:%d" % n for n in range(20)}
+        saved = feed.positions()
+    found = keys_of(shop.changes(collections=names, start=saved, end="now"))
+    assert {b"came:%d" % n for n in range(20)} <= found
+
+
 def test_a_scope_includes_collections_that_come_later(shop: Database) -> None:
     uid = int(shop.manifest()["uid"], 16)
     set_manifest(shop, uid + 1, first=0x30)

@@ -135,6 +135,22 @@ def test_data_that_trails_a_closed_stream_is_dropped_but_paid_for() -> None:
     assert producer.acknowledged == link.charged
 
 
+def test_going_back_for_a_collection_after_a_rollback_goes_to_a_point_of_the_new_branch() -> None:
+    wire = Wire(FeedRequest({0: Position(BRANCH, 50, 50, 50)}, points={0: (10, 30)}))
+    request = opened(wire)
+    wire.says(marker(request, 51, 60) + mutation(request, 60))
+    wire.feed.remember(0)
+    producer = wire.producers[HOME]
+    wire.says(end(request, StreamEndStatus.STATE_CHANGED))
+    wire.says(rollback(producer.requests[-1], 40))
+    request = producer.requests[-1]
+    wire.says(producer.accepts(request, (9, 40), (BRANCH, 0)) + marker(request, 30, 70) + mutation(request, 70))
+    wire.feed.refilter(b'{"collections":["8"]}', again=True)
+    wire.tick()
+    again = producer.requests[-1]
+    assert (again.start_seqno, again.snap_start_seqno, again.snap_end_seqno, again.vbuuid) == (30, 30, 30, 9)
+
+
 def test_every_charged_byte_is_acknowledged_once() -> None:
     wire = Wire(FeedRequest(FROM_ZERO, ends={0: 6}), window=200)
     request = opened(wire)

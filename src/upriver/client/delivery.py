@@ -7,13 +7,12 @@ the caller comes back for more; a position covers exactly what the caller has be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from upriver.client.made import Made, Maker
 from upriver.client.positions import Standpoint
-from upriver.client.progress import last_rows, moved
+from upriver.client.progress import Step, last_rows, moved
 from upriver.model import Position
 from upriver.protocol.feed import Feed, FeedEvent
 from upriver.protocol.standing import Mark
@@ -56,6 +55,11 @@ class Delivery:
         elif self._held_since is None:
             self._held_since = now
 
+    def went_back(self, then: Callable[[], None]) -> None:
+        """The feed has gone back, and repeats changes; do ``then`` once the caller has all that came before."""
+        self._flush()
+        self._enqueue(Made([], [], self.feed.standing.mark(), then=then))
+
     def take(self, now: float) -> list[Any] | None:
         """Items for the caller, or None; taking them means that those before are done with.
 
@@ -95,7 +99,8 @@ class Delivery:
             return self._all_of(made.mark)
         if made.single and made.mark:
             positions = self._inside(made.mark, [(change.vbucket, change.seqno) for change in made.items], given)
-            return {vb: Standpoint(p, self._points(vb, p), made.mark.epoch[vb]) for vb, p in positions.items()}
+            epoch = made.mark.epoch
+            return {vb: Standpoint(p, self._points(vb, p, epoch[vb]), epoch[vb]) for vb, p in positions.items()}
         return self._all_of(self._mark, batches=[*self._since_mark, *made.items[:given]])
 
     def _all_of(self, mark: Mark, batches: list[Any] | None = None) -> dict[int, Standpoint]:
@@ -103,13 +108,25 @@ class Delivery:
         found = {}
         for vb in self.feed.vbuckets:
             position = mark.position(vb)
-            found[vb] = Standpoint(position, self._points(vb, position), mark.epoch[vb])
+            found[vb] = Standpoint(position, self._points(vb, position, mark.epoch[vb]), mark.epoch[vb])
         for batch in batches or ():
             for vb, step in last_rows(batch).items():
-                found[vb] = replace(found[vb], position=moved(found[vb].position, step), epoch=step.epoch)
+                found[vb] = self._stepped(vb, found[vb], step)
         return found
 
-    def _points(self, vb: int, position: Position) -> tuple[int, ...]:
+    def _stepped(self, vb: int, before: Standpoint, step: Step) -> Standpoint:
+        """Where a vbucket has gone back without a word, it was consistent at a point below its first row since."""
+        position, points = before.position, before.points
+        if step.went_back or step.epoch != before.epoch or step.first <= position.seqno:
+            back = max((point for point in self.feed.standing.points(vb) if point < step.first), default=0)
+            position = Position(step.vbuuid, back, back, back)
+            points = tuple(point for point in points if point < back)
+        return Standpoint(moved(position, step), points, step.epoch)
+
+    def _points(self, vb: int, position: Position, epoch: int) -> tuple[int, ...]:
+        """Older points of the reader. Those of a feed that has gone back where the caller has not yet are not his."""
+        if epoch != self.feed.standing.epoch[vb]:
+            return ()
         return tuple(point for point in self.feed.standing.points(vb) if 0 < point < position.snap_start)
 
     def _inside(self, mark: Mark, places: list[tuple[int, int]], given: int) -> dict[int, Position]:
@@ -147,6 +164,8 @@ class Delivery:
             self._since_mark.clear()
         else:
             self._since_mark += made.items
+        if made.then:
+            made.then()
         self._current = None
 
     # ---------------------------------------------------------------------------------------------- holding back

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ class Made:
     mark: Mark | None = None  # the place in the feed once all is taken; None: others of the same flush follow
     single: bool = False  # items are single documents, with a vbucket and a seqno each
     rolled_back: tuple[int, int] | None = None  # vbucket, to_seqno: what waits of it beyond that is void
+    then: Callable[[], None] | None = None  # to be done when all is taken
 
 
 class Maker(Protocol):

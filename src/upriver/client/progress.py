@@ -10,26 +10,36 @@ from upriver.model import Position
 
 
 class Step(NamedTuple):
-    """The last row of a vbucket in a batch, and the furthest end of a snapshot that its rows belong to."""
+    """The rows of a vbucket in a batch: first and last, and the furthest end of a snapshot that they belong to.
 
+    Where the vbucket went back in the batch, silently, only the rows after that count.
+    """
+
+    first: int
     seqno: int
     snapshot_end: int
     vbuuid: int
     epoch: int
+    went_back: bool
 
 
 def last_rows(batch: Any) -> dict[int, Step]:
     """Where the documents of a batch bring each vbucket; rows of out-of-order snapshots bring nobody anywhere."""
-    vbuckets, seqnos, ends = (_numbers(batch, name) for name in ("vbucket", "seqno", "snapshot_end"))
-    vbuuids, epochs = _numbers(batch, "vbuuid"), _numbers(batch, "epoch")
-    counted = np.flatnonzero(ends >= seqnos)
-    found = {}
-    for vb in np.unique(vbuckets[counted]).tolist():
-        rows = counted[vbuckets[counted] == vb]
-        last = rows[-1]
-        branch = int(vbuuids[last]) & 0xFFFF_FFFF_FFFF_FFFF
-        found[vb] = Step(int(seqnos[last]), int(ends[rows].max()), branch, int(epochs[last]))
-    return found
+    columns = {name: _numbers(batch, name) for name in ("vbucket", "seqno", "snapshot_end", "vbuuid", "epoch")}
+    counted = columns["snapshot_end"] >= columns["seqno"]
+    present = np.unique(columns["vbucket"][counted]).tolist()
+    return {vb: _step(columns, np.flatnonzero(counted & (columns["vbucket"] == vb))) for vb in present}
+
+
+def _step(columns: dict[str, Any], rows: Any) -> Step:
+    seqnos, epochs = columns["seqno"][rows], columns["epoch"][rows]
+    back = np.flatnonzero((seqnos[1:] <= seqnos[:-1]) | (epochs[1:] != epochs[:-1]))
+    rows = rows[int(back[-1]) + 1 :] if back.size else rows
+    last = rows[-1]
+    return Step(
+        int(columns["seqno"][rows[0]]), int(columns["seqno"][last]), int(columns["snapshot_end"][rows].max()),
+        int(columns["vbuuid"][last]) & 0xFFFF_FFFF_FFFF_FFFF, int(columns["epoch"][last]), bool(back.size),
+    )  # fmt: skip
 
 
 def _numbers(batch: Any, name: str) -> Any:

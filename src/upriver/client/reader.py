@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from upriver.client.delivery import Delivery
@@ -15,7 +16,7 @@ from upriver.client.made import Maker
 from upriver.client.names import Names
 from upriver.client.operations import Operation, Operations, Pause
 from upriver.client.pacing import Pacing, jitter
-from upriver.client.positions import Positions
+from upriver.client.positions import Positions, Standpoint
 from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
 from upriver.protocol.feed import CollectionChange, Documents, Feed, FeedEvent, FeedRequest, FilterGone
@@ -49,6 +50,7 @@ class Reader:
         self.delivery: Delivery | None = None
         self._made_by: tuple[MakeMaker, dict[str, Any]] | None = None
         self._filter_stale, self._filter_at, self._filter_tries = False, 0.0, 0
+        self._dropped: dict[int, Standpoint] = {}  # where names of collections that we read went away
         self._persistence_at = 0.0
         self._map_wanted, self._map_at = False, 0.0
 
@@ -84,13 +86,24 @@ class Reader:
         content = event.message.content()
         if isinstance(content, CollectionEnded) and self.names.path(content) in self.read.paths:
             self.feed.remember(event.vbucket)
+            dropped = Standpoint(self.feed.standing.position(event.vbucket), (), event.epoch)
+            self._dropped.setdefault(event.vbucket, dropped)
             self._filter_stale = True
 
     def positions(self) -> Positions:
         """What may be claimed of what the caller has been given."""
         topology = self.feed.topology
         place = Delivery(self.feed, _Nothing()) if self.delivery is None else self.delivery
-        return Positions(place.standpoints(), topology.bucket_uuid, topology.vbuckets)
+        found = {vb: self._not_beyond_drop(vb, standpoint) for vb, standpoint in place.standpoints().items()}
+        return Positions(found, topology.bucket_uuid, topology.vbuckets)
+
+    def _not_beyond_drop(self, vb: int, standpoint: Standpoint) -> Standpoint:
+        """While a name is gone, what comes under it anew does not pass our filter: another life must see that."""
+        dropped = self._dropped.get(vb)
+        if dropped is None or dropped.epoch != standpoint.epoch:
+            return standpoint
+        points = tuple(point for point in standpoint.points if point < dropped.position.snap_start)
+        return replace(dropped, points=points) if dropped.position.seqno < standpoint.position.seqno else standpoint
 
     # ---------------------------------------------------------------------------------------------- chores
 
@@ -130,12 +143,14 @@ class Reader:
             if not found:
                 return
             value, complete = filter_of(found.values()), found.keys() == self.read.paths
+        self.feed.refilter(value, again=complete)
         if complete:
             self._filter_stale, self._filter_tries = False, 0
-        self.feed.refilter(value, again=complete)
+            if self.delivery and self._dropped:
+                self.delivery.went_back(self._dropped.clear)
 
     def _poll_seqnos(self) -> Operation[None]:
-        self._high_seqnos = yield from self.operations.high_seqnos()
+        self._high_seqnos = yield from self.operations.high_seqnos(complete=False)
 
     def lag(self) -> dict[int, int]:
         """How many seqnos each vbucket was behind when somebody last looked; needs ``track_lag``."""

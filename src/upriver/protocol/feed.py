@@ -161,6 +161,8 @@ class Feed:
                 self._wait(vb, 0.0)
         if self.standing.epoch[vb] == epoch and self.standing.vbuuid[vb] == position.vbuuid:
             self.standing.resume(vb, position, epoch=epoch, points=self.standing.points(vb))
+        else:  # a rollback came in between: that place is on a branch that is gone
+            self.standing.roll_back(vb, self.standing.rollback_target(vb, position.seqno))
 
     # ---------------------------------------------------------------------------------------------- for the shell
 

@@ -6,11 +6,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import lmdb
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from store_support import SMALL, open_bucket
+from store_support import SMALL, changes, open_bucket
 
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
@@ -145,3 +146,27 @@ def test_writes_find_older_versions_through_many_tables(tmp_path, monkeypatch, b
         assert vb.indexed_seqno > 0
     with open_bucket(tmp_path, options, 1) as bucket:
         assert {bucket.vbucket(0).get(key).rev_seqno for key in keys} == {3}
+
+
+def test_a_file_with_one_table_a_vbucket_is_read_and_goes_on(tmp_path, monkeypatch):
+    """As format 1 had it."""
+    monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 64)
+    keys = [b"document-%d" % number for number in range(2000)]
+    with open_bucket(tmp_path, SMALL, 1) as bucket:
+        vb = bucket.set_state(0, VbucketState.ACTIVE)
+        vb.set_many(keys, [b"1"] * 2000)
+        vb.set_many(keys[:9], [b"2"] * 9)
+        bucket.compact(0)
+    with lmdb.open(str(tmp_path), max_dbs=8) as file, file.begin(write=True) as transaction:
+        index, meta = file.open_db(b"index", transaction), file.open_db(b"meta", transaction)
+        (where, table), *_ = list(transaction.cursor(db=index))
+        transaction.put(where[:2], table, db=index)
+        transaction.delete(where, db=index)
+        transaction.put(b"bucket", transaction.get(b"bucket", db=meta).replace(b'"format":2', b'"format":1'), db=meta)
+    for _ in range(2):
+        with open_bucket(tmp_path, SMALL, 1) as bucket:
+            vb = bucket.vbucket(0)
+            assert [vb.get(key).rev_seqno for key in keys[:10]] == [2] * 9 + [1]
+            assert {vb.get(key).value for key in keys[9:]} == {b"1"}
+            assert len(changes(vb.stream(0))) == vb.item_count
+            vb.set_many([b"more-%d" % number for number in range(900)], [b"3"] * 900)

@@ -7,27 +7,24 @@ process of its own that kills itself at a step chosen by the seed: every kind of
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from client_world import provoke
+from losing_reader import ROWS, VBUCKETS, Fate, begin_now, lose, lose_ahead, store_of, truth, write
 from reader_table import Table
 
-from upriver.client.blocking import Database, connect
-from upriver.errors import HistoryLost, KeyNotFound
+from upriver.client.blocking import connect
+from upriver.errors import HistoryLost
 from upriver.model import FailoverLog
 from upriver.protocol.feed import OnRollback
 from upriver.testing import RunningNode, node
 
 SEEDS, LIVES = range(20), 3
-VBUCKETS, ROWS = 2, 3  # few and small, so that readers mostly die in the middle of a snapshot that has deduplicated
 STEPS = ("given", "applied", "confirmed", "committed")  # what the reader has just done with a batch
 UNDONE = "undone"  # or, under the policy "fail", with a rollback
 
@@ -66,80 +63,8 @@ def live(connection: str, path: Path, policy: OnRollback, step: Callable[[str], 
                     return
 
 
-def begin_now(db: Database, path: Path) -> None:
-    """Nothing of what earlier readers were told matters to this one."""
-    with db.feed(start="now") as feed:
-        Table(path).checkpoint.save(feed.positions())
-
-
-class Fate:
-    """When a life ends, and when the node loses history during it."""
-
-    def __init__(self, http_port: int, die_at: tuple[str, int], lose_at: int, seed: int) -> None:
-        self.http_port, self.lose_at = http_port, lose_at
-        self.die_after, self.left = die_at
-        self.steps, self.chance = 0, random.Random(seed)
-
-    def step(self, name: str) -> None:
-        self.steps += 1
-        if self.steps == self.lose_at:
-            lose(self.http_port, self.chance)
-        if name == self.die_after:
-            self.left -= 1
-            if not self.left:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-def lose(http_port: int, chance: random.Random) -> None:
-    provoke(http_port, "failover", vbucket=chance.randrange(VBUCKETS), lose=chance.randrange(1, 25))
-
-
-def lose_ahead(http_port: int, chance: random.Random, high: dict[int, int], table: Table) -> None:
-    """As in the design document: what is lost lies beyond where the reader stands, inside a snapshot that it began."""
-    seqnos = {vb: position.seqno for vb, position in (table.checkpoint.load() or {}).items()}
-    begun = [vb for vb, seqno in seqnos.items() if 0 < seqno < high[vb]]
-    if not begun:
-        lose(http_port, chance)
-        return
-    vb = chance.choice(begun)
-    provoke(http_port, "rollback", vbucket=vb, seqno=chance.randrange(seqnos[vb], high[vb]))
-
-
 def live_and_die(connection: str, path: Path, policy: OnRollback, fate: Fate) -> None:
     live(connection, path, policy, fate.step)
-
-
-def write(db: Database, chance: random.Random, prefix: str) -> set[bytes]:
-    """Documents that are written over and over, some of them deleted, so that snapshots deduplicate.
-
-    Nobody writes them later: what a reader misses, it misses for ever. Each round is on disk before the next one, so
-    that the node can go back to any seqno, also into the middle of what a reader got as one snapshot.
-    """
-    keys = [f"{prefix}:{n}".encode() for n in range(20)]
-    for _ in range(4):
-        chosen = chance.sample(keys, 16)
-        db.set_many({key: b"%d" % chance.randrange(10**6) for key in chosen[:14]})
-        for key in chosen[14:]:
-            with suppress(KeyNotFound):
-                db.delete(key)
-        until_persisted(db)
-    return set(keys)
-
-
-def until_persisted(db: Database) -> None:
-    seqnos, logs = db.high_seqnos(), db.failover_logs(range(VBUCKETS))
-    while db.persisted_seqnos({vb: log.uuid for vb, log in logs.items()}) != seqnos:
-        time.sleep(0.001)
-
-
-def truth(db: Database, keys: set[bytes]) -> dict[bytes, bytes]:
-    found = {}
-    for key in keys:
-        try:
-            found[key] = db.get(key).value
-        except KeyNotFound:
-            continue
-    return found
 
 
 def forget_what_never_happened(table: Table, logs: dict[int, FailoverLog]) -> None:
@@ -161,7 +86,7 @@ def test_no_document_is_missing_and_none_is_a_phantom(server: RunningNode, tmp_p
         for seed in SEEDS:
             chance, path, prefix = random.Random(seed), tmp_path / f"{seed}.db", f"{policy.value}{seed}"
             keys: set[bytes] = set()
-            begin_now(db, path)
+            begin_now(db, Table(path).checkpoint)
             for generation in range(LIVES):
                 keys |= write(db, chance, f"{prefix}:{generation}")
                 name = steps[(seed * LIVES + generation) % len(steps)]
@@ -173,7 +98,7 @@ def test_no_document_is_missing_and_none_is_a_phantom(server: RunningNode, tmp_p
                 assert child.exitcode in (0, -signal.SIGKILL), f"seed {seed}: the reader ended with {child.exitcode}"
                 killed[name] += child.exitcode == -signal.SIGKILL
                 if chance.random() < 0.8:
-                    lose_ahead(server.http_port, chance, db.high_seqnos(), Table(path))
+                    lose_ahead(server.http_port, chance, db.high_seqnos(), Table(path).checkpoint)
             live(server.connection_string, path, policy, lambda name: None)
             table = Table(path)
             if policy is OnRollback.REWIND:
@@ -182,3 +107,43 @@ def test_no_document_is_missing_and_none_is_a_phantom(server: RunningNode, tmp_p
             assert ours == truth(db, keys), f"seed {seed}"
     assert set(killed) == set(steps)
     assert all(killed.values()), killed
+
+
+def live_and_save_after(connection: str, path: Path, kind: str, step: Callable[[str], None]) -> None:
+    """One life of a reader that saves its position after its data: it may have more than it says, never less."""
+    table, database, store = Table(path), connect(connection), store_of(kind, connection, path)
+    with database as db, closing(store), db.feed(checkpoint=store.checkpoint, end="now", rows=ROWS) as feed:
+        for batch in feed.batches():
+            step("given")
+            table.sql.execute("BEGIN")
+            table.apply(batch.to_pylist())
+            step("applied")
+            table.sql.execute("COMMIT")
+            step("committed")
+            feed.confirm()
+            step("confirmed")
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite", "bucket"])
+def test_a_reader_that_saves_after_its_data_can_die_in_between(server: RunningNode, tmp_path: Path, kind: str) -> None:
+    """In the bucket, its checkpoints are lost with the rest of the tail, and an older one is there again."""
+    fork, connection = multiprocessing.get_context("fork"), server.connection_string
+    with connect(connection) as db:
+        for seed in range(6):
+            chance, path, prefix = random.Random(seed), tmp_path / f"{seed}.db", f"{kind}{seed}"
+            keys: set[bytes] = set()
+            with closing(store_of(kind, connection, path)) as store:
+                begin_now(db, store.checkpoint)
+            for generation in range(LIVES):
+                keys |= write(db, chance, f"{prefix}:{generation}")
+                die_at = STEPS[(seed * LIVES + generation) % len(STEPS)], chance.randrange(1, 6)
+                fate = Fate(server.http_port, die_at, chance.randrange(1, 30), seed, most=10)
+                arguments = connection, path, kind, fate.step
+                child = fork.Process(target=live_and_save_after, args=arguments)
+                child.start()
+                child.join(60)
+                assert child.exitcode in (0, -signal.SIGKILL), f"seed {seed}: the reader ended with {child.exitcode}"
+                lose(server.http_port, chance, most=10)
+            live_and_save_after(connection, path, kind, lambda name: None)
+            ours = {k: v for k, v in Table(path).documents().items() if k.startswith(prefix.encode() + b":")}
+            assert ours == truth(db, keys), f"seed {seed}"

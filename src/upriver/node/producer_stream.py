@@ -150,9 +150,10 @@ class ProducerStream:
         -1 when it is not that simple: then nothing has happened, and ``fill`` knows what to do.
         """
         options, encoder = self.options, self._encoder
+        window_room = options.window.room
         if (
             not self._live or encoder is None or self._run is not None or self._frames or self._partial
-            or self.takeover is not None or options.force_value_compression or not options.window.is_open
+            or self.takeover is not None or options.force_value_compression or window_room <= 0
         ):  # fmt: skip
             return -1
         live = self.source.next_live()
@@ -163,7 +164,7 @@ class ProducerStream:
         if size > LIVE_BYTES:
             return -1
         stop, records, sent = encoder.as_they_are.encode_live(
-            address, size, out, first - 1, last, options.window.room, first if begins else 0, end,
+            address, size, out, first - 1, last, window_room, first if begins else 0, end,
             _FIRST_MEMORY if begins else _MEMORY,
         )  # fmt: skip
         if stop is not Stop.END or (end and not records and not self.filter.is_filtered):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SEVERAL = 4 * 1024  # a run of this many bytes is likely more than one record
 BULK = 32 * 1024  # from this many bytes on a run is taken in without the interpreter lock
+NO_CEILING = np.uint64(SEQNO_MAX)
 EVICTIONS = 4  # checkpoints looked at when a write finds the memory log too large
 
 
@@ -181,21 +182,21 @@ class Core:
     def _append(self, run: Octets, *, assign: bool, ceiling: int = SEQNO_MAX) -> None:
         """Take in packed records; with ``assign`` they get seqno, CAS and rev here."""
         self.load_keys()
-        if run.size > SEVERAL:
-            self.keys.reserve(run.size // max(HEADER_SIZE, int(run[:4].view(np.uint32)[0])))
-        ingest = k.ingest_many if run.size > BULK else k.ingest
+        size, keys = run.size, self.keys
+        if size > SEVERAL:
+            keys.reserve(size // max(HEADER_SIZE, int(run[:4].view(np.uint32)[0])))
+        ingest = k.ingest_many if size > BULK else k.ingest
+        limit = NO_CEILING if ceiling == SEQNO_MAX else np.uint64(ceiling)
         at, before = 0, 0
-        while at < run.size:
-            segment = self._open_segment(min(run.size - at, self.memory.most_bytes))
-            used = self.numbers[k.USED]
-            before = at
+        while at < size:
+            segment = self._open_segment(min(size - at, self.memory.most_bytes))
+            checkpoint, used, before = segment.checkpoint, self.numbers[k.USED], at
             at = ingest(
-                run, at, run.size, segment.checkpoint.data, segment.at, segment.checkpoint.serial,
-                self.keys.overlay, self.keys.layers, self.collections, self.registers, self.shared.seed, assign,
-                np.uint64(ceiling),
+                run, at, size, checkpoint.data, segment.at, checkpoint.serial, keys.overlay, keys.layers,
+                self.collections, self.registers, self.shared.seed, assign, limit,
             )  # fmt: skip
             self._took_in(segment, used)
-            if at < run.size:
+            if at < size:
                 at = self._resolve_stop(run, at, stuck=at == before)
         self.wake()
 
@@ -241,11 +242,12 @@ class Core:
         segment = self.memory.open
         if segment is None:
             return self._begin_segment(size)
-        self.memory.room(size, segment.end)
+        if segment.end + size > segment.checkpoint.data.size:
+            self.memory.room(size, segment.end)
         return segment
 
     def _begin_segment(self, size: int) -> OpenSegment:
-        if self.shared.log_gauge.bytes > self.shared.options.log_bytes:
+        if self.shared.log_gauge.bytes > self.shared.log_bytes:
             self.shared.evict(tries=EVICTIONS)
         segment = self.memory.begin_segment(size, self.complete_seqno)
         self.numbers[k.USED] = segment.at
@@ -257,7 +259,7 @@ class Core:
         if self.memory.open is None:
             return
         own = self.state is VbucketState.ACTIVE
-        high = self.high_seqno
+        high = self.numbers[k.HIGH]
         if own:
             self.complete_seqno = self.snap_start = self.snap_end = high
         # A received snapshot without a gap had nothing left out: every seqno in it is a state that existed.

@@ -50,6 +50,8 @@ class Stored(NamedTuple):
 class Documents(Core):
     """The operations. ``cas`` 0 means any."""
 
+    _preparing = 0  # the durability level of the writes that are made now
+
     # ---- reading ----
 
     def get(self, key: bytes, collection_id: int = 0) -> Document:
@@ -342,10 +344,19 @@ class Documents(Core):
             raise TooBig(f"{len(value)} bytes")
         else:
             datatype = self.detected(value)
-        return self._write(Kind.MUTATION, wire_key, value, datatype, collection_id, flags=flags, time=time)
+        if self._preparing:
+            return self._write(Kind.MUTATION, wire_key, value, datatype, collection_id, flags=flags, time=time)
+        return self._write_now(Kind.MUTATION, wire_key, value, datatype, collection_id, flags, time)
 
     def _write(
         self, kind: Kind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, *, flags: int = 0,
+        time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
+    ) -> Stored:  # fmt: skip
+        """A change of a document, or only its announcement."""
+        return self._write_now(kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno, extra)
+
+    def _write_now(
+        self, kind: Kind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int = 0,
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
         if self.pending and wire_key in self.pending and kind not in (Kind.COMMIT, Kind.ABORT):
@@ -356,7 +367,7 @@ class Documents(Core):
             collection_id=collection_id, extra=extra,
         )  # fmt: skip
         self._append(np.frombuffer(record, np.uint8), assign=True)
-        return Stored(cas, self.high_seqno, self.uuid)
+        return Stored(cas, self.numbers[k.HIGH], self.failover_log.uuid)
 
     def _next_cas(self) -> int:
         """Hybrid logical clock (10.5)."""

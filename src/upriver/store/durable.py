@@ -28,7 +28,6 @@ LEVELS = range(1, 4)
 class DurableWrites(Documents, Replica):
     """Both sides: the active vbucket that decides, and the replica that is told."""
 
-    _preparing = 0  # the durability level of the writes that are made now
     _unsettled = True  # documents may have come (from disk, or before a restart) that complete a prepare silently
 
     @contextmanager
@@ -51,11 +50,10 @@ class DurableWrites(Documents, Replica):
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
         if not self._preparing or kind not in (Kind.MUTATION, Kind.DELETION):
-            return super()._write(
-                kind, wire_key, value, datatype, collection_id, flags=flags, time=time, cas=cas, rev_seqno=rev_seqno,
-                extra=extra,
-            )  # fmt: skip
-        stored = super()._write(
+            return self._write_now(
+                kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno, extra
+            )
+        stored = self._write_now(
             Kind.PREPARE, wire_key, value, datatype, collection_id, flags=flags, time=time, cas=cas,
             rev_seqno=rev_seqno or self._lookup(wire_key).rev_seqno + 1,
             extra=self._preparing << 8 | (kind is Kind.DELETION),

@@ -36,6 +36,8 @@ class FrozenOverlay(NamedTuple):
 class KeyIndex:
     """The keys of one vbucket. Kernels take ``overlay``, and ``layers``: what lies below it, newest first."""
 
+    __slots__ = ("_id", "_registers", "_shared", "_stale", "_tables", "frozen", "layers", "overlay")
+
     def __init__(self, shared: Shared, vbucket_id: int, registers: Words) -> None:
         self._shared = shared
         self._id = vbucket_id

@@ -192,13 +192,14 @@ class MemoryLog:
     def begin_segment(self, size: int, safe: int) -> OpenSegment:
         """Open a segment with room for ``size`` bytes, behind the last one if its checkpoint has room."""
         last = self.checkpoints[-1] if self.checkpoints else None
-        used = last.used if last is not None else 0
-        if last is None or last.closed or used + size > max(last.data.size, self.most_bytes):
-            last = self._begin_checkpoint(size)
-            used = 0
-        self.open = segment = OpenSegment(last, used, safe)
-        if used + size > last.data.size:
+        used = last.end[-1] if last is not None and last.end else 0
+        if last is None or last.closed or used + size > last.data.size:
+            if last is None or last.closed or used + size > self.most_bytes:
+                last, used = self._begin_checkpoint(size), 0
+            self.open = OpenSegment(last, used, safe)
             self.room(size, used)
+            return self.open
+        self.open = segment = OpenSegment(last, used, safe)
         return segment
 
     def _begin_checkpoint(self, size: int) -> Checkpoint:

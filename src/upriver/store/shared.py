@@ -47,6 +47,8 @@ class Shared:
         self.wake_flusher: Callable[[], None] = _nobody
         self.flush: Callable[[], None] = _nobody
         self.checkpoint_bytes = options.checkpoint_bytes
+        self.log_bytes = options.log_bytes
+        self._most_dirty_bytes = options.dirty_bytes
         self.vbucket_count = 0
 
     @property
@@ -58,7 +60,7 @@ class Shared:
         if self.disk_full:
             self.refused = True
             raise TemporaryFailure("the disk is full; writes are taken again when there is space")
-        if self.dirty_bytes > self.options.dirty_bytes:
+        if self.dirty_bytes > self._most_dirty_bytes:
             self.refused = True
             self.wake_flusher()
             raise TemporaryFailure("memory quota reached: waiting for the disk")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from upriver.node.cluster_map import NodeAddress
     from upriver.node.server import Node
 
-READ_SIZE = 1 << 18
+READ_SIZE = 1 << 16  # taken in before others in this process have their turn
 RETRY_S = 0.25
 MAX_RETRY_S = 5.0
 CONNECT_S = 5.0
@@ -164,7 +164,7 @@ class ReplicationSource:
 
     async def _connect_and_consume(self) -> None:
         async with asyncio.timeout(CONNECT_S):
-            reader, self._writer = await asyncio.open_connection(self.address.host, self.address.kv, limit=4 << 20)
+            reader, self._writer = await asyncio.open_connection(self.address.host, self.address.kv, limit=1 << 20)
             await self._handshake(reader, self._writer)
         me = self._node.address
         options = ConsumerOptions(consumer_name=f"{me.host}:{me.kv}")
@@ -182,6 +182,7 @@ class ReplicationSource:
             machine.tick(time.monotonic())
             self._flush()
             await self._writer.drain()
+            await asyncio.sleep(0)  # nothing above waits while there is more to read: nobody else would run
         raise RemoteProtocolError("the producer is silent")
 
     def _take(self, machine: Consumer, data: bytes) -> None:

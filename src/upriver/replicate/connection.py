@@ -184,6 +184,7 @@ class ReplicationConnection:
             for event in self.relay.receive(side, data):
                 self._happened(event)
             await self._send(side.other)
+            await asyncio.sleep(0)  # the other direction has its turn, also while this one never has to wait
 
     async def _send(self, side: Side) -> None:
         writer = self.ends[side].writer

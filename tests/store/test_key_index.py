@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import lmdb
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from store_support import SMALL, changes, open_bucket
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
 from upriver.store import keyindex
-from upriver.store.keyindex import FAN, mergeable
+from upriver.store.keyindex import FAN, entries_of, filter_of, mergeable
 
 KEYS = [b"key-%d" % number for number in range(60)]
 some_keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=30, unique=True)
@@ -160,7 +161,9 @@ def test_a_file_with_one_table_a_vbucket_is_read_and_goes_on(tmp_path, monkeypat
     with lmdb.open(str(tmp_path), max_dbs=8) as file, file.begin(write=True) as transaction:
         index, meta = file.open_db(b"index", transaction), file.open_db(b"meta", transaction)
         (where, table), *_ = list(transaction.cursor(db=index))
-        transaction.put(where[:2], table, db=index)
+        count, filter_words = entries_of(words := np.frombuffer(table, np.uint64)), filter_of(words).size
+        assert filter_words
+        transaction.put(where[:2], count.to_bytes(8, "little") + table[8 * (1 + filter_words) :], db=index)
         transaction.delete(where, db=index)
         transaction.put(b"bucket", transaction.get(b"bucket", db=meta).replace(b'"format":2', b'"format":1'), db=meta)
     for _ in range(2):

@@ -121,7 +121,7 @@ class Disk:
             return [table for _, table in self.tables_in(transaction, vbucket)]
 
     def tables_in(self, transaction: Any, vbucket: int) -> list[tuple[bytes, Words]]:
-        """(where, key table) as a transaction sees them; the first word of a table is how many entries it has."""
+        """(where, key table) as a transaction sees them."""
         found: list[tuple[bytes, Words]] = []
         cursor = transaction.cursor(db=self.index)
         more = cursor.set_range(VB_KEY.pack(vbucket))

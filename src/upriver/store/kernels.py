@@ -2,8 +2,9 @@
 
 A key table is open addressing with linear probing in a flat uint64 array: ``ENTRY`` words a slot (hash, seqno with
 the deleted bit, rev, where in memory), or ``SLOT`` words on disk, without the last. Hash 0 marks a free slot. Slots
-are in the order of hashes, so that merging tables is a pass over both. ``layers`` says where the tables under the
-overlay are, newest first: ``LAYER`` words each (address, slots, words of a slot).
+are in the order of hashes, so that merging tables is a pass over both. A table on disk has a filter: a few bits for
+every entry that say "not here" without a look at the slots. ``layers`` says where the tables under the overlay are,
+newest first: ``LAYER`` words each (address, slots, words of a slot, address of the filter, its words or 0).
 Everything here works on one vbucket and holds no state of its own.
 """
 
@@ -32,7 +33,8 @@ from upriver.wire.packed import (
 
 ENTRY = 4  # words of a slot in memory
 SLOT = 3  # words of a slot on disk
-LAYER = 3
+LAYER = 5
+FILTERED = 6  # entries that share a word of a filter
 LOOKAHEAD = 32  # records whose keys are on their way from memory while others are taken in
 DELETED = np.uint64(1 << 63)
 SEQNO_BITS = np.uint64((1 << 56) - 1)
@@ -110,9 +112,44 @@ def first_slot(layers, layer, key_hash):
 
 
 @njit(cache=True)
+def filter_bits(key_hash):
+    """Three of the bits of a word; they come from the part of the hash that does not say which word."""
+    one = np.uint64(1)
+    low = one << (key_hash & np.uint64(63)) | one << (key_hash >> np.uint64(6) & np.uint64(63))
+    return low | one << (key_hash >> np.uint64(12) & np.uint64(63))
+
+
+@njit(cache=True)
+def filter_word(layers, layer, key_hash):
+    """The address of a key's word in the filter of this layer."""
+    at = ((key_hash >> np.uint64(32)) * layers[layer + 4]) >> np.uint64(32)
+    return layers[layer + 3] + at * np.uint64(8)
+
+
+@njit(cache=True)
+def may_have(layers, layer, key_hash):
+    """False if the layer surely does not know the key."""
+    if layers[layer + 4] == np.uint64(0):
+        return True
+    bits = filter_bits(key_hash)
+    return load_at(filter_word(layers, layer, key_hash)) & bits == bits
+
+
+@njit(cache=True, nogil=True)
+def fill_filter(slots, words):
+    """The filter of a table for the disk."""
+    for at in range(0, slots.size, SLOT):
+        if slots[at] != np.uint64(0):
+            to = ((slots[at] >> np.uint64(32)) * np.uint64(words.size)) >> np.uint64(32)
+            words[np.int64(to)] |= filter_bits(slots[at])
+
+
+@njit(cache=True)
 def below(layers, key_hash):
     """(seqno with the deleted bit, rev, place in memory) of a key in the newest layer that has it; zeros if none."""
     for layer in range(0, layers.size, LAYER):
+        if not may_have(layers, layer, key_hash):
+            continue
         width = layers[layer + 2] * np.uint64(8)
         end = layers[layer] + layers[layer + 1] * width
         at = first_slot(layers, layer, key_hash)
@@ -164,28 +201,30 @@ def merge_into(table, words, new):
 
 
 @njit(cache=True, nogil=True)
-def drop_entries(table, removed, kept):
-    """Copy a table for the disk, with its count, without the entries whose seqno is in the sorted ``removed``."""
-    for at in range(1, table.size, SLOT):
-        if table[at] != np.uint64(0):
-            seqno = table[at + 1] & SEQNO_BITS
+def drop_entries(slots, removed, kept):
+    """Copy the entries but those whose seqno is in the sorted ``removed``; returns how many."""
+    entries = 0
+    for at in range(0, slots.size, SLOT):
+        if slots[at] != np.uint64(0):
+            seqno = slots[at + 1] & SEQNO_BITS
             index = np.searchsorted(removed, seqno)
             if index == removed.size or removed[index] != seqno:
-                to = 1 + slot_of(kept[1:], SLOT, table[at])
+                to = slot_of(kept, SLOT, slots[at])
                 for word in range(SLOT):
-                    kept[to + word] = table[at + word]
-                kept[0] += np.uint64(1)
+                    kept[to + word] = slots[at + word]
+                entries += 1
+    return entries
 
 
 @njit(cache=True)
-def hashes_of(table, seqnos, hashes):
-    """Hashes of the entries of a table for the disk whose seqno is in the sorted ``seqnos``; returns how many."""
+def hashes_of(slots, seqnos, hashes):
+    """Hashes of the entries whose seqno is in the sorted ``seqnos``; returns how many."""
     count = 0
-    for at in range(1, table.size, SLOT):
-        seqno = table[at + 1] & SEQNO_BITS
+    for at in range(0, slots.size, SLOT):
+        seqno = slots[at + 1] & SEQNO_BITS
         index = np.searchsorted(seqnos, seqno)
-        if index < seqnos.size and seqnos[index] == seqno and table[at] != np.uint64(0):
-            hashes[count] = table[at]
+        if index < seqnos.size and seqnos[index] == seqno and slots[at] != np.uint64(0):
+            hashes[count] = slots[at]
             count += 1
     return count
 
@@ -270,9 +309,14 @@ def _look_ahead(source, at, end, overlay, layers, seed, hashes):
         hashes[count] = key_hash
         prefetch(first + (((key_hash >> np.uint64(32)) * slots) >> np.uint64(32)) * np.uint64(8 * ENTRY))
         for layer in range(0, layers.size, LAYER):
-            prefetch(first_slot(layers, layer, key_hash))
+            filtered = layers[layer + 4] != np.uint64(0)
+            prefetch(filter_word(layers, layer, key_hash) if filtered else first_slot(layers, layer, key_hash))
         at += load32(source, at + AT_SIZE)
         count += 1
+    for index in range(count):
+        for layer in range(0, layers.size, LAYER):
+            if layers[layer + 4] != np.uint64(0) and may_have(layers, layer, hashes[index]):
+                prefetch(first_slot(layers, layer, hashes[index]))
 
 
 @njit(cache=True)

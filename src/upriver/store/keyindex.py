@@ -15,13 +15,15 @@ from upriver.store import kernels as k
 from upriver.store.arrays import Scratch, words
 from upriver.store.disk import Disk, Words
 from upriver.store.shared import Shared
+from upriver.wire.columns import address_of
 
 SMALLEST_TABLE = 16
 WORTH_A_TABLE = 4096  # slots of an overlay from which on it need not wait for memory to be short
 RESERVED_SLOTS = 1024
 MOST_FROZEN = 4
 FAN = 4
-TABLE_LOAD = 0.65  # most lookups are for keys that are not there: they end at a free slot
+TABLE_LOAD = 0.75
+COUNT_BITS = 40
 FEWEST_SLOTS = 96  # so that LMDB gives a table pages of its own, where words are aligned
 
 
@@ -64,10 +66,13 @@ class KeyIndex:
 
     def _lay(self) -> None:
         """Tell the kernels where everything is; the arrays stay alive as long as their addresses are known."""
-        layers = [(frozen.table, k.ENTRY) for frozen in reversed(self.frozen)]
-        layers += [(table[1:], k.SLOT) for table in reversed(self._tables)]
-        parts = [(table.ctypes.data, table.size // width, width) for table, width in layers]
-        self.layers = np.array(parts, np.uint64).reshape(-1)
+        layers = [
+            (address_of(frozen.table), frozen.table.size // k.ENTRY, k.ENTRY, 0, 0) for frozen in reversed(self.frozen)
+        ]
+        for table in reversed(self._tables):
+            bits, slots = filter_of(table), slots_of(table)
+            layers.append((address_of(slots), slots.size // k.SLOT, k.SLOT, address_of(bits), bits.size))
+        self.layers = np.array(layers, np.uint64).reshape(-1)
 
     # ---- the overlay ----
 
@@ -79,7 +84,7 @@ class KeyIndex:
             self.grow()
 
     def _is_ripe(self) -> bool:
-        on_disk = sum(int(table[0]) for table in self._tables)
+        on_disk = sum(map(entries_of, self._tables))
         return self.overlay.size // k.ENTRY >= WORTH_A_TABLE and self.entries * FAN >= on_disk
 
     def _is_crowded(self) -> bool:
@@ -146,8 +151,9 @@ def put_table(transaction: Any, disk: Disk, vbucket_id: int, overlays: list[Froz
     """Write overlays (oldest first) as one table, merged with tables on disk where enough of a size have gathered."""
     tables = disk.tables_in(transaction, vbucket_id)
     count = sum(overlay.entries for overlay in overlays)
-    taken = tables[len(tables) - mergeable([int(table[0]) for _, table in tables], count) :]
+    taken = tables[len(tables) - mergeable([entries_of(table) for _, table in tables], count) :]
     merged = _merge(overlays, [table for _, table in taken], scratch)
+    k.fill_filter(slots_of(merged), filter_of(merged))
     disk.put_table(transaction, vbucket_id, merged, [where for where, _ in taken])
 
 
@@ -162,10 +168,10 @@ def rewrite_table(
     tables = disk.tables_in(transaction, vbucket_id)
     merged = _merge(overlays, [table for _, table in tables], scratch)
     hashes = np.empty_like(tombstones)
-    hashes = hashes[: k.hashes_of(merged, tombstones, hashes)] if tombstones.size else hashes
+    hashes = hashes[: k.hashes_of(slots_of(merged), tombstones, hashes)] if tombstones.size else hashes
     if removed.size:
-        k.drop_entries(merged, removed, kept := np.zeros_like(merged))
-        merged = kept
+        merged = _without(merged, removed)
+    k.fill_filter(slots_of(merged), filter_of(merged))
     disk.put_table(transaction, vbucket_id, merged, [where for where, _ in tables])
     return hashes
 
@@ -186,11 +192,38 @@ def mergeable(sizes: list[int], count: int) -> int:
 
 
 def _merge(overlays: list[FrozenOverlay], tables: list[Words], scratch: Scratch) -> Words:
-    """One table of everything, the newest entry of each key; its first word is how many there are."""
-    most = sum(overlay.entries for overlay in overlays) + sum(int(table[0]) for table in tables)
-    merged = scratch.zeros(1 + max(FEWEST_SLOTS, int(most / TABLE_LOAD) + 2) * k.SLOT)
+    """A table of everything, with the newest entry of each key; its filter is still to be filled."""
+    most = sum(overlay.entries for overlay in overlays) + sum(map(entries_of, tables))
+    filter_words = most // k.FILTERED + 1
+    merged = scratch.zeros(1 + filter_words + max(FEWEST_SLOTS, int(most / TABLE_LOAD) + 2) * k.SLOT)
+    merged[0] = filter_words << COUNT_BITS
+    slots, entries = slots_of(merged), 0
     for overlay in reversed(overlays):
-        merged[0] += np.uint64(k.merge_into(overlay.table, k.ENTRY, merged[1:]))
+        entries += k.merge_into(overlay.table, k.ENTRY, slots)
     for table in reversed(tables):
-        merged[0] += np.uint64(k.merge_into(table[1:], k.SLOT, merged[1:]))
+        entries += k.merge_into(slots_of(table), k.SLOT, slots)
+    merged[0] += np.uint64(entries)
     return merged
+
+
+def _without(table: Words, removed: Words) -> Words:
+    """The same table without the entries whose seqno is in the sorted ``removed``."""
+    kept = np.zeros_like(table)
+    kept[0] = filter_of(table).size << COUNT_BITS  # says how the rest is divided
+    kept[0] += np.uint64(k.drop_entries(slots_of(table), removed, slots_of(kept)))
+    return kept
+
+
+# A table on disk: a word with the number of entries and of filter words (in format 1: none), the filter, the slots.
+
+
+def entries_of(table: Words) -> int:
+    return int(table[0]) & (1 << COUNT_BITS) - 1
+
+
+def filter_of(table: Words) -> Words:
+    return table[1 : 1 + (int(table[0]) >> COUNT_BITS)]
+
+
+def slots_of(table: Words) -> Words:
+    return table[1 + (int(table[0]) >> COUNT_BITS) :]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from upriver.node.cluster_map import NodeAddress
     from upriver.node.server import Node
 
-READ_SIZE = 1 << 16  # taken in before others in this process have their turn
+READ_SIZE = 1 << 17  # taken in before others in this process have their turn
 RETRY_S = 0.25
 MAX_RETRY_S = 5.0
 CONNECT_S = 5.0

@@ -259,7 +259,7 @@ def test_a_reader_that_was_away_ends_with_the_contents_of_the_store(
 
 DOCUMENTS = st.builds(
     dict,
-    kind=st.sampled_from([Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION]),
+    kind=st.sampled_from([Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION, Kind.COMMIT]),
     key=st.binary(min_size=1, max_size=40).map(lambda key: b"\0" + key),
     value=st.binary(max_size=50),
     seqno=st.integers(1, 2**63 - 1),
@@ -267,7 +267,7 @@ DOCUMENTS = st.builds(
     cas=st.integers(1, 2**64 - 1),
     flags=st.integers(0, 2**32 - 1),
     time=st.integers(0, 2**32 - 1),
-    extra=st.integers(0, 255),
+    extra=st.integers(0, 255) | st.just(1 << 63 | 77),  # of a commit: that it deletes
 )
 
 
@@ -281,7 +281,8 @@ def test_single_documents_and_bulk_documents_are_the_same_bytes(
     options = ProducerOptions.opened(dcp.Open(0, flags, b"n"), collections=collections, snappy=True, now=0.0)
     options.hifi_mfu, options.expiry_opcode = hifi, expiry and bool(flags & OpenFlag.INCLUDE_DELETE_TIMES)
     stream_id = 0 if upr else stream_id
-    if document["kind"] != Kind.MUTATION:
+    deletes = document["kind"] == Kind.COMMIT and document["extra"] >> 63
+    if document["kind"] in (Kind.DELETION, Kind.EXPIRATION) or deletes:
         document = {**document, "value": b""}
     record = pack(**document)
     frames = StreamFrames(options, Dialect.UPR if upr else Dialect.DCP, 7, 99, stream_id)
@@ -290,10 +291,11 @@ def test_single_documents_and_bulk_documents_are_the_same_bytes(
         FrameOptions(
             opaque=99, vbucket=7, stream_id=stream_id, collections=collections,
             delete_times=bool(flags & OpenFlag.INCLUDE_DELETE_TIMES), expiry_opcode=options.expiry_opcode and not upr,
-            upr=upr, no_value=bool(flags & 0x48), keep_datatype=bool(flags & 0x40), hifi_mfu=hifi,
+            upr=upr, no_value=bool(flags & 0x48), keep_datatype=bool(flags & 0x40), hifi_mfu=hifi, plain_commits=True,
         )
     ).encode(record, out)  # fmt: skip
-    assert frames.document(*unpack(record)) == bytes(out.view())
+    gone = bool(deletes) if document["kind"] == Kind.COMMIT else None
+    assert frames.document(*unpack(record), deleted=gone) == bytes(out.view())
 
 
 @given(start=st.integers(0, 100), more=st.integers(0, 100), flags=st.sampled_from([1, 5, 6, 9, 0xD]))

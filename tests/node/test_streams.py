@@ -239,6 +239,28 @@ def test_prepares_are_for_those_who_asked_and_others_learn_how_far_the_stream_is
         assert (marker.end_seqno, mutation.by_seqno) == (2, 2)  # type: ignore[attr-defined]
 
 
+def test_durable_writes_arrive_live_as_plain_documents_and_an_abort_is_told_as_progress(node: NodeThread, vb: int):
+    vbucket = node.vbucket(vb)
+    with producer(node) as raw, producer(node, *BASIC) as legacy:
+        for each in (raw, legacy):
+            each.send(dcp.StreamRequest(vbucket=vb))
+            assert each.response().specific == OK
+        write(node, vb, b"first")
+        for level in range(1, 4):
+            prepared = node.call(lambda level=level: vbucket.prepare(b"k", b"%d" % level, 0, level=level))
+            node.call(lambda prepared=prepared: vbucket.commit(b"k", 0, prepared.seqno))
+        gone = node.call(lambda: vbucket.prepare(b"x", b"v", 0, level=1))
+        node.call(lambda: vbucket.abort(b"x", 0, gone.seqno))
+        write(node, vb, b"last")
+        high = vbucket.high_seqno
+        for each, prefix in ((raw, b"\0"), (legacy, b"")):
+            got = take(each, lambda m: getattr(m, "by_seqno", 0) == high)
+            seen = {m.key: m.value for m in only(got, dcp.Mutation)}  # type: ignore[attr-defined]
+            assert seen == {prefix + b"first": b"v", prefix + b"k": b"3", prefix + b"last": b"v"}
+            seqnos = [m.by_seqno for m in only(got, dcp.Mutation, dcp.SeqnoAdvanced)]  # type: ignore[attr-defined]
+            assert seqnos == sorted(set(seqnos))
+
+
 # ---------------------------------------------------------------------------------------------- collections
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,27 @@ def test_a_value_that_is_not_what_it_says_is_left_to_the_caller(value: bytes, da
     encoder, _ = encoder_of(options_of(0, snappy=False, force=False))
     done = encoder.encode(run, SendBuffer())
     assert (done.stop, done.next_offset, done.records_sent) == (Stop.SPECIAL, 0, 0)
+
+
+@pytest.mark.parametrize("shape", [Shape(force_compression=True, snappy=True), Shape(stop_datatypes=4)])
+def test_durable_writes_are_the_documents_they_made_to_who_sees_no_more(shape: Shape):
+    with_xattrs = join_xattrs({"x": b"1"}, b"body")
+    records = [
+        pack(Kind.PREPARE, b"\0a", with_xattrs, seqno=1, datatype=4, extra=0x100),
+        pack(Kind.COMMIT, b"\0a", with_xattrs, seqno=2, datatype=4, cas=9, extra=1),
+        pack(Kind.COMMIT, b"\0b", b"", seqno=3, cas=9, extra=1 << 63 | 1),
+        pack(Kind.PREPARE, b"\0c", b"", seqno=4, extra=0x100),
+        pack(Kind.ABORT, b"\0c", b"", seqno=5, extra=4),
+    ]
+    run = b"".join(records)
+    options = FrameOptions(plain_commits=True, stop_datatypes=shape.stop_datatypes)
+    out = SendBuffer()
+    done = ShapingEncoder(options, shape, WORKSHOP).encode(run, out)
+    got = [(frame.opcode, bytes(frame.key)) for frame in FrameSplitter().receive(bytes(out.view()))]
+    assert got == [(0x57, b"\0a"), (0x58, b"\0b")]
+    assert (done.stop, done.records_sent, done.last_seqno, done.invisible) == (Stop.END, 2, 3, 5)
+    replica = ShapingEncoder(replace(options, plain_commits=False), shape, WORKSHOP)
+    assert replica.encode(run, out)[1:3] == (0, 0), "who sees them all gets each from the caller"
 
 
 def test_what_a_filter_hides_is_passed_over():

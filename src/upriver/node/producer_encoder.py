@@ -48,6 +48,7 @@ def make_encoder(
         skip_deletes=skip_deletes,
         hifi_mfu=options.hifi_mfu,
         stop_datatypes=frames.stop_datatypes,
+        plain_commits=not options.sync_writes,
     )
     if not frames.stop_datatypes and not options.force_value_compression:
         return PackedEncoder(plain)

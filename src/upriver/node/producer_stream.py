@@ -319,6 +319,7 @@ class ProducerStream:
     def _note(self, done: Encoded) -> None:
         self._offset = done.next_offset
         self.items_sent += done.records_sent
+        self._invisible = done.invisible or self._invisible
         if done.last_seqno:
             self.last_sent_seqno = done.last_seqno
             self._oso_greatest = max(self._oso_greatest, done.last_seqno)

@@ -98,11 +98,12 @@ class FrameOptions:
     skip_deletes: bool = False
     hifi_mfu: bool = False
     stop_datatypes: int = 0  # values with any of these bits are for the caller
+    plain_commits: bool = False  # commits as the documents they made; prepares and aborts are passed over
 
     def bits(self) -> int:
         switches = (
             self.collections, self.delete_times, self.expiry_opcode, self.upr, self.no_value, self.keep_datatype,
-            self.skip_deletes, self.collection_ids is not None, self.hifi_mfu,
+            self.skip_deletes, self.collection_ids is not None, self.hifi_mfu, self.plain_commits,
         )  # fmt: skip
         return sum(1 << n for n, on in enumerate(switches) if on)
 
@@ -123,7 +124,7 @@ def _live_kernel() -> Callable[..., tuple[int, int, int, int]]:
 
 
 class Encoded(NamedTuple):
-    """What an encoder did. The two seqnos are 0 when it sent or saw nothing."""
+    """What an encoder did. Seqnos are 0 when it sent or saw nothing; ``invisible`` is of a prepare or an abort."""
 
     bytes_written: int
     records_sent: int
@@ -131,6 +132,7 @@ class Encoded(NamedTuple):
     last_seqno: int
     last_scanned_seqno: int
     stop: Stop
+    invisible: int = 0
 
 
 class PackedEncoder:
@@ -145,7 +147,7 @@ class PackedEncoder:
         stream = options.bits(), options.opaque, options.vbucket, options.stream_id, options.stop_datatypes
         self._plan = np.array([*stream, address_of(self._filter), len(self._filter), 0, 0, 0], np.int64)
         self._plan_at = address_of(self._plan)
-        self._state = np.zeros(6, np.int64)
+        self._state = np.zeros(7, np.int64)
 
     @property
     def as_they_are(self) -> PackedEncoder:
@@ -189,12 +191,12 @@ class PackedEncoder:
         from upriver.wire import bulk_frames
 
         state, before = self._state, out.used
-        state[:] = offset, before, 0, 0, 0, 0
+        state[:] = offset, before, 0, 0, 0, 0, 0
         bulk_frames.encode_packed(address_of(source), len(source), out.address, out.room, self._plan_at, state)
-        at, out.used, records, last, scanned, reason = state.tolist()
+        at, out.used, records, last, scanned, reason, invisible = state.tolist()
         if reason == bulk_frames.CORRUPT:
             raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} does not add up")
-        return Encoded(out.used - before, records, at, last, scanned, _STOPS[reason])
+        return Encoded(out.used - before, records, at, last, scanned, _STOPS[reason], invisible)
 
 
 def encode_packed(

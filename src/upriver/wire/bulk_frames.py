@@ -35,13 +35,12 @@ from upriver.wire.intrinsics import (
 )  # fmt: skip
 
 # What a stream asked for, as bits of ``word(plan, BITS)``.
-COLLECTIONS, DELETE_TIMES, EXPIRY_OPCODE, UPR, NO_VALUE, KEEP_DATATYPE, SKIP_DELETES, FILTER, HIFI_MFU = (
-    1 << n for n in range(9)
-)
+COLLECTIONS, DELETE_TIMES, EXPIRY_OPCODE, UPR, NO_VALUE = (1 << n for n in range(5))
+KEEP_DATATYPE, SKIP_DELETES, FILTER, HIFI_MFU, PLAIN_COMMITS = (1 << n for n in range(5, 10))
 # The slots of ``plan``.
 BITS, P_OPAQUE, P_VBUCKET, P_SID, STOP_DATATYPES, FILTER_IDS, FILTER_COUNT, AFTER, UPTO, BUDGET = range(10)
 # The slots of ``state``.
-OFFSET, WRITTEN, RECORDS, LAST, SCANNED, REASON = range(6)
+OFFSET, WRITTEN, RECORDS, LAST, SCANNED, REASON, INVISIBLE = range(7)
 # Why an encoder stopped.
 END, FULL, WINDOW, PAST, SPECIAL, CORRUPT = range(6)
 
@@ -57,6 +56,8 @@ _RECORD = packed.HEADER_SIZE
 _SUPERSEDED = packed.SUPERSEDED
 _KIND_MASK = 0x7F
 _LAST_DOCUMENT_KIND = int(packed.Kind.EXPIRATION)
+_SYSTEM_EVENT, _COMMIT = int(packed.Kind.SYSTEM_EVENT), int(packed.Kind.COMMIT)
+UNSEEN = -1  # a prepare or an abort, to who sees only what they lead to
 
 
 @njit(**INLINE)
@@ -152,6 +153,16 @@ def is_whole(r, left):
 
 
 @njit(**INLINE)
+def plain_kind(kind, r, bits):
+    """The kind of the record at ``r`` to a reader without sync writes: a commit is the document that it made (6.4)."""
+    if kind <= _SYSTEM_EVENT or not bits & PLAIN_COMMITS:
+        return kind
+    if kind == _COMMIT:
+        return 1 if load_le64(r + _AT_EXTRA) < 0 else 0
+    return UNSEEN
+
+
+@njit(**INLINE)
 def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
     """One packed record as a frame."""
     klen = load_le16(r + _AT_KEY_LEN) - strip
@@ -159,7 +170,7 @@ def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
         o, op, klen, extlen, datatype, word(plan, P_VBUCKET), vlen, word(plan, P_OPAQUE),
         load_le64(r + _AT_CAS), word(plan, P_SID),
     )  # fmt: skip
-    nru = load8(r + _AT_EXTRA)
+    nru = load8(r + _AT_EXTRA) if load8(r + _AT_KIND) == 0 else 0
     if nru > 3 and not word(plan, BITS) & HIFI_MFU:
         nru = 3
     key = put_extras(
@@ -192,9 +203,14 @@ def encode_run(base, size, out, room, plan, state):
         if kind < _SUPERSEDED and seqno > word(plan, AFTER):
             datatype = load8(r + _AT_DATATYPE)
             if kind > _LAST_DOCUMENT_KIND:
-                reason = SPECIAL
-                break
-            if is_wanted(kind, load_le32(r + _AT_COLLECTION), plan):
+                kind = plain_kind(kind, r, bits)
+                if kind > _LAST_DOCUMENT_KIND:
+                    reason = SPECIAL
+                    break
+            if kind == UNSEEN:
+                if is_wanted(0, load_le32(r + _AT_COLLECTION), plan):
+                    state[INVISIBLE] = seqno
+            elif is_wanted(kind, load_le32(r + _AT_COLLECTION), plan):
                 klen, vlen = load_le16(r + _AT_KEY_LEN), load_le32(r + _AT_VALUE_LEN)
                 if datatype & word(plan, STOP_DATATYPES) or klen <= strip or (framing and klen - strip > 255):
                     reason = SPECIAL
@@ -245,11 +261,11 @@ def encode_live(base, size, out, written, room, plan, after, upto, budget, start
     store_le64(plan + 8 * AFTER, after)
     store_le64(plan + 8 * UPTO, upto)
     store_le64(plan + 8 * BUDGET, budget - _MARKER_FRAME)
-    state[OFFSET], state[WRITTEN], state[LAST] = 0, written + _MARKER_FRAME, 0
+    state[OFFSET], state[WRITTEN], state[LAST], state[INVISIBLE] = 0, written + _MARKER_FRAME, 0, 0
     encode_run(base, size, out, room - _MARKER_FRAME - _ADVANCED_FRAME, plan, state)
     last, done = state[LAST], state[WRITTEN]
     if state[REASON] != END or not last:
-        return written, 0, 0, min(state[REASON], SPECIAL)
+        return written, 0, 0, SPECIAL if state[INVISIBLE] else min(state[REASON], SPECIAL)
     if end and end != last:
         if budget <= done - written:
             return written, 0, 0, WINDOW  # the documents use the window up: what says how far they go must wait

@@ -20,7 +20,7 @@ from upriver.wire.packed import AT_KIND, AT_PREV, Kind
 _I64_MAX = 2**63 - 1
 _STRETCH = 64 * 1024  # bytes shaped at once: what a stream sends before another gets its turn
 _USUAL = 2 * _STRETCH
-_DOCUMENTS = frozenset({Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION})
+_DOCUMENTS = frozenset({Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION, Kind.COMMIT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Workshop:
 
         self.table = np.zeros(TABLE_BYTES // 8, np.int64)
         self.work = np.zeros(4, np.int64)
-        self.state = np.zeros(5, np.int64)
+        self.state = np.zeros(6, np.int64)
         self.out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self.scratch: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self.fit(_USUAL)
@@ -69,9 +69,11 @@ class _Progress:
     records: int = 0
     last: int = 0
     scanned: int = 0
+    invisible: int = 0
 
     def add(self, done: Encoded) -> None:
         self.records += done.records_sent
+        self.invisible = done.invisible or self.invisible
         self.last = done.last_seqno or self.last
         self.scanned = done.last_scanned_seqno or self.scanned
 
@@ -110,7 +112,7 @@ class ShapingEncoder:
             if at == offset:
                 break
             offset = at
-        return Encoded(out.used - begin, total.records, offset, total.last, total.scanned, stop)
+        return Encoded(out.used - begin, total.records, offset, total.last, total.scanned, stop, total.invisible)
 
     @staticmethod
     def _is_document(source: npt.NDArray[np.uint8], offset: int) -> bool:
@@ -127,7 +129,7 @@ class ShapingEncoder:
         after, upto, budget = bounds
         limit = max(1, min(_STRETCH, out.room - out.used, budget))
         plan[k.AFTER : k.LIMIT + 1] = min(after, _I64_MAX), min(upto, _I64_MAX), limit
-        next_offset, written, scanned, reason = self._run(source, offset, plan)
+        next_offset, written, scanned, reason, invisible = self._run(source, offset, plan)
         stretch = self._workshop.out[:written]
         done = shaped.encode(stretch, out, budget=budget)
         total.add(done)
@@ -135,6 +137,7 @@ class ShapingEncoder:
             at = done.next_offset + AT_PREV
             return int(stretch[at : at + 8].view(np.int64)[0]), done.stop
         total.scanned = scanned or total.scanned
+        total.invisible = invisible or total.invisible
         if reason in (k.ENOUGH, k.SPECIAL):
             return next_offset, Stop.SPECIAL
         return next_offset, Stop.PAST if reason == k.PAST else Stop.END
@@ -153,18 +156,18 @@ class ShapingEncoder:
 
     def _run(
         self, source: npt.NDArray[np.uint8], offset: int, plan: npt.NDArray[np.int64], size: int = _USUAL
-    ) -> tuple[int, int, int, int]:
+    ) -> tuple[int, int, int, int, int]:
         from upriver.wire import shape_kernels as k
 
         shop = self._workshop
         shop.fit(size)
         plan[k.TABLE : k.SCRATCH_SIZE + 1] = address_of(shop.table), address_of(shop.scratch), len(shop.scratch)
-        shop.state[:] = offset, 0, 0, 0, 0
+        shop.state[:] = offset, 0, 0, 0, 0, 0
         target = address_of(shop.out), len(shop.out)
         k.shape_run(address_of(source), len(source), *target, address_of(plan), shop.work, shop.state)
-        at, written, scanned, reason, needed = shop.state.tolist()
+        at, written, scanned, reason, needed, invisible = shop.state.tolist()
         if reason == k.CORRUPT:
             raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} does not add up")
         if reason == k.TOO_SMALL:
             return self._run(source, offset, plan, max(needed, 2 * size))
-        return at, written, scanned, reason
+        return at, written, scanned, reason, invisible

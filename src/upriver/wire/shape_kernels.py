@@ -11,11 +11,11 @@ from __future__ import annotations
 from numba import njit, types
 
 from upriver.wire import packed
-from upriver.wire.bulk_frames import is_wanted, is_whole
+from upriver.wire.bulk_frames import BITS as FRAME_BITS
+from upriver.wire.bulk_frames import UNSEEN, is_wanted, is_whole, plain_kind
 from upriver.wire.intrinsics import (
     ARRAY,
     I64,
-    INLINE,
     copy,
     kernel,
     load8,
@@ -36,7 +36,7 @@ XATTRS, DELETED_USER_XATTRS, NO_BODY, FORCE, KEEP_DATATYPE, SNAPPY_READER = (1 <
 # The slots of ``plan``; FRAMES is the address of the encoder's own plan, which knows the filter.
 BITS, STOP_DATATYPES, AFTER, UPTO, LIMIT, TABLE, SCRATCH, SCRATCH_SIZE, FRAMES = range(9)
 # The slots of ``state``; NEEDED says how large output and scratch have to be for the record at OFFSET.
-OFFSET, WRITTEN, SCANNED, REASON, NEEDED = range(5)
+OFFSET, WRITTEN, SCANNED, REASON, NEEDED, INVISIBLE = range(6)
 # Why a run was left.
 END, ENOUGH, PAST, SPECIAL, TOO_SMALL, CORRUPT = range(6)
 
@@ -129,14 +129,14 @@ def strip(gone, plan, work):
 
 
 @njit(**CALLED)
-def shape_record(r, at, o, room, plan, work, state):
+def shape_record(r, gone, at, o, room, plan, work, state):
     """The record at ``r`` with its new value, at ``o``; returns its size, or why not. ``at`` stays with it."""
     bits, klen, original = word(plan, BITS), load_le16(r + packed.AT_KEY_LEN), load8(r + packed.AT_DATATYPE)
     value = o + _RECORD + klen
     work[_AT], work[_SIZE] = r + _RECORD + klen, load_le32(r + packed.AT_VALUE_LEN)
     work[_DATATYPE], work[_USED] = original, 0
     if original & word(plan, STOP_DATATYPES) or bits & NO_BODY:
-        outcome = strip(load8(r + packed.AT_KIND) != 0, plan, work)
+        outcome = strip(gone, plan, work)
         if outcome != _SOUND:
             state[NEEDED] = work[_USED]
             return outcome
@@ -160,19 +160,11 @@ def shape_record(r, at, o, room, plan, work, state):
     return _RECORD + klen + size
 
 
-@njit(**INLINE)
-def is_meant(r, plan):
-    """Whether the stream gets to see the record."""
-    if load8(r + packed.AT_KIND) >= packed.SUPERSEDED or load_le64(r + packed.AT_SEQNO) <= word(plan, AFTER):
-        return False
-    kind = load8(r + packed.AT_KIND)
-    return kind > packed.Kind.EXPIRATION or is_wanted(kind, load_le32(r + packed.AT_COLLECTION), word(plan, FRAMES))
-
-
 @kernel(types.void(I64, I64, I64, I64, I64, ARRAY, ARRAY))
 def shape_run(base, size, out, room, plan, work, state):
     """The documents from ``base + state[OFFSET]`` on that the stream sees, at ``out``, until about LIMIT bytes."""
     at, written, reason = state[OFFSET], 0, END
+    frames = word(plan, FRAMES)
     while at < size:
         r = base + at
         if not is_whole(r, size - at):
@@ -181,18 +173,24 @@ def shape_run(base, size, out, room, plan, work, state):
         if load_le64(r + packed.AT_SEQNO) > word(plan, UPTO):
             reason = PAST
             break
-        if is_meant(r, plan):
-            if load8(r + packed.AT_KIND) > packed.Kind.EXPIRATION:
+        kind = load8(r + packed.AT_KIND)
+        if kind < packed.SUPERSEDED and load_le64(r + packed.AT_SEQNO) > word(plan, AFTER):
+            kind = plain_kind(kind, r, word(frames, FRAME_BITS))
+            if kind > packed.Kind.EXPIRATION:
                 reason = SPECIAL
                 break
-            if written >= word(plan, LIMIT):
-                reason = ENOUGH
-                break
-            made = shape_record(r, at, out + written, room - written, plan, work, state)
-            if made < 0:
-                reason = SPECIAL if made == _BROKEN else (ENOUGH if written else TOO_SMALL)
-                break
-            written += made
+            if is_wanted(max(kind, 0), load_le32(r + packed.AT_COLLECTION), frames):
+                if kind == UNSEEN:
+                    state[INVISIBLE] = load_le64(r + packed.AT_SEQNO)
+                elif written >= word(plan, LIMIT):
+                    reason = ENOUGH
+                    break
+                else:
+                    made = shape_record(r, kind != 0, at, out + written, room - written, plan, work, state)
+                    if made < 0:
+                        reason = SPECIAL if made == _BROKEN else (ENOUGH if written else TOO_SMALL)
+                        break
+                    written += made
         state[SCANNED] = load_le64(r + packed.AT_SEQNO)
         at += load_le32(r + packed.AT_SIZE)
     state[OFFSET], state[WRITTEN], state[REASON] = at, written, reason

@@ -41,6 +41,9 @@ class Table:
     def forget(self, vb: int, above: int) -> None:
         self.sql.execute("DELETE FROM changes WHERE vb = ? AND seqno > ?", (vb, above))
 
+    def forget_everything(self) -> None:
+        self.sql.execute("DELETE FROM changes")
+
     def documents(self) -> dict[bytes, bytes]:
         rows = self.sql.execute("SELECT key, value FROM changes ORDER BY vb, seqno").fetchall()
         return {key: value for key, value in dict(rows).items() if value is not None}

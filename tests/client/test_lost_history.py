@@ -112,6 +112,8 @@ def test_no_document_is_missing_and_none_is_a_phantom(server: RunningNode, tmp_p
 def live_and_save_after(connection: str, path: Path, kind: str, step: Callable[[str], None]) -> None:
     """One life of a reader that saves its position after its data: it may have more than it says, never less."""
     table, database, store = Table(path), connect(connection), store_of(kind, connection, path)
+    if store.checkpoint.load() is None:
+        table.forget_everything()  # nobody can tell any more what of it has happened
     with database as db, closing(store), db.feed(checkpoint=store.checkpoint, end="now", rows=ROWS) as feed:
         for batch in feed.batches():
             step("given")

@@ -9,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import ConfigError
+from upriver.replicate.approach import is_close
 from upriver.replicate.plan import (
     NOBODY,
     ClusterState,
     Member,
+    Move,
     VbucketReport,
     balanced_moves,
     best_replica,
     fail_over,
+    interleaved,
     moved,
     new_state,
     newly_synced,
@@ -25,6 +28,7 @@ from upriver.replicate.plan import (
     with_replicas,
     without_member,
 )
+from upriver.wire.session import StatResponse
 
 ACTIVE, REPLICA = 1, 2
 
@@ -118,3 +122,29 @@ def test_members_behind_a_forgotten_one_move_up() -> None:
     left = without_member(after, 1)
     assert left.members == (state.members[0], state.members[2])
     assert {member for chain in left.owners for member in chain} == {0, 1}
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=40))
+def test_all_pairs_of_nodes_work_from_the_first_move_on(pairs: list[tuple[int, int]]) -> None:
+    moves = [Move(vb, source, target) for vb, (source, target) in enumerate(pairs)]
+    order = interleaved(moves)
+    assert sorted(order, key=lambda move: move.vbucket) == moves
+    assert {(move.source, move.target) for move in order[: len(set(pairs))]} == set(pairs)
+
+
+@pytest.mark.parametrize(
+    ("status", "estimate", "close"),
+    [
+        (b"in-memory", b"0", True),
+        (b"in-memory", b"100", True),
+        (b"backfilling", b"101", False),
+        (b"stream_does_not_exist", b"0", False),
+        (b"connection_does_not_exist", b"0", False),
+        (b"in-memory", b"", False),
+    ],
+)
+def test_a_vbucket_is_handed_over_when_its_stream_runs_and_has_little_left(
+    status: bytes, estimate: bytes, close: bool
+) -> None:
+    said = [StatResponse(b"status", status), StatResponse(b"estimate", estimate), StatResponse()]
+    assert is_close(said) is close

@@ -170,6 +170,31 @@ def test_a_move_that_was_interrupted_is_repaired_by_the_next(nodes: tuple[Runnin
         assert database.high_seqnos() == {0: high}
 
 
+@pytest.mark.parametrize("killed", ["source", "target"])
+def test_a_crash_right_after_a_move_leaves_one_owner_and_every_document(
+    nodes: tuple[RunningNode, RunningNode], killed: str
+) -> None:
+    """The source has forgotten nothing; the target may have to take the vbuckets over once more."""
+    source, target = nodes
+    asyncio.run(clear(source, target))
+    with connect(source.connection_string) as database:
+        database.set_many({b"k%d" % n: b"{}" for n in range(500)})
+    move_all(source, target)
+    (source if killed == "source" else target).restart(kill=True)
+    assert set(asyncio.run(states(source, target, Side.PRODUCER))) == {VbucketState.DEAD}
+    run("move", source.connection_string, "--to", target.connection_string, "--vbucket", "0-7", "--json")
+    assert set(asyncio.run(states(source, target, Side.PRODUCER))) == {VbucketState.DEAD}
+    with connect(target.connection_string) as database:
+        assert {database.get(b"k%d" % n).value for n in range(500)} == {b"{}"}
+
+
+async def states(source: RunningNode, target: RunningNode, side: Side) -> list[VbucketState | None]:
+    connection = await third_party(source, target, "states")
+    found = [await connection.vbucket_state(side, vb) for vb in range(VBUCKETS)]
+    await connection.close()
+    return found
+
+
 def test_whoever_moves_vbuckets_between_nodes_of_no_cluster_is_told_that_their_maps_do_not_change(
     nodes: tuple[RunningNode, RunningNode],
 ) -> None:

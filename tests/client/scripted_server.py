@@ -13,10 +13,10 @@ from typing import Any
 from scripted_producer import ScriptedProducer, marker, mutation
 
 from upriver.wire import Message, Opcode
-from upriver.wire.cluster import GetManifest
+from upriver.wire.cluster import GetManifest, ObserveSeqno, ObserveSeqnoResponse
 from upriver.wire.constants import StreamEndStatus
 from upriver.wire.dcp import DcpNoop, StreamEnd, StreamRequest
-from upriver.wire.session import ValueResponse
+from upriver.wire.session import Stat, StatResponse, ValueResponse
 
 MANIFEST = b'{"uid":"0","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]}]}'
 VBUCKETS, SEQNOS = 2, 40
@@ -24,7 +24,9 @@ Speak = Callable[["Peer", StreamRequest], bytes]
 
 
 class Peer(ScriptedProducer):
-    """Behind a socket: also knows the manifest, and answers each stream request as ``speak`` says."""
+    """Behind a socket: also knows the manifest and statistics, and up to where it is on disk."""
+
+    bucket_type, persisted = b"persistent", 0
 
     def __init__(self, config: bytes, speak: Speak) -> None:
         super().__init__(config)
@@ -33,6 +35,12 @@ class Peer(ScriptedProducer):
     def _answer(self, message: Message) -> Iterator[Message]:
         if isinstance(message, GetManifest):
             yield ValueResponse.under(Opcode.COLLECTIONS_GET_MANIFEST)(MANIFEST, opaque=message.opaque)
+        elif isinstance(message, Stat):
+            yield StatResponse(b"ep_bucket_type", self.bucket_type, opaque=message.opaque)
+            yield StatResponse(opaque=message.opaque)
+        elif isinstance(message, ObserveSeqno):
+            here = 0, message.vbucket, message.vbuuid, self.persisted, SEQNOS
+            yield ObserveSeqnoResponse(*here, opaque=message.opaque)
         else:
             yield from super()._answer(message)
 
@@ -66,16 +74,18 @@ def serving(
     *,
     describe: Callable[[int], dict[str, Any]] = one_node,
     tls: ssl.SSLContext | None = None,
+    make: type[Peer] = Peer,
+    **config: Any,
 ) -> Iterator[str]:
     """A server for as many connections as come; each is spoken to by a thread."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     server_map = {"serverList": [f"127.0.0.1:{port}"], "vBucketMap": [[0]] * VBUCKETS}
-    config = json.dumps({"rev": 1, "nodesExt": [describe(port)], "vBucketServerMap": server_map}).encode()
+    told = json.dumps({"rev": 1, "nodesExt": [describe(port)], "vBucketServerMap": server_map, **config}).encode()
 
     def talk(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer, limit, feeding = Peer(config, speak), None, False
+        peer, limit, feeding = make(told, speak), None, False
         with sock:
             try:
                 sock = tls.wrap_socket(sock, server_side=True) if tls else sock

@@ -71,7 +71,8 @@ class Soak:
                 kind(self.node.kv_port, chance)
             except Exception as error:
                 if not (kind in BAD and isinstance(error, OSError)):
-                    self.problems.append(f"{kind.__name__}: {error!r}\n{traceback.format_exc(limit=-2)}")
+                    self.problems.append(f"{kind.__name__}: {error!r}\n{traceback.format_exc(limit=-3)}")
+                    print(self.problems[-1], flush=True)
                     return
             self.lives[kind.__name__] += 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 import signal
 import sys
@@ -15,8 +16,8 @@ import click
 from upriver.errors import ConfigError
 
 DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
-COLLECT_S = 600.0
-MANY_STREAMS = 20_000
+COLLECT_S = 60.0
+MANY_STREAMS, MANY_ROUNDS = 5_000, 30  # with so many streams only every thirtieth time
 NEVER = 1 << 30
 
 @click.command()
@@ -93,14 +94,15 @@ async def _serve(options: Any) -> None:
 
 
 async def _collect_rarely(node: Any) -> None:
-    """Full garbage collections only now and then, and not while there is much to look at: they hold up all clients.
+    """Full garbage collections by the clock, and rarely while there is much to look at: they hold up all clients.
 
     What is loaded by now stays for good and is left out of them; closed connections and streams are freed without.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
-    while True:
+    for each in itertools.count(1):
         await asyncio.sleep(COLLECT_S)
-        if sum(len(conn.dcp.streams) for conn in node.connections if hasattr(conn.dcp, "streams")) < MANY_STREAMS:
+        streams = sum(len(conn.dcp.streams) for conn in node.connections if hasattr(conn.dcp, "streams"))
+        if streams < MANY_STREAMS or each % MANY_ROUNDS == 0:
             gc.collect()

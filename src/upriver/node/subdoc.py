@@ -137,7 +137,8 @@ def mutate(conn: Connection, request: subdoc.SubdocMutation, vb: VBucket) -> Awa
 
     def answer(outcome: Outcome | Failure) -> Awaitable[None] | None:
         if isinstance(outcome, Failure):
-            raise outcome.error
+            conn.fail(request, outcome.status, outcome.context)
+            return None
         value = outcome.values[0]
         return _answer(conn, request, vb, outcome, value, _json_bit(conn, value))
 
@@ -151,7 +152,7 @@ def multi_mutate(conn: Connection, request: subdoc.SubdocMultiMutation, vb: VBuc
 
     def answer(outcome: Outcome | Failure) -> Awaitable[None] | None:
         if isinstance(outcome, Failure):
-            result = MutationResult(outcome.index, outcome.error.status, b"")
+            result = MutationResult(outcome.index, outcome.status, b"")
             status = _status(failed=True, deleted=outcome.deleted)
             conn.reply(request, value=_packed((result,)), status=status)
             return None

@@ -68,10 +68,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first path that failed; nothing was written."""
+    """The first path that failed; nothing was written. Not the error itself, whose frames would be kept with it."""
 
     index: int
-    error: StatusError
+    status: Status
+    context: str
     deleted: bool
 
 
@@ -187,7 +188,7 @@ def _apply(target: Target, view: View, wanted: Sequence[Spec], stamp: Stamp) -> 
         try:
             values.append(change(view, spec, stamp, create=target.may_create))
         except StatusError as error:
-            return Failure(index, error, was_deleted)
+            return Failure(index, error.status, error.context, was_deleted)
     if not view.body and not view.deleted and not any(spec.opcode == Opcode.SET for spec in wanted):
         view.set_text("{}")  # a new document with nothing but attributes
     return values

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from upriver.cli import cli
 from upriver.client.blocking import connect
+from upriver.client.changes import Mutation
 from upriver.errors import UpriverError
 from upriver.model import VbucketState
 from upriver.replicate import LocalCluster, local_cluster
@@ -119,6 +120,20 @@ def test_a_node_that_was_stopped_in_good_order_goes_on_as_it_was(pair: LocalClus
     after = pair.manager.reports()[0]
     assert {vb: row.branches for vb, row in after.items()} == {vb: row.branches for vb, row in before.items()}
     assert actives(pair.state) == {0: 8, 1: 8}
+
+
+def test_a_reader_resumes_with_its_positions_at_whichever_node_it_asks_first(pair: LocalCluster) -> None:
+    """The bucket has one uuid, so its checkpoints are good everywhere."""
+    addresses = [f"couchbase://{node.member}" for node in pair.nodes]
+    with connect(addresses[0]) as database, database.feed(end="now") as feed:
+        before = [change for change in feed.changes() if isinstance(change, Mutation)]
+        positions = feed.positions()
+    with connect(addresses[1]) as database:
+        database.set(b"later", b"[1]")
+        with database.feed(start=positions, end="now") as feed:
+            after = [change.key for change in feed.changes() if isinstance(change, Mutation)]
+    assert after == [b"later"]
+    assert b"later" not in {change.key for change in before}
 
 
 def test_a_move_to_a_node_that_does_not_answer_leaves_everything_where_it_was(pair: LocalCluster) -> None:

@@ -53,6 +53,25 @@ class Result:
         ]  # fmt: skip
 
 
+@dataclass
+class LiveFigures:
+    """What the writer and the slowest follower saw; times in microseconds."""
+
+    vbuckets: int
+    value_bytes: int
+    consumers: int
+    rate: int
+    sets_per_s: float
+    p50_us: int
+    p99_us: int
+
+    def cells(self) -> list[str]:
+        return [
+            str(self.vbuckets), str(self.value_bytes), str(self.consumers), f"{self.rate:,}" if self.rate else "all",
+            f"{self.sets_per_s:,.0f}", f"{self.p50_us / 1000:.1f}", f"{self.p99_us / 1000:.1f}",
+        ]  # fmt: skip
+
+
 def build_sink(folder: Path) -> list[str]:
     """The command that starts a peer."""
     compiler = shutil.which("cc")
@@ -106,24 +125,30 @@ def backfill(node: testing.RunningNode, sink: list[str], vbuckets: int, size: in
     )  # fmt: skip
 
 
-def live(sink: list[str], vbuckets: int, size: int, sets: int, rate: int, console: Console) -> Result:
-    """One client sets as fast as it is answered (or at ``rate``) while a stream follows."""
+def live(
+    sink: list[str], vbuckets: int, size: int, sets: int, peers: int = 1, rate: int = 0
+) -> tuple[Result, LiveFigures]:
+    """One client sets as fast as it is answered (or at ``rate``) while streams follow over all vbuckets."""
     with testing.node(vbuckets=vbuckets, lazy=True, quota_mib=1024) as node:
-        command = [*sink, "stream", str(node.kv_port), "follower", str(vbuckets), str(sets), "latency"]
-        follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert follower.stdout is not None
-        follower.stdout.readline()
+        followers = [follow(sink, node.kv_port, f"follower-{n}", vbuckets, sets) for n in range(peers)]
         cpu = cpu_seconds(node.pid)
         writer = [*sink, "write", str(node.kv_port), str(vbuckets), str(sets), str(size), "256", str(rate)]
         answered, seconds = subprocess.run(writer, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
-        _, wire, wall, p50, p99 = follower.communicate()[0].split()
+        outputs = [each.communicate()[0].split() for each in followers]
         used = cpu_seconds(node.pid) - cpu
-    label = f"{rate}/s" if rate else "as fast as possible"
-    console.print(
-        f"  {vbuckets} vbuckets, {size} B, sets {label}: {int(answered) / float(seconds):,.0f} sets/s, "
-        f"delivery p50 {int(p50) / 1000:.1f} ms, p99 {int(p99) / 1000:.1f} ms"
-    )
-    return Result("live", vbuckets, size, 1, int(answered), int(wire), float(wall), used)
+    wire, wall = sum(int(words[1]) for words in outputs), max(float(words[2]) for words in outputs)
+    result = Result("live", vbuckets, size, peers, int(answered) * peers, wire, wall, used)
+    p50, p99 = (max(int(words[place]) for words in outputs) for place in (3, 4))
+    return result, LiveFigures(vbuckets, size, peers, rate, int(answered) / float(seconds), p50, p99)
+
+
+def follow(sink: list[str], port: int, name: str, vbuckets: int, sets: int) -> subprocess.Popen[str]:
+    """A stream that is open when this returns."""
+    command = [*sink, "stream", str(port), name, str(vbuckets), str(sets), "latency"]
+    follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert follower.stdout is not None
+    follower.stdout.readline()
+    return follower
 
 
 def backfills(sink: list[str], documents: int, sizes: list[int], vbuckets: list[int]) -> list[Result]:
@@ -139,27 +164,37 @@ def backfills(sink: list[str], documents: int, sizes: list[int], vbuckets: list[
     return results
 
 
+def lives(sink: list[str], sets: int, sizes: list[int], vbuckets: list[int]) -> list[tuple[Result, LiveFigures]]:
+    """Every combination as fast as it goes, and the target's rate over one and over all vbuckets."""
+    found = [
+        live(sink, count, size, sets // peers, peers) for size in sizes for count in vbuckets for peers in (1, 4, 16)
+    ]
+    return [*found, *(live(sink, count, 256, sets, rate=TARGET_SETS) for count in (vbuckets[0], vbuckets[-1]))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--sets", type=int, default=200_000)
     parser.add_argument("--quick", action="store_true", help="a tenth of the documents, 256 B only")
+    parser.add_argument("--only", choices=("backfill", "live"), help="half of the table")
     options = parser.parse_args()
     scale = 10 if options.quick else 1
-    sizes = [256] if options.quick else [256, 1024]
+    sizes, vbuckets = [256] if options.quick else [256, 1024], [1, 64, 1024]
     console = Console()
-    columns = ("phase", "vbuckets", "bytes", "consumers", "M/s", "MB/s", "CPU s per M", "M/s per core")
-    table = Table(*columns, title="producer")
+    table = Table("phase", "vbuckets", "bytes", "consumers", "M/s", "MB/s", "CPU s per M", "M/s per core",
+                  title="producer")  # fmt: skip
+    figures = Table("vbuckets", "bytes", "consumers", "asked/s", "sets/s", "p50 ms", "p99 ms", title="live delivery")
     with tempfile.TemporaryDirectory() as folder:
         sink = build_sink(Path(folder))
-        results = backfills(sink, options.documents // scale, sizes, [1, 64, 1024])
-        for size in sizes:
-            for vbuckets in (1, 64, 1024):
-                results.append(live(sink, vbuckets, size, options.sets // scale, 0, console))
-        results.append(live(sink, 1, 256, options.sets // scale, TARGET_SETS, console))
-    for result in results:
-        table.add_row(*result.cells())
-    console.print(table)
+        if options.only != "live":
+            for result in backfills(sink, options.documents // scale, sizes, vbuckets):
+                table.add_row(*result.cells())
+        if options.only != "backfill":
+            for result, seen in lives(sink, options.sets // scale, sizes, vbuckets):
+                table.add_row(*result.cells())
+                figures.add_row(*seen.cells())
+    console.print(table, figures)
     console.print(
         f"targets at 256 B: backfill {TARGET_BACKFILL / 1e6:.0f} M/s per core; {TARGET_SETS:,} sets/s with a follower, "
         f"p99 delivery under {TARGET_P99_US // 1000} ms"

@@ -18,6 +18,7 @@ from store_support import SMALL, Record, open_bucket, records
 
 from upriver.model import VbucketState
 from upriver.store import End, EndReason, Run, SnapshotStart, VBucket
+from upriver.store.stream import Live, StreamEvent
 from upriver.wire.columns import address_of
 
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -77,20 +78,24 @@ class Reader:
         self.marker: SnapshotStart | None = None
         self.seen: set[tuple[bool, bytes]] = set()
         self.runs = 0
-        self.source = vb.stream(0)
+        self.idle = False  # it was told that there is nothing more, and not been woken since
+        self.source = vb.stream(0, wake=self.wake)
+
+    def wake(self) -> None:
+        self.idle = False
 
     def start_again(self) -> None:
         self.__init__(self.vb, self.truth, self.short)  # type: ignore[misc]
 
     def poll(self, events: int) -> None:
-        while self.short and events and (live := self.source.next_live()) is not None:
-            events -= 1
+        if self.short and (live := self._next_live()) is not None:
             at = live.address - address_of(live.data)
             run = Run(live.data.data[at : at + live.size], self.position, live.last, memory=True)
             self._begin(SnapshotStart(live.first, live.last, 1, [each.seqno for each in records(run)][-1], 0, 0, 0, 0))
             self.source.took_live(live)
             self._take(run, None)
-        while events and (event := self.source.poll()) is not None:
+            return
+        while events and (event := self._next_event()) is not None:
             events -= 1
             if isinstance(event, End):  # tombstones that it needs were purged
                 assert event.reason is EndReason.ROLLBACK
@@ -100,6 +105,19 @@ class Reader:
             else:
                 assert isinstance(event, Run), event
                 self._take(event, None)
+
+    def _next_live(self) -> Live | None:
+        """As a producer does: what it gets this way is all that there is, until it is woken."""
+        self.idle = True
+        live = self.source.next_live()
+        self.idle = self.idle and live is not None
+        return live
+
+    def _next_event(self) -> StreamEvent | None:
+        self.idle = True
+        event = self.source.poll()
+        self.idle = self.idle and event is None
+        return event
 
     def _begin(self, marker: SnapshotStart) -> None:
         assert marker.start <= marker.end
@@ -153,7 +171,10 @@ class Reader:
             self.start_again()  # its vbucket does not have that yet
             return
         start = min(self.consistent, self.position)
-        self.source = self.vb.stream(self.position, snap_start=start if inside else self.position, snap_end=end)
+        self.idle = False
+        self.source = self.vb.stream(
+            self.position, snap_start=start if inside else self.position, snap_end=end, wake=self.wake
+        )
         self.marker = None if not inside else self.marker._replace(end=end)  # type: ignore[union-attr]
 
 
@@ -231,7 +252,8 @@ class World:
         for bucket in self.buckets:
             bucket.flush()
         for reader in self.readers:
-            reader.poll(10_000)
+            if not reader.idle:
+                reader.poll(10_000)
             if reader.vb.snapshot_complete:
                 assert reader.position == reader.vb.high_seqno
                 assert reader.state == self.truth.state_at(reader.vb.high_seqno)

@@ -106,6 +106,24 @@ def test_a_slow_reader_gets_in_one_snapshot_what_a_fast_one_got_in_many(vb):
     assert markers(vb.stream(3)) == [(3, 6, FIRST_MEMORY)]
 
 
+def test_the_short_way_is_only_for_all_that_a_reader_lacks(vb):
+    """Whoever takes it goes to sleep: what was written meanwhile has woken nobody."""
+    source, other = vb.stream(0), vb.stream(0)
+    vb.set(b"a", b"1")
+    changes(source)
+    vb.set(b"b", b"2")
+    changes(other)
+    vb.set(b"c", b"3")
+    assert source.next_live() is None
+    assert seqnos(source) == [2, 3]
+    vb.set(b"d", b"4")
+    live = source.next_live()
+    assert (live.first, live.last, live.begins_checkpoint) == (4, 4, False)
+    source.took_live(live)
+    assert source.next_live() is None
+    assert source.poll() is None
+
+
 def test_a_slow_readers_snapshot_still_ends_where_its_stream_does(vb):
     fast = vb.stream(0)
     for value in (b"1", b"2", b"3"):

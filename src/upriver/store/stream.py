@@ -183,7 +183,9 @@ class StreamSource:
             ):  # fmt: skip
                 return None
             opened, checkpoint = vbucket.memory.open, checkpoints[-1]
-            if opened is not None and opened.first == position + 1:
+            if opened is not None:
+                if opened.first != position + 1:
+                    return None  # there is more than that
                 vbucket.close_segment()
             row = len(checkpoint.last) - 1
             if row < 0 or checkpoint.first[row] != position + 1 or checkpoint.snap_end[row] > checkpoint.last[row]:

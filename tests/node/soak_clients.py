@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import socket
@@ -19,6 +20,7 @@ VBUCKETS = 16
 KEYS = 200
 OK = Status.SUCCESS
 LONGEST_LIFE_S = 4  # of a document that expires
+_names = itertools.count()
 _EXPECTED = frozenset(
     {
         OK, Status.KEY_ENOENT, Status.KEY_EEXISTS, Status.NOT_STORED, Status.DELTA_BADVAL, Status.ETMPFAIL,
@@ -88,7 +90,7 @@ def _sub_document(chance: random.Random, key: bytes, at: dict[str, int]) -> byte
 
 
 def open_producer(raw: Raw, chance: random.Random, flags: int = 0, **controls: bytes) -> None:
-    name = b"soak-%d" % chance.getrandbits(40)
+    name = b"soak-%d" % next(_names)  # never twice: it would belong to the later one
     expect(raw.ask(dcp.Open(0, OpenFlag.PRODUCER | flags, name)).specific == OK, "OPEN refused")
     for key, value in {**controls, "enable_noop": b"true"}.items():  # last: nobody reads noops before the streams
         expect(raw.ask(dcp.Control(key.encode(), value)).specific == OK, f"control {key} refused")
@@ -236,7 +238,7 @@ def never_acknowledge(port: int, chance: random.Random) -> None:
 def take_a_name(port: int, chance: random.Random) -> None:
     """A second connection takes the name of the first, which must be closed."""
     with ready(port, *ALL) as old, ready(port, *ALL) as new:
-        name = b"twin-%d" % chance.getrandbits(40)
+        name = b"twin-%d" % next(_names)
         for raw in (old, new):
             expect(raw.ask(dcp.Open(0, 1, name)).specific == OK, "OPEN refused")
             expect(raw.ask(dcp.Control(b"enable_noop", b"true")).specific == OK, "control refused")

@@ -89,7 +89,7 @@ def _sub_document(chance: random.Random, key: bytes, at: dict[str, int]) -> byte
 # ---------------------------------------------------------------------------------------------- readers
 
 
-def open_producer(raw: Raw, chance: random.Random, flags: int = 0, **controls: bytes) -> None:
+def open_producer(raw: Raw, flags: int = 0, **controls: bytes) -> None:
     name = b"soak-%d" % next(_names)  # never twice: it would belong to the later one
     expect(raw.ask(dcp.Open(0, OpenFlag.PRODUCER | flags, name)).specific == OK, "OPEN refused")
     for key, value in {**controls, "enable_noop": b"true"}.items():  # last: nobody reads noops before the streams
@@ -101,7 +101,7 @@ def follow(port: int, chance: random.Random) -> None:
     with ready(port, *chance.choice((ALL, BASIC))) as raw:
         flags = chance.choice((0, OpenFlag.INCLUDE_XATTRS, OpenFlag.NO_VALUE, OpenFlag.INCLUDE_DELETE_TIMES))
         window = b"%d" % chance.choice((1000, 50_000, 10**7))
-        open_producer(raw, chance, flags, connection_buffer_size=window)
+        open_producer(raw, flags, connection_buffer_size=window)
         vbuckets = chance.sample(range(VBUCKETS), chance.randrange(1, 6))
         for vbucket in vbuckets:
             raw.send(dcp.StreamRequest(vbucket=vbucket, flags=StreamFlag.TO_LATEST))
@@ -138,7 +138,7 @@ def next_message(raw: Raw) -> object | None:
 def close_early(port: int, chance: random.Random) -> None:
     """Close streams in the middle; the end must come for each, and the names must be free again."""
     with ready(port, *ALL) as raw:
-        open_producer(raw, chance, send_stream_end_on_client_close_stream=b"true")
+        open_producer(raw, send_stream_end_on_client_close_stream=b"true")
         for _ in range(10):
             vbuckets = chance.sample(range(VBUCKETS), 4)
             raw.send(*[dcp.StreamRequest(vbucket=vbucket) for vbucket in vbuckets])
@@ -156,7 +156,7 @@ def older_dialect(port: int, chance: random.Random) -> None:
     with ready(port, *BASIC) as raw:
         vbucket = chance.randrange(VBUCKETS)
         seqnos = _seqnos(raw)
-        open_producer(raw, chance)
+        open_producer(raw)
         if not seqnos.get(vbucket):
             return
         raw.send(upr.UprStreamRequest(end_seqno=seqnos[vbucket], vbucket=vbucket))
@@ -195,7 +195,7 @@ def ask(port: int, chance: random.Random) -> None:
 def vanish(port: int, chance: random.Random) -> None:
     """Open every stream and go, with a reset or without, perhaps after some garbage."""
     raw = ready(port, *ALL)
-    open_producer(raw, chance)
+    open_producer(raw)
     raw.send(*[dcp.StreamRequest(vbucket=vbucket) for vbucket in range(VBUCKETS)])
     if chance.random() < 0.3:
         raw.socket.sendall(chance.randbytes(100))
@@ -208,7 +208,7 @@ def vanish(port: int, chance: random.Random) -> None:
 def never_read(port: int, chance: random.Random) -> None:
     """Ask for everything, over and over, and read nothing."""
     with ready(port, *ALL) as raw:
-        open_producer(raw, chance)
+        open_producer(raw)
         raw.send(*[dcp.StreamRequest(vbucket=vbucket) for vbucket in range(VBUCKETS)])
         raw.socket.settimeout(0.2)
         try:
@@ -222,7 +222,7 @@ def never_read(port: int, chance: random.Random) -> None:
 def never_acknowledge(port: int, chance: random.Random) -> None:
     """Let the window run full and stay; noops still come, and nothing else."""
     with ready(port, *ALL) as raw:
-        open_producer(raw, chance, connection_buffer_size=b"5000", set_noop_interval=b"0.1")
+        open_producer(raw, connection_buffer_size=b"5000", set_noop_interval=b"0.1")
         raw.send(*[dcp.StreamRequest(vbucket=vbucket) for vbucket in range(VBUCKETS)])
         noops = received = 0
         while noops < 5:

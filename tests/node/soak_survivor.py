@@ -75,7 +75,7 @@ class Survivor(threading.Thread):
         until = time.monotonic() + (self._chance.expovariate(1 / self.lives_s) if self.lives_s else 1e9)
         with ready(self.port, *ALL) as raw:
             self._learn_branches(raw)
-            open_producer(raw, self._chance, OpenFlag.INCLUDE_XATTRS, set_noop_interval=b"0.2", **self.controls)
+            open_producer(raw, OpenFlag.INCLUDE_XATTRS, set_noop_interval=b"0.2", **self.controls)
             raw.send(*[place.request(vbucket) for vbucket, place in self.places.items()])
             while not self._is_finished and time.monotonic() < until:
                 self._take(next_message(raw))  # a noop comes often enough to look at the clock

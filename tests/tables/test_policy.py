@@ -44,6 +44,12 @@ def test_cuts_cover_every_vbucket_once(vbuckets: int) -> None:
         assert found == list(range(vbuckets))
 
 
+def test_vbuckets_without_a_file_are_ranges_too() -> None:
+    have = [Piece("b", 4, 7, 0, 3, rows=10), Piece("a", 10, 11, 0, 2, rows=5)]
+    found = [(part.lo, part.hi, part.merged) for part in ranges_of(have, 16, 0, Policy())]
+    assert found == [(0, 3, -1), (4, 7, 3), (8, 9, -1), (10, 11, 2), (12, 15, -1)]
+
+
 def test_a_large_load_waits_for_its_log_but_not_for_ever() -> None:
     policy = Policy()
     assert hold(1_000_000, 0, lag=9_000_000, policy=policy)

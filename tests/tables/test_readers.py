@@ -167,6 +167,17 @@ def test_a_document_deleted_in_a_merge_does_not_come_back_from_a_tail_that_other
     assert desk.read() == {key: normal(value) for key, value in desk.feed.truth().items()}
 
 
+def test_a_part_of_the_table_that_was_empty_at_first_takes_rows_later(tmp_path) -> None:
+    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=2, target_rows=2))
+    keys = {vbucket: [key for key in map(str, range(99)) if desk.feed.vbucket(key) == vbucket] for vbucket in range(4)}
+    for key in keys[3][:8]:
+        desk.feed.put(key, {"n": 1})
+    desk.commit()
+    desk.feed.put(keys[0][0], {"n": 2})
+    desk.commit()
+    assert desk.read()[keys[0][0]] == {"n": 2}
+
+
 def test_rows_of_more_than_one_chunk_of_text_are_gathered_all_the_same(monkeypatch) -> None:
     from upriver.spark.tables import pieces
 

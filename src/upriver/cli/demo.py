@@ -209,7 +209,6 @@ class Sync:
         self.lake = directory / "lake"
         self.batches: list[dict[str, Any]] = []
         self.rows = self.rollbacks = 0
-        self.lag: int | None = None
         self._log = directory / "sync.log"
         arguments = ["sync", connection, "--to", str(self.lake), "--every", "1s", "--json"]
         arguments += ["--report", str(directory / "report.html")]
@@ -228,7 +227,6 @@ class Sync:
                 self.batches.append(said)
                 self.rows += said["rows"]
                 self.rollbacks += said["rollbacks"]
-                self.lag = said["lag"]
 
     def wait_for(self, done: Any, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

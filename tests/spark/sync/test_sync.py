@@ -14,6 +14,7 @@ import upriver.spark
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.progress import Journal
 from upriver.spark.tables.read import read_arrow, read_documents
 from upriver.spark.tables.run import first_cause
 
@@ -113,6 +114,8 @@ def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
 
     live = upriver.spark.sync(spark, lake.options(once=False, every="200ms"), stop=stop, on_progress=watch)
     assert live.rows == 150
+    assert live.lag == 0
+    assert Journal(lake.lake).lags()  # for the report
     lake.assert_equal()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -79,7 +80,8 @@ def forward(work: Work, window: pa.Table | None = None) -> Outcome:
         _merge(work, rows, outcome)
     elif rows.num_rows:
         first = work.applied + 1
-        rows = gather(rows, pc.sort_indices(rows, [("_vbucket", "ascending")]))
+        if (np.diff(rows.column("_vbucket").to_numpy()) < 0).any():  # from more than one file
+            rows = gather(rows, pc.sort_indices(rows, [("_vbucket", "ascending")]))
         outcome.tail.append(write_piece(work.root("tail"), place(work.lo, work.hi, first, work.batch), rows))
     return outcome
 

@@ -25,7 +25,7 @@ Span = tuple[int, int]  # vbuckets, both included
 
 # Log and tail are sorted by vbucket and read a few vbuckets at a time, so the smallest part that can be read alone
 # must be small; if it were not, merging one range would cost more the more ranges there are.
-_ROW_GROUPS = {"changes": 16_384, "tail": 4_096}
+_ROW_GROUPS = {"changes": (4_096, 16_384), "tail": (1_024, 4_096)}  # the least and the most rows
 ROW_GROUP = 65_536
 ANY_VBUCKET = 65_535
 CHUNK_BYTES = 1 << 30
@@ -87,7 +87,7 @@ def write_piece(root: str, path: str, table: pa.Table) -> Piece:
     try:
         pq.write_table(
             table, target, filesystem=fs, compression="zstd", compression_level=1,
-            row_group_size=_ROW_GROUPS.get(root.split("/")[-2], ROW_GROUP),
+            row_group_size=_row_group(root, table.num_rows),
             use_dictionary=_dictionaries(table.schema), write_statistics=True,
         )
     except BaseException:
@@ -96,6 +96,11 @@ def write_piece(root: str, path: str, table: pa.Table) -> Piece:
     named = piece_of(path)
     size = fs.get_file_info(target).size
     return Piece(path, named.lo, named.hi, named.first, named.last, table.num_rows, size, named.marks, _stats(table))
+
+
+def _row_group(root: str, rows: int) -> int:
+    least, most = _ROW_GROUPS.get(root.split("/")[-2], (ROW_GROUP, ROW_GROUP))
+    return max(least, min(rows // 32, most))
 
 
 def discard(root: str, paths: Sequence[str]) -> None:

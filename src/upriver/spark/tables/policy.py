@@ -43,15 +43,24 @@ class Range:
 
 
 def ranges_of(current: Sequence[Piece], vbuckets: int, expected_rows: int, policy: Policy) -> list[Range]:
-    """The ranges that ``current`` is cut into; those that a table of the expected size should have, when it is new."""
+    """The ranges that ``current`` is cut into; those that a table of the expected size should have, when it is new.
+
+    Vbuckets that have no file yet, because nothing of theirs was ever merged, are ranges as well.
+    """
     found: dict[tuple[int, int], Range] = {}
     for piece in current:
         known = found.get((piece.lo, piece.hi), Range(piece.lo, piece.hi))
         rows, merged = known.rows + piece.rows, max(known.merged, piece.last)
         found[piece.lo, piece.hi] = Range(piece.lo, piece.hi, rows, merged)
-    return sorted(found.values(), key=lambda part: part.lo) or cut(
-        0, vbuckets - 1, -(-expected_rows // policy.target_rows)
-    )
+    if not found:
+        return cut(0, vbuckets - 1, -(-expected_rows // policy.target_rows))
+    ranges, free = [], 0
+    for part in sorted(found.values(), key=lambda part: part.lo):
+        if part.lo > free:
+            ranges.append(Range(free, part.lo - 1))
+        ranges.append(part)
+        free = max(free, part.hi + 1)
+    return [*ranges, Range(free, vbuckets - 1)] if free < vbuckets else ranges
 
 
 def cut(lo: int, hi: int, parts: int) -> list[Range]:

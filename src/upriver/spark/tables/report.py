@@ -37,7 +37,7 @@ def page(batches: Sequence[Batch], lags: Sequence[Lag], title: str) -> str:
     busy = [batch for batch in batches if batch.rows or batch.rollbacks]
     start = min((batch.at - batch.total_s for batch in busy), default=0.0)
     rolled = [batch.at - start for batch in busy if batch.rollbacks]
-    until = max((batch.at - start for batch in busy), default=0.0)
+    until = max([0.0, *(batch.at - start for batch in busy), *(lag.at - start for lag in lags)])
     charts = "".join(
         _figure(heading, note, chart(series, rolled, unit, until))
         for heading, note, series, unit in _charts(busy, lags, start)
@@ -67,7 +67,7 @@ def _charts(
     return [
         ("Throughput", "changes per second, batch by batch",
          [Series("changes/s", over(lambda b: b.rows / max(b.total_s, 1e-3)), area=True)], amount),
-        ("Lag in changes", "what the bucket had that no batch was planned for yet", waiting, amount),
+        ("Lag in changes", "what the bucket had and the tables did not", waiting, amount),
         ("Lag in time", "age of the newest change of a batch when it was committed", behind, duration),
         ("Batch time", "reading the bucket and writing the log, and all of it", seconds, duration),
         ("Bytes written per change", "peaks are parts of `current` being rewritten", per_row, size),
@@ -99,7 +99,7 @@ def chart(
     if not points:
         return "<p class='none'>nothing to show</p>"
     x_max = max(max(x for x, _ in points), until, 1e-9)
-    y_max = max(max(y for _, y in points), 1e-9) * 1.08
+    y_max = max(y for _, y in points) * 1.08 or 1.0
 
     def x(value: float) -> float:
         return round(LEFT + value / x_max * (WIDTH - LEFT - RIGHT), 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -18,6 +17,7 @@ from upriver.spark.tables import bucket
 from upriver.spark.tables.apply import Tables
 from upriver.spark.tables.history import History
 from upriver.spark.tables.job import BETWEEN_BATCHES, Applier, clean_sometimes, start
+from upriver.spark.tables.lag import LagWatch
 from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.options import SyncOptions
 from upriver.spark.tables.progress import Batch, Journal, Lag
@@ -29,7 +29,7 @@ class Live:
     """What is known of a run while it goes on; handed to ``on_progress`` about twice a second."""
 
     expected: int = 0  # changes in the bucket when the run started
-    lag: int | None = None  # changes behind, as the source last said
+    lag: int | None = None  # changes that the bucket has and the tables do not
     loading: bool = True  # until the tables have caught up once
     started: float = field(default_factory=time.time)
     rows: int = 0
@@ -53,6 +53,8 @@ def sync(
 ) -> Live:
     """Bring the tables under ``options.to`` up to the bucket and, unless ``once``, keep them there until ``stop``."""
     options = options if isinstance(options, SyncOptions) else SyncOptions.parse(options)
+    if "://" not in options.to:  # workers may have been started in another directory
+        options = options.with_(to=os.path.abspath(options.to))
     found = bucket.survey(options)
     lake = Lake(options.to)
     with lake.only_writer():
@@ -63,7 +65,8 @@ def sync(
         live = Live(found.changes)
         query = start(spark, options, applier)
         try:
-            _watch(query, lake, live, stop, on_progress)
+            with LagWatch(options) as lag:
+                _watch(query, lake, live, lag, stop, on_progress)
         finally:
             with BETWEEN_BATCHES:
                 query.stop()
@@ -72,16 +75,17 @@ def sync(
 
 
 def _watch(
-    query: Any, lake: Lake, live: Live, stop: threading.Event | None, on_progress: Callable[[Live], None] | None
+    query: Any, lake: Lake, live: Live, lag: LagWatch, stop: threading.Event | None,
+    on_progress: Callable[[Live], None] | None,
 ) -> None:
     journal = Journal(lake.root)
     journal.skip()
     while query.isActive and not (stop is not None and stop.is_set()):
         _wait(query)
-        _look(query, journal, live)
+        _look(query, journal, live, lag)
         if on_progress:
             on_progress(live)
-    _look(query, journal, live)
+    _look(query, journal, live, lag)
     if on_progress:
         on_progress(live)
     error = query.exception()
@@ -96,23 +100,16 @@ def _wait(query: Any) -> None:
         query.awaitTermination(0.5)
 
 
-def _look(query: Any, journal: Journal, live: Live) -> None:
-    live.add(journal.news())
+def _look(query: Any, journal: Journal, live: Live, lag: LagWatch) -> None:
     progress = query.lastProgress
     if progress:
-        latest = progress["sources"][0].get("latestOffset") if progress.get("sources") else None
-        known = live.lag
-        live.lag = _lag_of(latest, known)
-        if live.lag == 0 or (live.batches and live.rows >= live.expected):
-            live.loading = False
-        if live.lag is not None and (live.lag != known or time.time() - journal.lag_at > 2.0):
-            journal.add_lag(Lag(time.time(), live.lag))
-
-
-def _lag_of(latest: Any, known: int | None) -> int | None:
-    if isinstance(latest, str):
-        latest = json.loads(latest)
-    return latest.get("lag", known) if isinstance(latest, dict) else known
+        lag.committed(progress)
+    live.add(journal.news())
+    known, live.lag = live.lag, lag.lag
+    if live.lag == 0 or (live.batches and live.rows >= live.expected):
+        live.loading = False
+    if live.lag is not None and (live.lag != known or time.time() - journal.lag_at > 2.0):
+        journal.add_lag(Lag(time.time(), live.lag))
 
 
 def first_cause(text: str) -> str:

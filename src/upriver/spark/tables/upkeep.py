@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from upriver.spark.tables.apply import CollectionTables
 from upriver.spark.tables.columns import row_schema, spill
 from upriver.spark.tables.deltas import Table
-from upriver.spark.tables.forward import latest
 from upriver.spark.tables.lake import TRIMMED
 from upriver.spark.tables.log import LOG
 from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
+from upriver.spark.tables.state import winners
 
 logger = logging.getLogger("upriver.sync")
 FOLDS = "upriver.folds"
@@ -52,9 +52,10 @@ def fold_tail(tables: CollectionTables) -> int:
         return 0
     merged, schema = tables.merged(), row_schema(tables.shape)
     rows = [_unmerged(read_pieces(tables.tail.uri, [piece], schema, adapt=spill), piece, merged) for piece in run]
-    table = latest(pa.concat_tables(rows))
-    table = gather(table, pc.sort_indices(table, [("_vbucket", "ascending")]))
-    _swap(tables.tail, run, table)
+    table = pa.concat_tables(rows)
+    last = winners(table.column("_key"), table.column("_epoch"), table.column("_seqno"))
+    order = np.argsort(table.column("_vbucket").to_numpy()[last], kind="stable")
+    _swap(tables.tail, run, gather(table, last[order]))
     return len(run) - 1
 
 

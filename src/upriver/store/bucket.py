@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
 from upriver.store.arrays import POOL, keep_heap
 from upriver.store.compaction import compact, wants_compaction
-from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk
+from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk, write_json
 from upriver.store.expiry import expire_due
 from upriver.store.flusher import VB_META, Flusher, meta_key
 from upriver.store.manifest import Manifest
@@ -100,7 +98,7 @@ class Bucket:
         with disk.write() as transaction:
             self._put_identity(transaction, clean=False)
             for vbucket in self._vbuckets.values() if not clean else ():
-                transaction.put(meta_key(vbucket.id), orjson.dumps(vbucket.describe()), db=disk.meta)
+                transaction.put(meta_key(vbucket.id), write_json(vbucket.describe()), db=disk.meta)
 
     def _restore(self, vbucket_id: int, data: Any) -> None:
         if vbucket_id >= self.vbuckets:
@@ -124,7 +122,7 @@ class Bucket:
     def _put_identity(self, transaction: Any, clean: bool) -> None:
         self._identity.update(clean=clean, format=FORMAT)
         self._identity["manifest"] = self._shared.manifest.to_json().decode() if self._shared.manifest.uid else None
-        transaction.put(BUCKET, orjson.dumps(self._identity), db=self._shared.disk.meta)
+        transaction.put(BUCKET, write_json(self._identity), db=self._shared.disk.meta)
 
     def _add(self, vbucket: VBucket) -> None:
         self._vbuckets[vbucket.id] = vbucket

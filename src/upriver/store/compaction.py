@@ -11,13 +11,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-import orjson
 
 from upriver.model import SEQNO_MAX
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.core import Core, Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, Octets, Words, erase_range
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, Octets, Words, erase_range, write_json
 from upriver.store.flusher import BlockWriter, meta_key
 from upriver.store.keyindex import rewrite_table
 from upriver.store.scan import dead_in
@@ -96,7 +95,7 @@ class Compaction:
             transaction, disk, vbucket.id, self._overlays, removed, tombstones, vbucket.shared.table_scratch
         )
         self._update_meta(Tally(put.blocks + kept.blocks, put.records + kept.records, dead), removed)
-        transaction.put(meta_key(vbucket.id), orjson.dumps(self._meta), db=disk.meta)
+        transaction.put(meta_key(vbucket.id), write_json(self._meta), db=disk.meta)
 
     def _update_meta(self, content: Tally, removed: Words) -> None:
         purged, meta = _joined(self._purged), self._meta
@@ -106,7 +105,7 @@ class Compaction:
             meta["rollback_floor"] = self._end
         if purged.size:
             meta["purge_seqno"] = max(meta["purge_seqno"], int(purged[-1]))
-        left = meta["registers"][k.TOMBSTONES] - self._hashes.size
+        left = int(meta["registers"][k.TOMBSTONES]) - self._hashes.size
         meta["registers"][k.TOMBSTONES] = max(0, left)
 
     def _write_dead(self, transaction: Any, removed: Words) -> None:

@@ -55,7 +55,7 @@ class OnDisk(NamedTuple):
     visible: int
     prepared: int
     completed: int
-    collections: list[list[int]]
+    collections: Words
 
 
 class Core:
@@ -63,10 +63,10 @@ class Core:
 
     # With a thousand vbuckets written in turn what counts is how few cache lines a write touches.
     __slots__ = (
-        "_loaded", "_waiting", "_waiting_for_disk", "collections", "compacted_s", "complete_seqno", "content", "epoch",
-        "erasing", "expired_count", "failover_log", "id", "indexed_seqno", "keys", "locks", "manifest_uid", "memory",
-        "numbers", "on_disk", "pending", "persisted_seqno", "purge_seqno", "registers", "rollback_floor", "shared",
-        "snap_end", "snap_start", "snapshot_from_disk", "sources", "state", "topology",
+        "_loaded", "_log_fields", "_waiting", "_waiting_for_disk", "collections", "compacted_s", "complete_seqno",
+        "content", "epoch", "erasing", "expired_count", "failover_log", "id", "indexed_seqno", "keys", "locks",
+        "manifest_uid", "memory", "numbers", "on_disk", "pending", "persisted_seqno", "purge_seqno", "registers",
+        "rollback_floor", "shared", "snap_end", "snap_start", "snapshot_from_disk", "sources", "state", "topology",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, vbucket_id: int, state: VbucketState, log: FailoverLog) -> None:
@@ -74,6 +74,7 @@ class Core:
         self.id = vbucket_id
         self.state = state
         self.failover_log = log
+        self._log_fields: tuple[FailoverLog | None, list[list[int]]] = (None, [])  # the log, and how it is stored
         self.registers: Words = np.zeros(k.REGISTERS, np.uint64)
         self.registers[k.EXPIRY] = SEQNO_MAX
         self.numbers = self.registers.data  # the same, as Python's integers: three times as fast one by one
@@ -83,7 +84,7 @@ class Core:
         self.persisted_seqno = 0
         self.content = Tally()
         self.compacted_s = shared.now_s
-        self.on_disk = OnDisk(0, 0, 0, self.collections.tolist())
+        self.on_disk = OnDisk(0, 0, 0, self.collections)
         self.expired_count = 0  # documents that it let expire since it was opened
         self.purge_seqno = 0
         self.rollback_floor = 0  # below this the versions that a rollback would need are gone
@@ -172,10 +173,8 @@ class Core:
         """Everything up to here is durable; ``meta`` is what was put down with it."""
         self.persisted_seqno = high_seqno
         self.content = Tally(*meta["content"])
-        registers = meta["registers"]
-        self.on_disk = OnDisk(
-            registers[k.VISIBLE], registers[k.PREPARED], registers[k.COMPLETED], meta["collections"]
-        )
+        visible, prepared, completed = (int(meta["registers"][at]) for at in (k.VISIBLE, k.PREPARED, k.COMPLETED))
+        self.on_disk = OnDisk(visible, prepared, completed, np.asarray(meta["collections"], np.uint64))
 
     # ---- the door in ----
 
@@ -353,15 +352,18 @@ class Core:
     # ---- what is kept in the meta tree ----
 
     def describe(self) -> dict[str, Any]:
+        """All that is kept, for ``write_json``; of few objects, since those of a thousand vbuckets live at once."""
         names = ("manifest_uid", "purge_seqno", "rollback_floor", "indexed_seqno", "complete_seqno", "snap_start",
                  "snap_end", "topology", "erasing", "snapshot_from_disk", "compacted_s")  # fmt: skip
         fields: dict[str, Any] = {name: getattr(self, name) for name in names}
         fields["content"] = list(self.content)
         fields["state"] = int(self.state)
-        fields["pending"] = [[key.hex(), seqno] for key, seqno in self.pending.items()]
-        fields["failover_log"] = [list(entry) for entry in self.failover_log]
-        fields["registers"] = self.registers.tolist()
-        fields["collections"] = self.collections.tolist()
+        fields["pending"] = [[key.hex(), seqno] for key, seqno in self.pending.items()] if self.pending else ()
+        if self._log_fields[0] is not self.failover_log:
+            self._log_fields = (self.failover_log, [list(entry) for entry in self.failover_log])
+        fields["failover_log"] = self._log_fields[1]
+        fields["registers"] = self.registers.copy()
+        fields["collections"] = self.collections.copy()
         return fields
 
     def restore(self, data: Any) -> None:

@@ -182,6 +182,11 @@ def erase_range(transaction: Any, tree: Any, vbucket: int, above: int) -> None:
         cursor.delete()
 
 
+def write_json(fields: dict[str, Any]) -> bytes:
+    """The inverse of ``read_json``; arrays become lists."""
+    return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
 def read_json(data: Any, file: Path) -> dict[str, Any]:
     try:
         parsed = orjson.loads(data)

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from upriver.errors import DiskFull, TemporaryFailure
 from upriver.store import runs
 from upriver.store.core import Core, Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, VB_KEY, Disk, Octets, Words
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, VB_KEY, Disk, Octets, Words, write_json
 from upriver.store.keyindex import FrozenOverlay, put_table
 from upriver.store.memorylog import Segment
 from upriver.store.shared import Shared
@@ -257,7 +256,7 @@ class Flusher:
                 if item.overlays:
                     put_table(transaction, disk, item.vbucket.id, item.overlays, self._shared.table_scratch)
                     item.meta["indexed_seqno"] = item.overlays[-1].upto
-                transaction.put(meta_key(item.vbucket.id), orjson.dumps(item.meta), db=disk.meta)
+                transaction.put(meta_key(item.vbucket.id), write_json(item.meta), db=disk.meta)
         self.commits += 1
 
     def _thaw(self, batch: list[Frozen]) -> None:

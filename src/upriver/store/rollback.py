@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import orjson
 
 from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.core import Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Disk
+from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Disk, write_json
 from upriver.store.events import Collections, default_table
 from upriver.store.flusher import BlockWriter, meta_key
 from upriver.store.keyindex import put_table
@@ -54,7 +53,7 @@ def roll_back(vbucket: Collections, to: int) -> int:
     if point >= vbucket.high_seqno:
         return point
     disk = vbucket.shared.disk
-    before = orjson.dumps(vbucket.describe())
+    before = write_json(vbucket.describe())
     try:
         with disk.write() as transaction:
             _cut_log(transaction, disk, vbucket, point)
@@ -63,7 +62,7 @@ def roll_back(vbucket: Collections, to: int) -> int:
                 _read_again(transaction, disk, vbucket)
             _settle(vbucket, point)
             meta = vbucket.describe()
-            transaction.put(meta_key(vbucket.id), orjson.dumps(meta), db=disk.meta)
+            transaction.put(meta_key(vbucket.id), write_json(meta), db=disk.meta)
         vbucket.persisted(point, meta)
     except BaseException:
         vbucket.restore(before)  # the disk is as it was; so are we

@@ -317,7 +317,8 @@ class StreamSource:
             last = disk.visible if self._visible_only else self._vbucket.persisted_seqno
         else:
             column = k.C_VISIBLE if self._visible_only else k.C_HIGH
-            last = max((row[column] for row in disk.collections if row[k.C_ID] in self.collections), default=0)
+            rows = disk.collections.tolist()
+            last = max((row[column] for row in rows if row[k.C_ID] in self.collections), default=0)
         return last if last > self.position else 0
 
     def _continue_scan(self, scan: DiskScan) -> StreamEvent | None:

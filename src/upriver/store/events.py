@@ -34,10 +34,14 @@ class Collections(Core):
     """``manifest`` is what this vbucket knows, which may be older than the bucket's."""
 
     manifest: Manifest = EPOCH
+    _described: tuple[Manifest, str | None] = (EPOCH, None)  # the last one that was put down, and how
 
     def describe(self) -> dict[str, Any]:
         fields = super().describe()
-        fields["manifest"] = self.manifest.to_json().decode() if self.manifest != Manifest() else None
+        if self._described[0] is not self.manifest:
+            known = self.manifest
+            self._described = known, known.to_json().decode() if known != EPOCH else None
+        fields["manifest"] = self._described[1]
         return fields
 
     def _restore(self, fields: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from spark_application import Application
@@ -17,7 +18,8 @@ def main() -> None:
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder, Application(Path(folder) / "driver.log") as running:
-        print(Chaos(given.seed, Path(folder), running).run(given.minutes * 60))
+        chaos = Chaos(given.seed, Path(folder), running, say=partial(print, flush=True))
+        print(chaos.run(given.minutes * 60))
 
 
 if __name__ == "__main__":

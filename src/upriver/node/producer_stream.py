@@ -20,7 +20,7 @@ from upriver.protocol.stream_filter import StreamFilter
 from upriver.protocol.stream_request import Attempt
 from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 from upriver.wire import Opcode
-from upriver.wire.bulk_encode import Encoded, SendBuffer, Stop
+from upriver.wire.bulk_encode import Encoded, PackedEncoder, SendBuffer, Stop
 from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, UprStreamEndStatus
 from upriver.wire.packed import Kind, Packed, unpack
 
@@ -53,8 +53,9 @@ class ProducerStream:
     """Made for a request that was granted; ``fill`` it until it ends. Kept small: there can be 100,000 of them."""
 
     __slots__ = (
-        "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_last_advanced", "_live", "_marker", "_marker_end",
-        "_offset", "_oso_greatest", "_partial", "_run", "_snapshot", "can_advance", "dialect", "end_seqno", "ended",
+        "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_last_advanced", "_live", "_live_encoder",
+        "_marker", "_marker_end", "_offset", "_oso_greatest", "_partial", "_run", "_snapshot", "can_advance",
+        "dialect", "end_seqno", "ended",
         "filter", "flags", "frames", "items_sent", "last_read_seqno", "last_sent_seqno", "opaque", "options",
         "producer", "queued", "snap_end", "snap_start", "source", "start_seqno", "stream_id", "takeover", "vbucket",
         "vbucket_id", "vbuuid",
@@ -99,6 +100,7 @@ class ProducerStream:
             options.sync_writes or options.marker_v22 or attempt.stream_id
         )
         self._encoder: Encoder | None = None  # made when there is something to encode, and after changes
+        self._live_encoder: PackedEncoder | None = None
 
     def _make_encoder(self) -> Encoder:
         return make_encoder(self.options, self.frames, self.filter, self._initial, self.producer.upr_expirations)
@@ -149,10 +151,10 @@ class ProducerStream:
 
         -1 when it is not that simple: then nothing has happened, and ``fill`` knows what to do.
         """
-        options, encoder = self.options, self._encoder
+        options, encoder = self.options, self._live_encoder
         window_room = options.window.room
         if (
-            not self._live or encoder is None or self._run is not None or self._frames or self._partial
+            encoder is None or self._run is not None or self._frames or self._partial
             or self.takeover is not None or options.force_value_compression or window_room <= 0
         ):  # fmt: skip
             return -1
@@ -163,7 +165,7 @@ class ProducerStream:
         before, end = out.used, last if self.can_advance else 0
         if size > LIVE_BYTES:
             return -1
-        stop, records, sent = encoder.as_they_are.encode_live(
+        stop, records, sent = encoder.encode_live(
             address, size, out, first - 1, last, window_room, first if begins else 0, end,
             _FIRST_MEMORY if begins else _MEMORY,
         )  # fmt: skip
@@ -233,7 +235,7 @@ class ProducerStream:
         self._invisible = 0
         if self._initial and event.flags & _MEMORY:
             self._initial = False
-            self._encoder = None
+            self._encoder = self._live_encoder = None
         # A client that cannot be told SEQNO_ADVANCED must get an end that a document reaches.
         self._marker_end = event.end if self.can_advance else event.last_matching
         if not self._marker_end:
@@ -293,6 +295,7 @@ class ProducerStream:
         encoder = self._encoder
         if encoder is None:
             encoder = self._encoder = self._make_encoder()
+            self._live_encoder = encoder.as_they_are if self._live else None
         done = encoder.encode(
             run.data, out, offset=self._offset, after=run.after, upto=self._upto(run),
             budget=window.room - (out.used - before),
@@ -382,7 +385,7 @@ class ProducerStream:
         before = self.filter.collection_ids
         passes = self.filter.passes(head.extra >> 8, value) and not self.frames.upr
         if self.filter.collection_ids != before:
-            self._encoder = None
+            self._encoder = self._live_encoder = None
         return self.frames.system_event(head, key, value) if passes else None
 
     # ------------------------------------------------------------------------------------------ ends of runs

@@ -113,6 +113,7 @@ class FrameOptions:
 
 
 _STOPS = tuple(Stop)
+_LIVE_STATE = np.zeros(6, np.int64)  # one for all: its kernel keeps the interpreter lock, and leaves nothing in it
 
 
 @cache
@@ -166,7 +167,7 @@ class PackedEncoder:
         """
         written, records, last, reason = _live_kernel()(
             source, size, out.address, out.used, out.room, self._plan_at, after, upto, budget, start, end, flags,
-            self._state,
+            _LIVE_STATE,
         )  # fmt: skip
         out.used = written
         return _STOPS[reason], records, last

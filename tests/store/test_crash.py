@@ -18,7 +18,7 @@ from store_support import Record, changes, open_bucket
 
 from upriver.errors import KeyNotFound, TemporaryFailure
 from upriver.model import VbucketState
-from upriver.store import Bucket, Run, SnapshotStart, StoreOptions
+from upriver.store import Bucket, Run, SnapshotStart, StoreOptions, keyindex
 
 CRASHES = int(os.environ.get("UPRIVER_CRASHES", "25"))
 VBUCKETS = 3
@@ -26,6 +26,13 @@ KEYS = 97
 OPTIONS = StoreOptions(flush_delay_s=0.002, flush_bytes=1 << 18, block_bytes=8192, checkpoint_bytes=16384)
 REPORT = struct.Struct("<HQ")
 READY = REPORT.pack(0xFFFF, 0)
+
+
+@pytest.fixture(autouse=True)
+def small_key_tables(monkeypatch):
+    """So small that few keys are enough to have several on disk."""
+    monkeypatch.setattr(keyindex, "SMALLEST_TABLE", 8)
+    monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 8)
 
 
 def operation(vbucket: int, seqno: int) -> tuple[bytes, bytes | None]:

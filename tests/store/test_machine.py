@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -20,11 +21,18 @@ from store_support import SMALL, open_bucket, records
 from upriver.errors import KeyNotFound
 from upriver.model import FailoverLog, Position, VbucketState
 from upriver.protocol.history import Accept, History, RollbackTo, decide
-from upriver.store import Run, SnapshotStart
+from upriver.store import Run, SnapshotStart, keyindex
 
 KEYS = [b"a", b"b", b"c", b"d", b"e"]
 Version = tuple[int, bytes, bytes | None]
 TINY = replace(SMALL, checkpoint_bytes=700)
+
+
+@pytest.fixture(autouse=True)
+def small_key_tables(monkeypatch):
+    """So small that few keys are enough to have several on disk."""
+    monkeypatch.setattr(keyindex, "SMALLEST_TABLE", 8)
+    monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 8)
 
 
 def fold(versions: list[Version]) -> dict[bytes, bytes]:

@@ -167,7 +167,7 @@ def test_a_move_that_was_interrupted_is_repaired_by_the_next(nodes: tuple[Runnin
         high = database.high_seqnos()[0]
     assert asyncio.run(interrupt_and_repair()) == [Moved.MOVED, Moved.ALREADY_THERE]
     with connect(target.connection_string) as database:
-        assert database.high_seqnos() == {0: high}
+        assert database.high_seqnos(complete=False) == {0: high}
 
 
 @pytest.mark.parametrize("killed", ["source", "target"])

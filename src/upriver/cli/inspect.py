@@ -45,7 +45,7 @@ def _saved(path: Path | None) -> Positions | None:
 
 def report(db: Database, only: tuple[int, ...], saved: Positions | None) -> dict[str, Any]:
     """What there is to say, as one JSON value."""
-    topology, seqnos = db.topology, db.high_seqnos()
+    topology, seqnos = db.topology, db.high_seqnos(complete=False)
     wanted = [vb for vb in (only or range(topology.vbuckets)) if vb in seqnos]
     logs = db.failover_logs(wanted)
     vbuckets = [_vbucket(db, vb, seqnos[vb], logs[vb], saved) for vb in wanted]

@@ -139,9 +139,9 @@ class Database:
 
     # ---------------------------------------------------------------------------------------------- history
 
-    def high_seqnos(self, collection_id: int | None = None) -> dict[int, int]:
-        """The high seqno of every active vbucket (of one collection)."""
-        return self.run(self._operations.high_seqnos(collection_id))
+    def high_seqnos(self, collection_id: int | None = None, *, complete: bool = True) -> dict[int, int]:
+        """The high seqno of every active vbucket (of one collection); ``complete`` waits for those on the move."""
+        return self.run(self._operations.high_seqnos(collection_id, complete=complete))
 
     def failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         """The failover log of each vbucket."""

@@ -24,7 +24,7 @@ LOG = pa.schema([
 DOCUMENTS = [Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value]
 # A collection's documents are gone where its vbucket saw one of these.
 WIPES = frozenset({Event.COLLECTION_DROPPED.value, Event.COLLECTION_FLUSHED.value})
-FLUSH_BYTES = 32 << 20  # larger buffers are given back to the system and asked for again each time, at twice the cost
+FLUSH_BYTES = 64 << 20  # larger buffers are given back to the system and asked for again each time, at twice the cost
 _DOCUMENTS = pa.array(DOCUMENTS)
 
 

@@ -233,6 +233,22 @@ def test_leaving_a_blocking_loop_closes_its_sockets(server: RunningNode, leave: 
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_a_closed_blocking_feed_says_so_and_still_knows_its_position(server: RunningNode) -> None:
+    with connect(server.connection_string) as db:
+        with db.feed(end="now") as feed:
+            assert list(feed.changes())
+        assert sum(position.seqno for position in feed.positions().values()) > 0
+        with pytest.raises(LocalProtocolError, match="closed"):
+            next(feed.changes())
+        endless = db.feed()
+        changes = endless.changes()
+        next(changes)
+        endless.close()
+        with pytest.raises(LocalProtocolError, match="closed"):
+            list(changes)
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_a_blocking_connection_that_cannot_be_made_leaves_nothing_behind(server: RunningNode) -> None:
     with pytest.raises(UpriverError):
         connect(server.connection_string, bucket="nope")

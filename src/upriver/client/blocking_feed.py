@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.client.positions import Positions
 from upriver.client.pump import Pump
 from upriver.client.reader import MakeMaker, Reader
+from upriver.errors import LocalProtocolError
 from upriver.protocol.feed import Feed
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class BlockingFeed:
         self.pacing = reader.pacing
         self._checkpoint, self._database = checkpoint, database
         self._pump = Pump(reader.feed, database.options, reader.pacing, reader.want_map)
+        self._closed = False
 
     def __enter__(self) -> BlockingFeed:
         return self
@@ -37,6 +39,8 @@ class BlockingFeed:
         self.close()
 
     def close(self) -> None:
+        """Close the connections; positions stay readable."""
+        self._closed = True
         self._pump.close()
 
     @property
@@ -71,6 +75,7 @@ class BlockingFeed:
         return self._items(ObjectMaker, idle_s, where=self.reader.read.where)
 
     def _items(self, make: MakeMaker, idle_s: float | None, **options: Any) -> Iterator[Any]:
+        self._must_be_open()
         delivery = self.reader.deliver(make, **options)
         idle_s = self.reader.read.idle_s if idle_s is None else idle_s
         quiet_since = 0.0  # not before all streams are open
@@ -85,7 +90,12 @@ class BlockingFeed:
             quiet_since = quiet_since or (now if self.feed.settled else 0.0)
             if idle_s is not None and quiet_since and delivery.idle and now - quiet_since >= idle_s:
                 return
+            self._must_be_open()
             self._round(delivery.wait_s(now))
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise LocalProtocolError("the feed is closed; begin another one at its positions()")
 
     def _round(self, wait_s: float | None) -> None:
         """Run chores, and let the feed take what has come."""

@@ -79,17 +79,44 @@ def test_messages_of_another_stream(store: Store, v7: bool, status: Status) -> N
     assert 0 in talk.machine.streams
 
 
-def test_seqnos_that_do_not_rise_or_leave_their_snapshot(talk: Talk) -> None:
+def test_seqnos_that_do_not_rise(talk: Talk) -> None:
     opaque = talk.open(0)
-    assert answers(talk.say(mutation(1, opaque))) == [(Opcode.DCP_MUTATION, Status.ERANGE, opaque)]
     talk.say(marker(0, 5, opaque), mutation(3, opaque))
-    said = talk.say(mutation(3, opaque), DeletionV2(2, 1, key=b"\0k", opaque=opaque), mutation(6, opaque))
+    said = talk.say(mutation(3, opaque), DeletionV2(2, 1, key=b"\0k", opaque=opaque))
     assert answers(said) == [
         (Opcode.DCP_MUTATION, Status.ERANGE, opaque), (Opcode.DCP_DELETION, Status.ERANGE, opaque),
-        (Opcode.DCP_MUTATION, Status.ERANGE, opaque),
     ]  # fmt: skip
     assert talk.say(mutation(4, opaque), mutation(5, opaque)) == []
     assert talk.vb().high_seqno == 5
+
+
+@pytest.mark.parametrize("before_any_marker", [True, False])
+def test_nothing_is_taken_behind_a_document_outside_its_snapshot(talk: Talk, before_any_marker: bool) -> None:
+    """The replica would miss that document for ever: it asks for what comes after its high seqno."""
+    opaque = talk.open(0)
+    seqno = 1
+    if not before_any_marker:
+        talk.say(marker(0, 5, opaque), mutation(3, opaque))
+        seqno = 6
+    said = talk.say(mutation(seqno, opaque), marker(7, 9, opaque), mutation(8, opaque), prepare(9, opaque))
+    assert answers(said) == [
+        (Opcode.DCP_MUTATION, Status.ERANGE, opaque), (Opcode.DCP_SNAPSHOT_MARKER, Status.ERANGE, opaque),
+        (Opcode.DCP_MUTATION, Status.ERANGE, opaque), (Opcode.DCP_PREPARE, Status.ERANGE, opaque),
+    ]  # fmt: skip
+    assert talk.vb().high_seqno == (0 if before_any_marker else 3)
+
+
+def test_nothing_is_taken_behind_what_came_while_the_vbucket_was_no_replica(talk: Talk) -> None:
+    opaque = talk.open(0)
+    talk.say(marker(0, 9, opaque), mutation(1, opaque))
+    talk.store.bucket.set_state(0, VbucketState.DEAD)
+    assert answers(talk.say(mutation(2, opaque)))[0][1] == Status.NOT_MY_VBUCKET
+    assert answers(talk.say(mutation(3, opaque)))[0][1] == Status.NOT_MY_VBUCKET
+    talk.store.bucket.set_state(0, VbucketState.REPLICA)
+    assert answers(talk.say(mutation(4, opaque), marker(10, 12, opaque))) == [
+        (Opcode.DCP_MUTATION, Status.ERANGE, opaque), (Opcode.DCP_SNAPSHOT_MARKER, Status.ERANGE, opaque),
+    ]  # fmt: skip
+    assert talk.vb().high_seqno == 1
 
 
 def test_markers_that_lie_behind_or_are_upside_down(talk: Talk) -> None:
@@ -382,11 +409,12 @@ def test_the_level_and_the_cas_of_a_prepare_are_checked(durable: Talk) -> None:
     opaque = durable.open(0)
     durable.say(marker(0, 9, opaque))
     good = prepare(1, opaque).encode()
+    assert durable.say(good) == []
     level_4 = good[:54] + b"\x04" + good[55:]
     without_cas = good[:16] + bytes(8) + good[24:]
     for bad in (level_4, without_cas):
         assert answers(durable.say(bad)) == [(Opcode.DCP_PREPARE, Status.EINVAL, opaque)]
-    assert durable.say(good) == []
+    assert answers(durable.say(prepare(2, opaque))) == [(Opcode.DCP_PREPARE, Status.ERANGE, opaque)]
 
 
 # ---------------------------------------------------------------------------------------------- faithfulness

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -210,7 +211,9 @@ def _cluster(seed: int, directory: Path) -> Iterator[tuple[LocalCluster, list[Un
         proxy.wire.target = node.kv_port
         return node
 
-    options: dict[str, Any] = {"lazy": True, "enable_faults": True, "start_process": start_process}
+    options: dict[str, Any] = {
+        "lazy": True, "enable_faults": True, "log_level": "info", "start_process": start_process
+    }  # fmt: skip
     try:
         replicas = 2 if seed % 3 == 0 else 1
         with local_cluster(NODES, replicas, VBUCKETS, data=directory, **options) as cluster:
@@ -220,8 +223,10 @@ def _cluster(seed: int, directory: Path) -> Iterator[tuple[LocalCluster, list[Un
         loop.close()
 
 
-def run(seed: int, seconds: float, say: Callable[[str], None] = lambda text: None) -> Findings:
-    """The whole run, from an empty cluster to the verdict."""
+def run(
+    seed: int, seconds: float, say: Callable[[str], None] = lambda text: None, keep: Path | None = None
+) -> Findings:
+    """The whole run, from an empty cluster to the verdict; files and logs of a bad one are copied to ``keep``."""
     with tempfile.TemporaryDirectory(prefix="upriver-chaos-") as directory:
         with _cluster(seed, Path(directory)) as (cluster, proxies):
             writers = [Writer(cluster.connection_string, seed, number) for number in range(WRITERS)]
@@ -240,15 +245,19 @@ def run(seed: int, seconds: float, say: Callable[[str], None] = lambda text: Non
                 reader.catch_up()
             state = cluster.state
         say("checking")
-        return check(Path(directory), state, writers, readers, chaos.steps)
+        findings = check(Path(directory), state, writers, readers, chaos.steps)
+        if keep is not None and findings.problems:
+            shutil.copytree(directory, keep / f"seed-{seed}", dirs_exist_ok=True)
+        return findings
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=0.25)
+    parser.add_argument("--keep", type=Path, help="where files and logs of the nodes go if something is wrong")
     given = parser.parse_args()
-    findings = run(given.seed, 60 * given.minutes, print)
+    findings = run(given.seed, 60 * given.minutes, print, given.keep)
     print(json.dumps(findings.summary(), indent=2))
     for problem in findings.problems[:20]:
         print(f"FAILED: {problem}", file=sys.stderr)

@@ -161,6 +161,7 @@ class Consumer(StreamSetup):
             pack = self._received.pack_one if isinstance(rows, int) else self._received.pack
             replica.apply_records(pack(columns, rows, replica))  # type: ignore[arg-type]
         except StatusError as error:
+            self._break(stream)
             self._refuse_rows(columns, np.atleast_1d(np.asarray(rows, np.int64)), vb, error.status)
             return
         self._reached(stream, seqno)
@@ -169,6 +170,21 @@ class Consumer(StreamSetup):
         if not self._expects_xattrs:
             self._expects_xattrs = True
             self.store.expect_xattrs()
+
+    def _break(self, stream: PassiveStream) -> None:
+        """Something of the stream was refused: if what comes after it were taken, it would be missing for ever.
+
+        The producer ends the connection when it hears of that; until then everything is refused.
+        """
+        stream.broken = True
+        self._table.snapshot(stream.vbucket, 0, -1)
+
+    def _broken_status(self, stream: PassiveStream) -> Status:
+        """While the vbucket is no replica, only this stream suffers; then the whole connection has to begin anew."""
+        refusal = self._vbucket_refusal(stream.vbucket)
+        if refusal is None and self.store.vbucket(stream.vbucket).state == VbucketState.DEAD:
+            refusal = Status.NOT_MY_VBUCKET
+        return refusal or Status.ERANGE
 
     def _refuse_rows(self, columns: Columns, rows: Rows, vb: int, status: Status) -> None:
         """One error for each message that was not taken; those before it were."""
@@ -182,8 +198,11 @@ class Consumer(StreamSetup):
     def _refuse_row(self, columns: Columns, row: int) -> None:
         vb, opaque = int(columns["vbucket"][row]), int(columns["opaque"][row])
         status = self._stream_status(vb, opaque)
-        if status is None:
-            status = Status.ERANGE  # in the stream, so its seqno must be at fault
+        if status is None:  # in the stream, so its seqno must be at fault, or one before it was
+            stream = self.streams[vb]
+            status = self._broken_status(stream) if stream.broken else Status.ERANGE
+            if int(columns["seqno"][row]) > self._table.seqno(vb):
+                self._break(stream)
         if status is not Status.SUCCESS:
             self._error(int(columns["event"][row]), opaque, status)
 
@@ -214,9 +233,15 @@ class Consumer(StreamSetup):
         try:
             message = decode(frame, self._frame_context(frame))
         except InvalidMessage as error:
-            self._error(frame.opcode, frame.opaque, error.status)
+            self._malformed(frame, error)
             return
         yield from self._request(message)
+
+    def _malformed(self, frame: Frame, error: InvalidMessage) -> None:
+        stream = self.streams.get(frame.specific)
+        if stream is not None and stream.opaque == frame.opaque and frame.opcode in _ITEMS:
+            self._break(stream)
+        self._error(frame.opcode, frame.opaque, error.status)
 
     def _frame_context(self, frame: Frame) -> Context:
         """A number can mean two things: the stream knows its dialect."""
@@ -263,6 +288,8 @@ class Consumer(StreamSetup):
         try:
             yield from self._apply(self.streams[vb], message)
         except StatusError as error:
+            if message.opcode in _ITEMS and _seqno_of(message) > self._table.seqno(vb):
+                self._break(self.streams[vb])
             self._error(message.opcode, message.opaque, error.status)
 
     def _end(self, stream: PassiveStream, status: int) -> None:
@@ -271,6 +298,8 @@ class Consumer(StreamSetup):
         self._remove(stream)
 
     def _apply(self, stream: PassiveStream, message: Message) -> Iterator[ConsumerEvent]:
+        if stream.broken:
+            raise StatusError.of(self._broken_status(stream), "something before it was refused")
         replica = self.store.vbucket(stream.vbucket)
         if isinstance(message, SnapshotMarker | SnapshotMarkerV20 | SnapshotMarkerV22):
             self._marker(stream, *marker_range(message))
@@ -313,7 +342,7 @@ class Consumer(StreamSetup):
         stream = self.streams.get(found.vbucket)
         if stream is None or stream.opaque != found.opaque or stream.phase is not StreamPhase.LIVE:
             return False
-        if stream.dialect is not Dialect.DCP:
+        if stream.dialect is not Dialect.DCP or stream.broken:
             return False
         self._charge(len(frame))
         try:
@@ -364,6 +393,16 @@ class Consumer(StreamSetup):
             self._send(SeqnoAcknowledged(prepared_seqno, vbucket=vb, opaque=stream.opaque))
 
 
+def _seqno_of(message: Message) -> int:
+    return max(getattr(message, name, 0) for name in ("by_seqno", "commit_seqno", "abort_seqno"))
+
+
+_ITEMS = frozenset(
+    {
+        Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION, Opcode.DCP_PREPARE, Opcode.DCP_COMMIT,
+        Opcode.DCP_ABORT, Opcode.DCP_SYSTEM_EVENT, Opcode.DCP_SEQNO_ADVANCED,
+    }
+)  # fmt: skip
 _FOR_PRODUCERS = (GetDcpFailoverLog, StreamRequest, UprStreamRequest, Control, BufferAck, SeqnoAcknowledged)
 _OURS = frozenset(range(Opcode.DCP_ADD_STREAM, Opcode.DCP_CACHE_TRANSFER_END + 1))
 _UNCHARGED = (Opcode.DCP_NOOP, Opcode.DCP_BUFFER_ACK, Opcode.DCP_CONTROL)

@@ -75,6 +75,7 @@ class PassiveStream:
     snapshot_start: int = 0
     snapshot_end: int = 0
     ack_marker: bool = False  # answer 0x56 when the snapshot is complete (takeover)
+    broken: bool = False  # something was refused: nothing behind it may be taken
     prepared_seqno: int = 0  # the last prepare of the snapshot that is being received, and the highest level so far
     prepared_level: int = 0
 

@@ -261,10 +261,26 @@ class StreamSource:
         self._announced_end = stretch.snap_end
         self._origin = start
         flags = MEMORY | (CHECKPOINT if begins else 0)
+        matching = max(int(matching), self._last_matching_behind(stretch))
         return SnapshotStart(
-            start, self._announced_end, flags, int(matching), int(visible) or min(vbucket.max_visible_seqno, position),
+            start, self._announced_end, flags, matching, int(visible) or min(vbucket.max_visible_seqno, position),
             vbucket.high_completed_seqno, vbucket.high_prepared_seqno, vbucket.purge_seqno,
         )  # fmt: skip
+
+    def _last_matching_behind(self, stretch: Stretch) -> int:
+        """The last seqno that passes in the segments behind a stretch that belong to the same snapshot; 0: none.
+
+        A snapshot that came from outside was cut into segments wherever the flusher passed by.
+        """
+        position, found = stretch.last_seqno, 0
+        while position < stretch.snap_end and (behind := self._vbucket.memory.after(position)) is not None:
+            checkpoint, row, _ = behind
+            _, matching, _ = surveys.survey(
+                checkpoint.data, checkpoint.at(row), checkpoint.end[row], np.uint64(position), self._wanted,
+                self._visible_only,
+            )  # fmt: skip
+            position, found = checkpoint.last[row], int(matching) or found
+        return found if position >= stretch.snap_end else stretch.snap_end  # the rest may pass when it comes
 
     def _first_start(self, start: int) -> int:
         """The first marker of a stream begins where the reader said that its snapshot began (6.2)."""

@@ -105,7 +105,8 @@ def test_a_wrong_password_is_said_at_once_and_never_logged(caplog: pytest.LogCap
         with connect(running.connection_string, username="ada", password="lovelace") as db:
             db.set("k", b"v")
         caplog.set_level(logging.DEBUG)
-        with pytest.raises(AuthenticationFailed) as refused:
+        address = running.connection_string.removeprefix("couchbase://")
+        with pytest.raises(AuthenticationFailed, match=f"wrong user name or password at {address}") as refused:
             connect(running.connection_string, username="ada", password="hunter2")
     assert "hunter2" not in caplog.text
     assert "hunter2" not in str(refused.value)

@@ -11,7 +11,8 @@ from typing import cast
 from upriver.client.kv import make_session
 from upriver.client.operations import Encodes
 from upriver.client.options import ConnectOptions
-from upriver.errors import ConnectFailed, UpriverError
+from upriver.client.pacing import located
+from upriver.errors import ConnectFailed, StatusError, UpriverError
 from upriver.net.aio import connect
 from upriver.protocol.topology import Address
 from upriver.wire import FrameSplitter
@@ -56,6 +57,9 @@ class AsyncKvConnection(asyncio.Protocol):
             while messages:
                 [answer] = await self.ask(messages)
                 messages = self.session.receive(answer)
+        except StatusError as error:
+            self.close()
+            raise located(error, address) from error
         except BaseException:
             self.close()
             raise

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from upriver.client.operations import Encodes
 from upriver.client.options import ConnectOptions
-from upriver.errors import ConnectFailed
+from upriver.client.pacing import located
+from upriver.errors import ConnectFailed, StatusError
 from upriver.net.blocking import connect
 from upriver.protocol.scram import ScramClient
 from upriver.protocol.session import Credentials, FeedSettings, Session
@@ -42,6 +43,9 @@ class KvConnection:
         self.session = make_session(options)
         try:
             self._handshake()
+        except StatusError as error:
+            self._socket.close()
+            raise located(error, address) from error
         except BaseException:
             self._socket.close()
             raise

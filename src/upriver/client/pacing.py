@@ -18,6 +18,13 @@ def jitter() -> float:
     return 0.5 + secrets.randbelow(1000) / 1000
 
 
+def located(error: StatusError, address: Address) -> StatusError:
+    """A node's refusal, with the node's name."""
+    if str(address) in error.context:
+        return error
+    return StatusError.of(getattr(error, "code", error.status), f"{error.context} at {address}")
+
+
 @dataclass(slots=True)
 class Pacing:
     """How often each node has failed in a row, and from when on it may be tried again."""
@@ -54,7 +61,7 @@ class Pacing:
         if isinstance(error, StatusError):
             restarting = address in self._worked and error.status in _OF_A_RESTARTING_NODE
             if not (restarting or error.status in _TEMPORARY):
-                raise error
+                raise located(error, address)
         elif isinstance(error, RemoteProtocolError):
             if self.failures.get(address, 0) >= TRIES_OF_A_BROKEN_PEER:
                 raise error

@@ -43,15 +43,14 @@ class Pool:
             self.allowed_bytes += size
             self._sort_in()
 
-    def take(self, size: int) -> tuple[mmap.mmap, bool]:
+    def take(self, size: int, flags: int = 0) -> tuple[mmap.mmap, bool]:
         """A mapping, and whether it is fresh, which means zeros."""
         with self._lock:
             self._sort_in()
             kept = self._free[size] = self._free.pop(size, [])
             if kept:
                 return kept.pop(), False
-        # All of it will be written to: to get the pages at once costs less than one by one.
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE), True
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags), True
 
     def give_back(self, mapping: mmap.mmap) -> None:
         self._returned.append(mapping)
@@ -105,7 +104,7 @@ def words(count: int) -> Words:
     """Zeros."""
     if count * 8 < MAPPED:
         return np.zeros(count, np.uint64)
-    mapping, fresh = POOL.take(count * 8)
+    mapping, fresh = POOL.take(count * 8, mmap.MAP_POPULATE)  # every page of a hash table is touched
     lent = _lent(mapping).view(np.uint64)
     if not fresh:
         lent[:] = 0

@@ -41,6 +41,7 @@ from upriver.store import Bucket, StoreOptions
 
 VBUCKETS = 64
 LAG_S = 30.0
+SPREAD = 500_000  # keys that are written: with fewer, a feed that keeps only the latest of each has an easy time
 NAME = "_default._default"
 console = Console(width=120)
 
@@ -320,7 +321,7 @@ def _write(node: testing.RunningNode, rate: int, until: float, written: list[int
             due = int((time.time() - started) * rate) - written[0]
             numbers = range(written[0], written[0] + min(due, 5000))
             if due > 0:
-                db.set_many({key(n % 10_000): document(n % 10_000, 256, n) for n in numbers})
+                db.set_many({key(n % SPREAD): document(n % SPREAD, 256, n) for n in numbers})
                 written[0] += len(numbers)
             time.sleep(0.01)
 

@@ -18,7 +18,7 @@ from upriver.store.shared import Shared
 from upriver.wire.columns import address_of
 
 SMALLEST_TABLE = 16
-WORTH_A_TABLE = 8192  # slots of an overlay from which on it need not wait for memory to be short
+WORTH_A_TABLE = 4096  # slots of an overlay from which on it need not wait for memory to be short
 RESERVED_SLOTS = 1024
 MOST_FROZEN = 4
 FAN = 4

@@ -22,6 +22,7 @@ from upriver.store.shared import Shared
 from upriver.store.stream import EndReason
 from upriver.store.vbucket import VBucket
 
+WORTH_KEEPING = 512  # keys of a vbucket that no table knows
 SLICE = 4  # vbuckets that one call of ``maintain`` compacts
 UNCLEAN_CAS_LEAP = 1 << 32  # more CAS values than can have been given out and lost
 
@@ -168,12 +169,21 @@ class Bucket:
         self._flusher.stop()
         self._flusher.resume()
         self._end_streams()
+        self._freeze_keys()
         try:
             self._flusher.flush()
             with self._shared.commit_lock, self._shared.disk.write() as transaction:
                 self._put_identity(transaction, clean=True)
         finally:
             self._let_go()
+
+    def _freeze_keys(self) -> None:
+        """What many records would have to be read for after the next start goes to disk as tables."""
+        with self._shared.lock:
+            for vbucket in self._vbuckets.values():
+                if vbucket.keys.entries >= WORTH_KEEPING:
+                    vbucket.keys.freeze(vbucket.high_seqno)
+                    self._shared.note_dirty(vbucket, 0)
 
     def abandon(self) -> None:
         """Let go without flushing, as a crash would."""

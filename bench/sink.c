@@ -2,7 +2,7 @@
 
    sink stream PORT NAME VBUCKETS MUTATIONS [latency]
        opens a DCP connection, streams vbuckets 0..VBUCKETS-1 from the start, and stops after MUTATIONS mutations.
-       Prints: mutations bytes seconds; with "latency" also p50 and p99 in microseconds of (now - the time that the
+       Prints: "open" when the last stream is granted, then mutations bytes seconds; with "latency" also p50 and p99 in microseconds of (now - the time that the
        first 8 bytes of each value carry, big-endian nanoseconds of CLOCK_MONOTONIC).
    sink write PORT VBUCKETS MUTATIONS VALUE_BYTES WINDOW RATE
        sets MUTATIONS documents round robin over the vbuckets, at most WINDOW unanswered, RATE per second (0: all it
@@ -135,7 +135,7 @@ static int run_stream(int port, const char *name, int vbuckets, uint64_t wanted,
     uint32_t *delays = latency ? malloc(wanted * sizeof *delays) : NULL;
     uint64_t mutations = 0, bytes = 0, began = 0;
     size_t size;
-    int s = dial(port);
+    int s = dial(port), opened = 0;
     select_bucket(s);
     extras[7] = 1;
     uint8_t open_frame[128];
@@ -143,8 +143,6 @@ static int run_stream(int port, const char *name, int vbuckets, uint64_t wanted,
     expect_success(s, "open");
     memset(extras, 0, sizeof extras);
     memset(extras + 16, 0xff, 8);
-    printf("open\n");
-    fflush(stdout);
     for (int vb = 0; vb < vbuckets; vb++)
         send_all(s, p, frame(p, 0x53, vb, extras, 48, "", 0, 0, (uint32_t)vb));
     while (mutations < wanted) {
@@ -153,6 +151,10 @@ static int run_stream(int port, const char *name, int vbuckets, uint64_t wanted,
             if (!more(s))
                 die("stream ended early");
             continue;
+        }
+        if (f[0] == 0x81 && f[1] == 0x53 && ++opened == vbuckets) {
+            printf("open\n");
+            fflush(stdout);
         }
         if (f[1] != 0x57)
             continue;

@@ -19,7 +19,6 @@ DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
 COLLECT_S = 60.0
 MANY_STREAMS, MANY_ROUNDS = 5_000, 30  # with so many streams only every thirtieth time
 NEVER = 1 << 30
-SWITCH_S = 0.0005  # how long the flusher may keep the loop from going on; the default is ten times that
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the buckets.")
@@ -78,7 +77,6 @@ async def _serve(options: Any) -> None:
     from upriver.node.server import serve as start
 
     node = await start(options)
-    sys.setswitchinterval(SWITCH_S)
     collecting = asyncio.create_task(_collect_rarely(node))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

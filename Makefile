@@ -10,7 +10,8 @@ FUZZ_SECONDS ?= 60
 FUZZERS := frames value bulk
 PURE := src/upriver/errors.py src/upriver/model.py src/upriver/wire src/upriver/protocol src/upriver/cli/wire_print.py
 
-.PHONY: help demo test lint unit doctest bench fuzz chaos chaos-store chaos-spark soak install system-packages clean
+.PHONY: help demo test lint unit unit-spark unit-others doctest bench fuzz chaos chaos-store chaos-spark soak install
+.PHONY: system-packages clean
 
 help:
 	@echo "make demo         the whole pipeline on this machine"
@@ -45,8 +46,15 @@ lint: install
 doctest: install
 	$(BIN)/pytest --quiet --doctest-modules $(PURE)
 
+# In two processes, which together take little more than the longer one: Spark keeps one core busy, not two.
 unit: install
-	$(BIN)/pytest --quiet
+	@$(MAKE) --no-print-directory -j2 unit-spark unit-others
+
+unit-spark: install
+	$(BIN)/pytest --quiet tests/spark
+
+unit-others: install
+	$(BIN)/pytest --quiet --ignore=tests/spark
 
 bench: install
 	@for table in $(or $(TABLE:%=bench/%.py),$(wildcard bench/*.py)); do $(BIN)/python $$table || exit 1; done

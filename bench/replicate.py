@@ -23,8 +23,8 @@ from rich.table import Table
 from load.steady import Outcome, write_steadily
 from upriver.client.blocking import connect
 from upriver.client.options import ConnectOptions
+from upriver.net.loop import run
 from upriver.replicate.local import LocalCluster, local_cluster
-from upriver.replicate.loop import run
 from upriver.replicate.manager import Manager
 from upriver.replicate.plan import Move, with_replicas
 from upriver.replicate.third_party import Progress, ThirdParty

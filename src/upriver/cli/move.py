@@ -68,7 +68,7 @@ def _in_cluster(data: Path, wanted: list[int], target: str, options: dict[str, A
 
 def _between_nodes(source: str, target: str, wanted: list[int], options: dict[str, Any], advance: Any) -> int:
     from upriver.client.options import ConnectOptions
-    from upriver.replicate.loop import run
+    from upriver.net.loop import run
     from upriver.replicate.mover import Moved, Mover
 
     ends = [ConnectOptions.parse(connection_string(each), **options) for each in (source, target)]

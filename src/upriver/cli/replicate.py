@@ -35,7 +35,7 @@ def replicate(source: str, target: str, vbuckets: str | None, **options: Any) ->
     process only carries the bytes, in both directions, untouched.
     """
     from upriver.client.options import ConnectOptions
-    from upriver.replicate.loop import run
+    from upriver.net.loop import run
     from upriver.replicate.third_party import ThirdParty
 
     common = {name: options[name] for name in ("bucket", "username", "password")}

@@ -46,9 +46,11 @@ NEVER = 1 << 30
 @click.option("--log-level", default="warning", show_default=True, type=click.Choice(["info", "warning", "error"]))
 def serve(**options: Any) -> None:
     """Serve DCP and the key-value protocol; prints "ready couchbase://HOST:PORT" once it does."""
+    from upriver.net.loop import run
+
     level = options.pop("log_level").upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    _run(_node_options(**options))
+    run(_serve(_node_options(**options)))
 
 
 def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any) -> Any:
@@ -62,15 +64,6 @@ def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any)
     if options["tls_port"] is not None and not (options["certificate"] and options["private_key"]):
         raise ConfigError("--tls-port needs --certificate and --private-key")
     return NodeOptions(plain_without_tls=not no_plain, store=store, **options)
-
-
-def _run(options: Any) -> None:
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(_serve(options))
-    else:
-        uvloop.run(_serve(options))
 
 
 async def _serve(options: Any) -> None:

@@ -26,11 +26,13 @@ def small(make_node) -> NodeThread:  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def admin(small: NodeThread) -> Iterator[Raw]:
-    """A connection with persistence stopped; it runs again afterwards."""
+    """A connection with persistence stopped; it runs again afterwards, until all is on disk."""
     with ready(small.port) as raw:
         assert raw.ask(STOP).specific == OK
         yield raw
         raw.ask(START)
+        while int(stat(raw, b"ep_diskqueue_items")):
+            pass
 
 
 def stat(raw: Raw, wanted: bytes) -> bytes:

@@ -7,6 +7,7 @@ full window. The caller does that one record as an object and goes on at ``next_
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -108,11 +109,11 @@ class FrameOptions:
         return sum(1 << n for n, on in enumerate(switches) if on)
 
     def filter_ids(self) -> npt.NDArray[np.int64]:
-        ids = self.collection_ids if self.collection_ids is not None else ()
-        return np.array(sorted(ids), np.int64)
+        return _NO_IDS if self.collection_ids is None else np.array(sorted(self.collection_ids), np.int64)
 
 
 _STOPS = tuple(Stop)
+_NO_IDS = np.zeros(0, np.int64)
 _LIVE_STATE = np.zeros(6, np.int64)  # one for all: its kernel keeps the interpreter lock, and leaves nothing in it
 
 
@@ -146,8 +147,9 @@ class PackedEncoder:
             raise LocalProtocolError(f"stream-id {options.stream_id} or vbucket {options.vbucket} does not fit")
         self._filter = options.filter_ids()
         stream = options.bits(), options.opaque, options.vbucket, options.stream_id, options.stop_datatypes
-        self._plan = np.array([*stream, address_of(self._filter), len(self._filter), 0, 0, 0], np.int64)
-        self._plan_at = address_of(self._plan)
+        ids_at = address_of(self._filter) if len(self._filter) else 0
+        self._plan = array("q", (*stream, ids_at, len(self._filter), 0, 0, 0))  # tells its address in no time
+        self._plan_at = self._plan.buffer_info()[0]
         self._state = np.zeros(7, np.int64)
 
     @property
@@ -180,7 +182,8 @@ class PackedEncoder:
 
         ``budget`` is what is left of the flow-control window; the frame that uses it up is still sent (8.1).
         """
-        self._plan[7:10] = min(after, _I64_MAX), min(upto, _I64_MAX), min(budget, _I64_MAX)
+        limits = min(after, _I64_MAX), min(upto, _I64_MAX), min(budget, _I64_MAX)
+        self._plan[7], self._plan[8], self._plan[9] = limits
         source = np.frombuffer(run, np.uint8) if len(run) else np.empty(0, np.uint8)
         result = self._run(source, out, offset)
         if result.stop is Stop.FULL and out.used == 0:  # one document larger than the whole buffer

@@ -3,6 +3,12 @@
 Writes are counted until everything is durable; in brackets the CPU of one in microseconds. The backfill runs through
 the bulk encoder into DCP frames, on one core.
 ``python bench/store.py --documents 10000,100000,1000000`` (10000000 on request: it needs some 15 GB of disk).
+``--detail`` adds where the CPU went: the thread that writes, the flusher, the system, and what they asked of it.
+
+Rows are compared with each other, so each is measured over many operations: a small one loads several buckets, and
+overwrites its documents (deletes them, with the rest of the clock stopped while they come back) again and again. Half a
+second of work would show the start-up of a process. As ``upriver serve`` does, the collector leaves alone what was
+there before; else one pass over all that numba has loaded falls into some row.
 
 A virtual machine that gives free memory back to its host pays several microseconds to get each page again. A small row
 finds pages enough that are still there, a large one does not, and would show the machine's cost as ours. So ``Ballast``
@@ -12,8 +18,10 @@ holds pages from before the clock starts and lets go of as many as the next docu
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
+import resource
 import shutil
 import tempfile
 import time
@@ -31,7 +39,8 @@ from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer, St
 
 VBUCKETS = 1024
 CHUNK = 100_000  # documents that a loader has in hand at a time; no more than the rows to be compared have
-MOST_CHANGED = 1_000_000  # overwrites and deletes are measured on at most this many
+MEASURED = 1_000_000  # overwrites and deletes of a row, and new documents of a small one
+MOST_ROUNDS = 20
 MIB = 1 << 20
 Batches = list[tuple[int, list[bytes]]]
 
@@ -57,14 +66,51 @@ class Ballast:
         os.ftruncate(self._file.fileno(), self._size)
 
 
+class Spent(NamedTuple):
+    """What was used, of everything that a phase may need: seconds, then counts."""
+
+    wall: float = 0.0
+    writer_user: float = 0.0
+    writer_system: float = 0.0
+    other_user: float = 0.0  # the flusher
+    other_system: float = 0.0
+    faults: float = 0.0
+    written: float = 0.0  # bytes given to the system
+    commits: float = 0.0
+
+    @classmethod
+    def so_far(cls, bucket: Bucket) -> Spent:
+        here, all_ = resource.getrusage(resource.RUSAGE_THREAD), resource.getrusage(resource.RUSAGE_SELF)
+        written = int(Path("/proc/self/io").read_text().split()[3]) if Path("/proc/self/io").exists() else 0
+        return cls(
+            time.perf_counter(), here.ru_utime, here.ru_stime, all_.ru_utime - here.ru_utime,
+            all_.ru_stime - here.ru_stime, all_.ru_minflt, written, bucket.stats()["commits"],
+        )  # fmt: skip
+
+    def plus(self, begin: Spent, end: Spent) -> Spent:
+        return Spent(*(sum_ + b - a for sum_, a, b in zip(self, begin, end, strict=True)))
+
+    @property
+    def cpu(self) -> float:
+        return self.writer_user + self.writer_system + self.other_user + self.other_system
+
+
 class Rate(NamedTuple):
     """Documents a second by the clock, and microseconds of CPU for each: the second does not mind neighbours."""
 
-    per_second: float
-    cpu_us: float
+    documents: int
+    spent: Spent
 
     def __str__(self) -> str:
-        return f"{self.per_second:,.0f} ({self.cpu_us:.2f})"
+        return f"{self.documents / self.spent.wall:,.0f} ({self.spent.cpu / self.documents * 1e6:.2f})"
+
+    def detail(self) -> list[str]:
+        times = [f"{seconds / self.documents * 1e6:.2f}" for seconds in self.spent[1:5]]
+        faults, written, commits = (count / self.documents for count in self.spent[5:])
+        return [f"{self.documents:,}", *times, f"{faults:.3f}", f"{written:,.0f}", f"{commits * 1e6:,.0f}"]
+
+
+NOTHING = Spent()
 
 
 class Row(NamedTuple):
@@ -108,26 +154,26 @@ def patiently(bucket: Bucket, vb: VBucket, keys: list[bytes], value: bytes | Non
             return
 
 
-def write(bucket: Bucket, numbers: range | list[int], value: bytes | None, ballast: Ballast | None = None) -> Rate:
-    """Until all are durable; making the keys does not count."""
-    spent = cpu = 0.0
+def write(
+    bucket: Bucket, numbers: range | list[int], value: bytes | None, ballast: Ballast | None, spent: Spent = NOTHING
+) -> Spent:
+    """Until all are durable; making the keys does not count. Adds to ``spent``."""
     for batches in chunks(numbers):
         if ballast is not None:
-            ballast.release(CHUNK)
-        begin, cpu_begin = time.perf_counter(), time.process_time()
+            ballast.release(min(CHUNK, len(numbers)))
+        begin = Spent.so_far(bucket)
         for vbucket, keys in batches:
             patiently(bucket, bucket.vbucket(vbucket), keys, value)
         bucket.flush()
-        spent += time.perf_counter() - begin
-        cpu += time.process_time() - cpu_begin
-    return Rate(len(numbers) / spent, cpu / len(numbers) * 1e6)
+        spent = spent.plus(begin, Spent.so_far(bucket))
+    return spent
 
 
 def scan(bucket: Bucket) -> tuple[Rate, float]:
     """Stream every vbucket from disk into frames: records, and megabytes of frames a second."""
     records = size = 0
     out = SendBuffer(MIB)
-    begin, cpu_begin = time.perf_counter(), time.process_time()
+    begin = Spent.so_far(bucket)
     for vb in bucket.existing():
         encoder = PackedEncoder(FrameOptions(opaque=1, vbucket=vb.id))
         source = vb.stream(0, vb.high_seqno)
@@ -136,8 +182,8 @@ def scan(bucket: Bucket) -> tuple[Rate, float]:
                 sent, written = encode(encoder, event, out)
                 records += sent
                 size += written
-    spent, cpu = time.perf_counter() - begin, time.process_time() - cpu_begin
-    return Rate(records / spent, cpu / records * 1e6), size / spent / 1e6
+    spent = NOTHING.plus(begin, Spent.so_far(bucket))
+    return Rate(records, spent), size / spent.wall / 1e6
 
 
 def encode(encoder: PackedEncoder, run: Run, out: SendBuffer) -> tuple[int, int]:
@@ -154,31 +200,52 @@ def encode(encoder: PackedEncoder, run: Run, out: SendBuffer) -> tuple[int, int]
 
 def warm_up(folder: Path) -> None:
     """Load every kernel, so that the smallest row does not pay for it."""
-    measure(folder, 10_000, 64, StoreOptions(), cold=True)
+    measure(folder, 10_000, 64, StoreOptions(), cold=True, rounds=1)
     with Bucket.open(folder, name="bench", vbuckets=VBUCKETS) as bucket:
         for value in (bytes(256), None):  # long runs have a kernel of their own
             patiently(bucket, bucket.vbucket(0), [b"%d" % number for number in range(1000)], value)
     shutil.rmtree(folder)
+    gc.collect()
+    gc.freeze()
 
 
-def measure(folder: Path, documents: int, size: int, options: StoreOptions, cold: bool) -> Row:
+def measure(folder: Path, documents: int, size: int, options: StoreOptions, cold: bool, rounds: int = 0) -> Row:
+    rounds = rounds or max(1, min(MEASURED // documents, MOST_ROUNDS))
     value = random.Random(size).randbytes(size)
-    some = random.Random(1).sample(range(documents), min(documents, MOST_CHANGED))
-    changed = documents + 2 * len(some)
-    ballast = None if cold else Ballast(folder.with_name("ballast"), changed, size, options.quota_bytes)
-    with Bucket.open(folder, name="bench", vbuckets=VBUCKETS, options=options) as bucket:
-        bucket.create_all()
-        new = write(bucket, range(documents), value, ballast)
-        bytes_each = bucket.disk_bytes / documents
+    some = random.Random(1).sample(range(documents), min(documents, MEASURED))
+    changes = documents * rounds + (3 * rounds - 1) * len(some)
+    ballast = None if cold else Ballast(folder.with_name("ballast"), changes, size, options.quota_bytes)
+    new, bytes_each = load(folder, documents, value, options, ballast, rounds)
     begin = time.perf_counter()
     bucket = Bucket.open(folder, name="bench", vbuckets=VBUCKETS, options=options)
     open_s = time.perf_counter() - begin
     with bucket:
         scan(bucket)  # the file comes into the page cache, the kernels into memory
         scanned, scanned_mb = scan(bucket)
-        overwrite = write(bucket, some, value[::-1], ballast)
-        delete = write(bucket, some, None, ballast)
-    return Row(documents, size, new, overwrite, delete, scanned, scanned_mb, open_s, bytes_each)
+        overwrite = delete = NOTHING
+        for _ in range(rounds):
+            overwrite = write(bucket, some, value[::-1], ballast, overwrite)
+        for left in reversed(range(rounds)):
+            delete = write(bucket, some, None, ballast, delete)
+            if left:
+                write(bucket, some, value, ballast)
+    changed = len(some) * rounds
+    rates = Rate(documents * rounds, new), Rate(changed, overwrite), Rate(changed, delete)
+    return Row(documents, size, *rates, scanned, scanned_mb, open_s, bytes_each)
+
+
+def load(
+    folder: Path, documents: int, value: bytes, options: StoreOptions, ballast: Ballast | None, rounds: int
+) -> tuple[Spent, float]:
+    """New documents into one new bucket after the other, of which the last stays; and how large that is for each."""
+    new = NOTHING
+    for _ in range(rounds):
+        shutil.rmtree(folder, ignore_errors=True)
+        with Bucket.open(folder, name="bench", vbuckets=VBUCKETS, options=options) as bucket:
+            bucket.create_all()
+            new = write(bucket, range(documents), value, ballast, new)
+            bytes_each = bucket.disk_bytes / documents
+    return new, bytes_each
 
 
 def one_by_one(folder: Path, options: StoreOptions, documents: int = 50_000) -> tuple[float, float]:
@@ -211,12 +278,24 @@ def show(rows: list[Row], singles: tuple[float, float]) -> None:
     Console(width=140).print(table)
 
 
+def show_detail(rows: list[Row]) -> None:
+    table = Table(title="store: microseconds of CPU for each document, and what the system was asked for")
+    heads = "documents|value|phase|measured|writer|its system|flusher|its system|faults|B written|commits a million"
+    for head in heads.split("|"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        for phase in ("new", "overwrite", "delete", "scanned"):
+            table.add_row(f"{row.documents:,}", f"{row.size}", phase, *getattr(row, phase).detail())
+    Console(width=140).print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", default="10000,100000,1000000")
     parser.add_argument("--sizes", default="64,256,1024")
     parser.add_argument("--quota-mb", type=int, default=1024)
     parser.add_argument("--cold", action="store_true", help="fresh memory costs what this machine asks for it")
+    parser.add_argument("--detail", action="store_true", help="which thread the CPU went to, and page faults")
     parser.add_argument("--folder", type=Path, default=None, help="where the files go (a temporary directory)")
     chosen = parser.parse_args()
     options = StoreOptions(quota_bytes=chosen.quota_mb * MIB)
@@ -232,6 +311,8 @@ def main() -> None:
     finally:
         shutil.rmtree(top)
     show(rows, singles)
+    if chosen.detail:
+        show_detail(rows)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def small_key_tables(monkeypatch):
     """So small that few keys are enough to have several on disk."""
     monkeypatch.setattr(keyindex, "SMALLEST_TABLE", 8)
     monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 8)
+    monkeypatch.setattr(keyindex, "MOST_UNKNOWN", 8)
 
 
 def operation(vbucket: int, seqno: int) -> tuple[bytes, bytes | None]:

@@ -28,8 +28,8 @@ class Tables(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept = keyindex.SMALLEST_TABLE, keyindex.WORTH_A_TABLE
-        keyindex.SMALLEST_TABLE = keyindex.WORTH_A_TABLE = 8
+        self.kept = keyindex.SMALLEST_TABLE, keyindex.WORTH_A_TABLE, keyindex.MOST_UNKNOWN
+        keyindex.SMALLEST_TABLE = keyindex.WORTH_A_TABLE = keyindex.MOST_UNKNOWN = 8
         self.path = Path(tempfile.mkdtemp())
         self.bucket = open_bucket(self.path, SMALL, 1)
         self.bucket.set_state(0, VbucketState.ACTIVE)
@@ -39,7 +39,7 @@ class Tables(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.bucket.close()
-        keyindex.SMALLEST_TABLE, keyindex.WORTH_A_TABLE = self.kept
+        keyindex.SMALLEST_TABLE, keyindex.WORTH_A_TABLE, keyindex.MOST_UNKNOWN = self.kept
         shutil.rmtree(self.path)
 
     @property
@@ -147,6 +147,21 @@ def test_writes_find_older_versions_through_many_tables(tmp_path, monkeypatch, b
         assert vb.indexed_seqno > 0
     with open_bucket(tmp_path, options, 1) as bucket:
         assert {bucket.vbucket(0).get(key).rev_seqno for key in keys} == {3}
+
+
+def test_a_few_keys_written_over_and_over_leave_little_to_read_again_after_a_crash(tmp_path, monkeypatch):
+    monkeypatch.setattr(keyindex, "MOST_UNKNOWN", 100)
+    keys = [b"document-%d" % number for number in range(10)]
+    bucket = open_bucket(tmp_path, SMALL, 1)
+    vb = bucket.set_state(0, VbucketState.ACTIVE)
+    for _ in range(100):
+        vb.set_many(keys, [b"v"] * len(keys))
+        bucket.flush()
+        assert vb.high_seqno - vb.indexed_seqno <= 100
+    bucket.abandon()
+    with open_bucket(tmp_path, SMALL, 1) as bucket:
+        vb = bucket.vbucket(0)
+        assert {vb.get(key).rev_seqno for key in keys} == {100}
 
 
 def test_a_file_with_one_table_a_vbucket_is_read_and_goes_on(tmp_path, monkeypatch):

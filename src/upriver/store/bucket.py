@@ -22,7 +22,7 @@ from upriver.store.shared import Shared
 from upriver.store.stream import EndReason
 from upriver.store.vbucket import VBucket
 
-WORTH_KEEPING = 512  # keys of a vbucket that no table knows
+WORTH_KEEPING = 512  # records of a vbucket whose keys no table knows
 SLICE = 4  # vbuckets that one call of ``maintain`` compacts
 UNCLEAN_CAS_LEAP = 1 << 32  # more CAS values than can have been given out and lost
 
@@ -181,7 +181,7 @@ class Bucket:
         """What many records would have to be read for after the next start goes to disk as tables."""
         with self._shared.lock:
             for vbucket in self._vbuckets.values():
-                if vbucket.keys.entries >= WORTH_KEEPING:
+                if vbucket.high_seqno - vbucket.indexed_seqno > WORTH_KEEPING:
                     vbucket.keys.freeze(vbucket.high_seqno)
                     self._shared.note_dirty(vbucket, 0)
 

@@ -243,7 +243,7 @@ class Flusher:
     def _freeze_one(self, vbucket: Core) -> Frozen:
         vbucket.close_segment()
         segments = vbucket.memory.take_unflushed()
-        vbucket.keys.freeze_if_large(vbucket.high_seqno)
+        vbucket.keys.freeze_if_due(vbucket.high_seqno, vbucket.high_seqno - vbucket.indexed_seqno)
         size = sum(segment.end - segment.at for segment in segments)
         return Frozen(vbucket, segments, vbucket.high_seqno, vbucket.describe(), vbucket.keys.frozen[:], size)
 

@@ -16,6 +16,7 @@ from test_truth import normal
 
 from upriver.errors import ConfigError
 from upriver.spark.tables.deltas import LOG_HOURS
+from upriver.spark.tables.log import write_log
 from upriver.spark.tables.policy import Policy
 from upriver.spark.tables.read import read_arrow, view_sql
 from upriver.spark.tables.upkeep import fold_log, fold_tail, vacuum
@@ -141,6 +142,20 @@ def test_files_that_someone_else_rewrote_are_taken_in_again(busy: Desk) -> None:
     busy.feed.put("k40", {"n": -40})
     busy.commit()
     assert not [piece for piece in [*busy.orders.current.pieces(), *busy.orders.tail.pieces()] if piece.foreign]
+    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+
+
+def test_a_log_that_someone_else_rewrote_between_two_commits_of_a_batch_loses_nothing(busy: Desk) -> None:
+    busy.feed.fail_over(2, busy.feed.histories[2].seqno - 2)
+    busy.commit()
+    busy.feed.put("k40", {"n": -40})
+    written = write_log(busy.feed.batch(), busy.root, busy.number)
+    busy.orders.commit_log("app", busy.number, written.pieces["shop.orders"])  # and the tables not yet
+    DeltaTable(busy.orders.changes.uri).optimize.compact()
+    busy.open()
+    busy.tables.prepare()
+    busy.tables.apply(busy.number, written)
+    assert not [piece for piece in busy.orders.changes.pieces() if piece.foreign]
     assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
 
 

@@ -18,12 +18,13 @@ import pyarrow as pa
 from upriver.errors import ConfigError
 from upriver.records.schema import Event
 from upriver.spark.tables.columns import Shape, column_field, evolve, imposed, observe, parse, row_schema, shape_of
+from upriver.spark.tables.foreign import adopt
 from upriver.spark.tables.forward import Outcome, Work, run_inline
 from upriver.spark.tables.lake import APPLIED, REPAIRS, TRIMMED, Lake
-from upriver.spark.tables.log import LOG, Mark, Written, read_log, read_marks, write_log, write_marks
-from upriver.spark.tables.pieces import Piece, discard, gather, read_pieces
+from upriver.spark.tables.log import LOG, Mark, Written, read_changes, read_log, read_marks, write_log, write_marks
+from upriver.spark.tables.pieces import Piece, discard, gather
 from upriver.spark.tables.policy import Policy, Range, covered, frontier, hold, ranges_of, worth_merging
-from upriver.spark.tables.voiding import void
+from upriver.spark.tables.voiding import catch_up, void
 
 logger = logging.getLogger("upriver.sync")
 
@@ -67,6 +68,7 @@ class CollectionTables:
     def commit_log(self, app_id: str, batch: int, pieces: Sequence[Piece], marks: Sequence[Mark] = ()) -> bool:
         """Append a batch to the log, and mark what its rollbacks took back; False when it was there before."""
         self.changes.create(LOG, f"every change of {self.name}")
+        adopt(self.changes, self.applied)
         seen = self.changes.version(app_id)
         rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK] if seen is None or seen < batch else []
         old = self.changes.pieces()
@@ -244,7 +246,7 @@ def sample(root: str, new: Sequence[Piece]) -> Iterable[dict[str, object]]:
         pieces = pieces[:: max(1, len(pieces) // 8)]
     stride = -(-sum(piece.rows for piece in pieces) // SAMPLE_ROWS)
     for piece in pieces:
-        rows = read_pieces(root, [piece], LOG, ["event", "value", "datatype"])
+        rows = read_changes(root, [piece], ["event", "value", "datatype"])
         rows = gather(rows, list(range(0, rows.num_rows, stride)))
         for value, datatype in zip(rows.column("value").to_pylist(), rows.column("datatype").to_pylist(), strict=True):
             document = parse(value) if value is not None and (datatype or 0) & 1 else None
@@ -295,12 +297,16 @@ class Tables:
         self._note_epochs(written.marks)
         return [self.collection(name).advance(batch, lag, self.run, self.reread) for name in self.names()]
 
-    def note_epochs(self) -> None:
-        """Tell the executors' file what the logs know, as they may know more after a crash."""
-        marks = [
-            mark for name in self.names() if (log := self.collection(name).changes).exists
-            for mark in read_marks(log.uri, log.pieces())
-        ]
+    def prepare(self) -> None:
+        """Take over what an earlier run left: a log without marks of an earlier version, epochs from before a crash."""
+        marks: list[Mark] = []
+        for name in self.names():
+            log = self.collection(name).changes
+            if log.exists:
+                adopt(log, self.collection(name).applied)
+                known = read_marks(log.uri, log.pieces())
+                catch_up(log, known)
+                marks += known
         self._note_epochs(marks)
 
     def _note_epochs(self, marks: Iterable[Mark]) -> None:
@@ -335,5 +341,5 @@ class Tables:
         """The ids that the collection of this name has had, as far as its newest log files say."""
         log = self.collection(name).changes
         pieces = [piece for piece in log.pieces() if not piece.marks]
-        ids = read_pieces(log.uri, pieces[-64:], LOG, ["collection_id"]).column("collection_id")
+        ids = read_changes(log.uri, pieces[-64:], ["collection_id"]).column("collection_id")
         return set(ids.unique().to_pylist())

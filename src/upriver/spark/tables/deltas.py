@@ -20,6 +20,7 @@ from upriver.spark.tables.pieces import Piece, discard, filesystem, now_ms, piec
 # Every commit and every look at a table lists the directory of its log, so the log must not grow for ever. Taking old
 # entries away after each commit costs more than the commit: `vacuum` does it now and then.
 LOG_HOURS = 6
+_REMEMBERED = "delta.deletedFileRetentionDuration"
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
 
@@ -122,6 +123,23 @@ class Table:
         if fields:
             self.delta.alter.add_columns([Field.from_arrow(field) for field in fields])
             self.delta.update_incremental()
+
+    def vacuum(self, retention_hours: int) -> int:
+        """Delete files that left the table longer ago than that, and entries of its log that nobody needs.
+
+        Delta must remember for as long which files left it: of one that it forgot, only the age is known.
+        """
+        self.refresh()
+        remember = f"interval {max(retention_hours, 1)} hours"
+        if self.delta.metadata().configuration.get(_REMEMBERED) != remember:
+            self.delta.alter.set_table_properties({_REMEMBERED: remember})
+            self.delta.update_incremental()
+        gone = self.delta.vacuum(
+            retention_hours=retention_hours, dry_run=False, enforce_retention_duration=False, full=True
+        )
+        self.delta.cleanup_metadata()
+        self.refresh()
+        return len(gone)
 
     def drop_uncommitted(self, adds: Iterable[Piece]) -> None:
         """Delete files of a commit that did not happen, after looking: a commit that raised may have landed."""

@@ -83,7 +83,7 @@ class Applier:
                 Lake(self.options.to), self.lake_id, table_options(self.options, self.vbuckets), run=run,
                 reread=self.reread,
             )
-            self._tables.note_epochs()
+            self._tables.prepare()
         return self._tables
 
     def _lag(self, tables: Tables, written: Written) -> int:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import CHANGES, Event
-from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
+from upriver.spark.tables.pieces import Piece, Span, gather, place, read_pieces, write_piece
 
 LOG = pa.schema([
     *CHANGES,
@@ -154,13 +154,30 @@ def write_marks(lake: str, name: str, marks: Sequence[Mark], batch: int) -> Piec
 
 def read_marks(root: str, pieces: Iterable[Piece]) -> list[Mark]:
     """All marks in these files."""
-    rows = read_pieces(root, [piece for piece in pieces if piece.marks], LOG)
+    rows = read_changes(root, [piece for piece in pieces if piece.marks])
     return [
         mark for part in rows.to_batches() if part.num_rows
         for mark in (Mark(**row) for row in part.select(
             ["event", "vbucket", "seqno", "epoch", "batch", "vbuuid", "collection_id", "scope", "collection"]
         ).to_pylist())
     ]
+
+
+def read_changes(
+    root: str, pieces: Sequence[Piece], columns: Sequence[str] | None = None, span: Span | None = None
+) -> pa.Table:
+    """Rows of log files; of those that an earlier version wrote, none is voided."""
+    return read_pieces(root, pieces, LOG, columns, span, adapt=_with_voided)
+
+
+def _with_voided(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    if "voided" not in schema.names:
+        return rows
+    if "voided" not in rows.schema.names:
+        return rows.append_column(LOG.field("voided"), pa.repeat(pa.scalar(False), rows.num_rows))
+    known = rows.column("voided")  # null where another tool rewrote such a file
+    position = rows.schema.get_field_index("voided")
+    return rows.set_column(position, LOG.field("voided"), known.fill_null(False)) if known.null_count else rows
 
 
 def read_log(
@@ -171,5 +188,5 @@ def read_log(
     inside = [piece for piece in chosen if lo <= piece.lo and piece.hi <= hi]
     across = [piece for piece in chosen if not (lo <= piece.lo and piece.hi <= hi)]
     return pa.concat_tables(
-        [read_pieces(root, inside, LOG, columns), read_pieces(root, across, LOG, columns, (lo, hi))]
+        [read_changes(root, inside, columns), read_changes(root, across, columns, (lo, hi))]
     )

@@ -19,7 +19,7 @@ from upriver.spark.tables.apply import CollectionTables
 from upriver.spark.tables.columns import row_schema, spill
 from upriver.spark.tables.deltas import Table
 from upriver.spark.tables.lake import TRIMMED
-from upriver.spark.tables.log import LOG
+from upriver.spark.tables.log import read_changes
 from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
 from upriver.spark.tables.state import winners
 
@@ -71,7 +71,7 @@ def fold_log(tables: CollectionTables) -> int:
     run = fold_run(settled, tables.options.policy.tail_files)
     if not run:
         return 0
-    rows = read_pieces(tables.changes.uri, run, LOG)
+    rows = read_changes(tables.changes.uri, run)
     order = pc.sort_indices(rows, [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")])
     _swap(tables.changes, run, gather(rows, order))
     return len(run) - 1
@@ -94,7 +94,7 @@ def trim_log(tables: CollectionTables, before_us: int) -> int:
     for piece in tables.changes.pieces():
         if piece.marks or piece.last > tables.applied:
             continue
-        newest = pc.max(read_pieces(tables.changes.uri, [piece], LOG, ["timestamp"]).column("timestamp"))
+        newest = pc.max(read_changes(tables.changes.uri, [piece], ["timestamp"]).column("timestamp"))
         if newest.is_valid and newest.value < before_us:
             old.append(piece)
     if old:
@@ -106,14 +106,5 @@ def trim_log(tables: CollectionTables, before_us: int) -> int:
 
 def vacuum(tables: CollectionTables, retention_hours: int) -> int:
     """Delete files that left the tables longer ago than the retention, and Delta logs nobody needs."""
-    gone = 0
-    for table in (tables.changes, tables.tail, tables.current):
-        if table.exists:
-            table.refresh()
-            found = table.delta.vacuum(
-                retention_hours=retention_hours, dry_run=False, enforce_retention_duration=False, full=True
-            )
-            gone += len(found)
-            table.delta.cleanup_metadata()
-            table.refresh()
-    return gone
+    every = [tables.changes, tables.tail, tables.current, tables.lake.table("history", tables.name)]
+    return sum(table.vacuum(retention_hours) for table in every if table.exists)

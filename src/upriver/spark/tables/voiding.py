@@ -1,7 +1,7 @@
 """Changes that a rollback took back stay in the log, marked ``voided``, from the very commit that has the rollback.
 
 Files that hold such changes are written again. They are few: what a failover loses is recent, and recent files are
-small. Then any reader filters with ``NOT voided``, without knowing what an epoch is.
+small. Then any reader filters with ``voided IS NOT TRUE``, without knowing what an epoch is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import Event
-from upriver.spark.tables.log import LOG, Mark
-from upriver.spark.tables.pieces import Piece, place, read_pieces, write_piece
+from upriver.spark.tables.deltas import Table
+from upriver.spark.tables.log import LOG, Mark, read_changes
+from upriver.spark.tables.pieces import Piece, place, write_piece
 from upriver.spark.tables.state import Mask, voided
 
+VOIDED = "upriver.voided"
 _NEEDED = ["event", "vbucket", "seqno", "epoch", "voided"]
 
 
@@ -27,21 +29,36 @@ def void(root: str, pieces: Sequence[Piece], rollbacks: Sequence[Mark]) -> dict[
     span = min(mark.vbucket for mark in rollbacks), max(mark.vbucket for mark in rollbacks)
     again = {}
     for piece in pieces:
-        if piece.overlaps(*span) and _lost(read_pieces(root, [piece], LOG, _NEEDED, span), rollbacks).any():
+        if piece.overlaps(*span) and _lost(read_changes(root, [piece], _NEEDED, span), rollbacks).any():
             again[piece.path] = _written_again(root, piece, rollbacks)
     return again
 
 
 def _lost(rows: pa.Table, rollbacks: Sequence[Mark]) -> Mask:
     """Changes that these rollbacks took back and that are not marked yet; a rollback itself always stands."""
-    stands = pc.or_(pc.equal(rows.column("event"), Event.ROLLBACK.value), pc.fill_null(rows.column("voided"), False))
+    stands = pc.or_(pc.equal(rows.column("event"), Event.ROLLBACK.value), rows.column("voided"))
     lost: Mask = voided(rows, rollbacks) & ~stands.to_numpy().astype(bool)
     return lost
 
 
 def _written_again(root: str, piece: Piece, rollbacks: Sequence[Mark]) -> Piece:
-    rows = read_pieces(root, [piece], LOG)
-    known = pc.fill_null(rows.column("voided"), False).to_numpy()
-    marked = pa.array(np.logical_or(known, _lost(rows, rollbacks)))
+    rows = read_changes(root, [piece])
+    marked = pa.array(np.logical_or(rows.column("voided").to_numpy(), _lost(rows, rollbacks)))
     rows = rows.set_column(LOG.get_field_index("voided"), LOG.field("voided"), marked)
     return write_piece(root, place(piece.lo, piece.hi, piece.first, piece.last, marks=piece.marks), rows)
+
+
+def catch_up(log: Table, marks: Sequence[Mark]) -> None:
+    """Give a log that was made before there was ``voided`` the column, and mark what was taken back until then.
+
+    The files first: a crash before the column is there leaves all of it to the next run, which finds them marked.
+    """
+    if "voided" in log.schema().names:
+        return
+    old = log.pieces()
+    again = void(log.uri, old, [mark for mark in marks if mark.event == Event.ROLLBACK])
+    if again:
+        seen = log.version(VOIDED)
+        removes = [piece for piece in old if piece.path in again]
+        log.commit(VOIDED, 0 if seen is None else seen + 1, again.values(), removes, rearrange=True)
+    log.add_columns([LOG.field("voided").with_nullable(True)])  # Delta adds no other

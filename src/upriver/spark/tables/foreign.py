@@ -1,0 +1,42 @@
+"""Log files that another tool wrote, as ``OPTIMIZE`` does: written again as ours, whose names say what they hold.
+
+Such a file has marks among its changes, and batches that the tables have beside batches that they lack. Ours never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from upriver.spark.tables.deltas import Table
+from upriver.spark.tables.log import DOCUMENTS, read_changes
+from upriver.spark.tables.pieces import Piece, gather, place, write_piece
+
+ADOPTED = "upriver.adopted"
+_ORDER = [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")]
+
+
+def adopt(log: Table, applied: int) -> None:
+    """Put ours in the place of files of others, one by one; ``applied`` is the last batch that the tables have."""
+    for piece in log.pieces():
+        if piece.foreign:
+            rows = read_changes(log.uri, [piece])
+            rows = gather(rows, pc.sort_indices(rows, _ORDER))
+            seen = log.version(ADOPTED)
+            log.commit(ADOPTED, 0 if seen is None else seen + 1, _ours(log.uri, rows, applied), [piece], rearrange=True)
+
+
+def _ours(root: str, rows: pa.Table, applied: int) -> Iterator[Piece]:
+    old = pc.less_equal(rows.column("batch"), applied)
+    documents = pc.is_in(rows.column("event"), value_set=pa.array(DOCUMENTS))
+    for part, marks in (
+        (rows.filter(pc.and_(documents, old)), False),
+        (rows.filter(pc.and_not(documents, old)), False),
+        (rows.filter(pc.invert(documents)), True),
+    ):
+        if part.num_rows:
+            span, batches = (pc.min_max(part.column(name)).as_py() for name in ("vbucket", "batch"))
+            path = place(span["min"], span["max"], batches["min"], batches["max"], marks=marks)
+            yield write_piece(root, path, part)

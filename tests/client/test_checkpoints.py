@@ -140,7 +140,7 @@ def test_a_checkpoint_is_the_old_one_or_the_new_one_whenever_its_writer_is_kille
     path = tmp_path / "c.json"
     fork = multiprocessing.get_context("fork")
     for delay in range(12):
-        writer = fork.Process(target=save_for_ever, args=(path,))
+        writer = fork.Process(target=save_for_ever, args=(path,), daemon=True)
         writer.start()
         while not path.exists():
             time.sleep(0.001)

@@ -183,7 +183,7 @@ def test_processes_that_claim_at_once_never_read_the_same_vbucket(
 ) -> None:
     fork = multiprocessing.get_context("fork")
     arguments = (kind, tmp_path, server.connection_string)
-    members = [fork.Process(target=claim_and_let_go, args=(*arguments, f"m{n}", 25)) for n in range(4)]
+    members = [fork.Process(target=claim_and_let_go, args=(*arguments, f"m{n}", 25), daemon=True) for n in range(4)]
     for member in members:
         member.start()
     for member in members:

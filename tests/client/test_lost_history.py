@@ -92,7 +92,8 @@ def test_no_document_is_missing_and_none_is_a_phantom(server: RunningNode, tmp_p
                 name = steps[(seed * LIVES + generation) % len(steps)]
                 die_at = name, 1 if name == UNDONE else chance.randrange(1, 6)
                 fate = Fate(server.http_port, die_at, chance.randrange(1, 30), seed * 100 + generation)
-                child = fork.Process(target=live_and_die, args=(server.connection_string, path, policy, fate))
+                arguments = server.connection_string, path, policy, fate
+                child = fork.Process(target=live_and_die, args=arguments, daemon=True)
                 child.start()
                 child.join(60)
                 assert child.exitcode in (0, -signal.SIGKILL), f"seed {seed}: the reader ended with {child.exitcode}"
@@ -141,7 +142,7 @@ def test_a_reader_that_saves_after_its_data_can_die_in_between(server: RunningNo
                 die_at = STEPS[(seed * LIVES + generation) % len(STEPS)], chance.randrange(1, 6)
                 fate = Fate(server.http_port, die_at, chance.randrange(1, 30), seed, most=10)
                 arguments = connection, path, kind, fate.step
-                child = fork.Process(target=live_and_save_after, args=arguments)
+                child = fork.Process(target=live_and_save_after, args=arguments, daemon=True)
                 child.start()
                 child.join(60)
                 assert child.exitcode in (0, -signal.SIGKILL), f"seed {seed}: the reader ended with {child.exitcode}"

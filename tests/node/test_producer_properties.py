@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from upriver.errors import CorruptStore
 from upriver.model import DEFAULT_COLLECTION, Datatype, VbucketState
 from upriver.node import dcp_commands
+from upriver.node.live_fan import LiveFan
 from upriver.node.options import Limits
 from upriver.node.producer import Producer, SendBuffers
 from upriver.protocol.controls import ProducerOptions, apply_control
@@ -88,7 +89,7 @@ class World:
         for key, value in {"enable_noop": "true", **controls}.items():
             apply_control(self.options, key.encode(), value.encode())
         node_bucket = SimpleNamespace(
-            store=self.bucket, dcp_connections={}, waits_for_map=False, on_seqno_acknowledged=None
+            store=self.bucket, dcp_connections={}, waits_for_map=False, on_seqno_acknowledged=None, fan=LiveFan()
         )
         self.producer = Producer(self.conn, node_bucket, self.options)  # type: ignore[arg-type]
         self.splitter = FrameSplitter()

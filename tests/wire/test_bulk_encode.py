@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from upriver.wire.bulk_encode import (
     pack_columns,
     rows_by_vbucket,
 )
-from upriver.wire.columns import BulkDecoder, Columns, address_of
+from upriver.wire.columns import BulkDecoder, Columns
 from upriver.wire.keys import join_key, split_key
 from upriver.wire.packed import SUPERSEDED, Kind, Packed
 
@@ -284,37 +283,3 @@ def test_rows_come_apart_by_vbucket_in_the_order_of_arrival() -> None:
     run = pack_columns(columns, dict(rows_by_vbucket(columns))[5])
     assert [packed.unpack(run.data, int(at))[0].seqno for at in run.starts] == [1, 3, 6]
     assert packed.unpack(run.data)[1] == b"\0k"
-
-
-@settings(deadline=None)
-@given(
-    run=runs(), options=options, after=st.integers(0, 10), window=st.sampled_from([10**9, 10**9, 600, 1]),
-    advance=st.booleans(), begins=st.booleans(), room=st.sampled_from([1 << 16, 1 << 16, 300]),
-)  # fmt: skip
-def test_a_whole_live_snapshot_is_its_marker_and_its_documents_or_nothing_at_all(
-    run: bytes, options: FrameOptions, after: int, window: int, advance: bool, begins: bool, room: int
-):
-    options = replace(options, stream_id=0)
-    heads = [head for _, head, _, _ in cut(run)]
-    upto = heads[-1].seqno if heads else after
-    alive = [head.seqno for head in heads if not head.kind & SUPERSEDED and head.seqno > after]
-    frames, out = SendBuffer(1 << 16), SendBuffer(room)
-    frames_done = PackedEncoder(options).encode(run, frames, after=after, upto=upto, budget=window - 44)
-    out.append(b"before")
-    source = np.frombuffer(run, np.uint8)
-    stop, records, last = PackedEncoder(options).encode_live(
-        address_of(source) if run else 0, len(run), out, after, upto, window, after + 1 if begins else 0,
-        upto if advance else 0, 5 if begins else 1,
-    )  # fmt: skip
-    fits = 6 + 44 + frames_done.bytes_written + 32 <= room
-    whole = frames_done.stop is Stop.END and fits
-    assert (stop is Stop.END) is whole or not fits
-    if not whole or not records:
-        assert bytes(out.view()) == b"before"
-        return
-    assert (records, last) == (frames_done.records_sent, frames_done.last_seqno)
-    end = upto if advance else last
-    names = {"vbucket": options.vbucket, "opaque": options.opaque}
-    marker = dcp.SnapshotMarker(min(after + 1 if begins else alive[0], end), end, 5 if begins else 1, **names)
-    told = dcp.SeqnoAdvanced(end, **names).encode() if end != last else b""
-    assert bytes(out.view()) == b"before" + marker.encode() + bytes(frames.view()) + told

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import ConfigError, KeyExists, KeyNotFound, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log
+from upriver.node.live_fan import LiveFan
 from upriver.protocol.consumer_streams import Registry
 from upriver.store import Bucket, StoreOptions
 
@@ -36,6 +37,7 @@ class NodeBucket:
         self.has_xattrs = self._xattr_mark.exists()
         self.name: str = store.name
         self.dcp_connections: dict[str, Connection] = {}  # by connection name: producers and consumers share names
+        self.fan = LiveFan()
         self.passive_streams = Registry()  # what this node consumes, over all connections
         self.waits = waits
         self.member = False  # of a cluster: a manager's map rules

@@ -18,6 +18,7 @@ from upriver.node.producer_stream import Outcome, ProducerStream
 from upriver.protocol.controls import ProducerOptions
 from upriver.wire import Opcode, OtherResponse, dcp
 from upriver.wire.bulk_encode import SendBuffer
+from upriver.wire.bulk_live import Followers, News
 from upriver.wire.constants import StreamEndStatus
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Producer:
         self._thread = threading.get_ident()  # the loop's: a wake from there needs no detour
         self._backfills: set[ProducerStream] = set()
         self._waiting_backfills: dict[ProducerStream, None] = {}  # in order
+        self._followers = Followers(0)  # the streams that the bucket's fan serves; made larger for the first one
         self._scheduled = False
         self._lent: SendBuffer | None = None
         self._closed = False
@@ -98,6 +100,8 @@ class Producer:
             if threading.get_ident() == self._thread:
                 self.make_ready(stream)
                 return
+            if stream.group is not None:
+                self._followers.mute(stream.vbucket_id)  # it was ended: what comes now may be of another branch
             self._woken.append(stream)
             if not self._wake_scheduled and not self._closed:
                 self._wake_scheduled = True
@@ -111,10 +115,37 @@ class Producer:
             self.make_ready(self._woken.popleft())
 
     def make_ready(self, stream: ProducerStream) -> None:
+        self.unfollow(stream)
         if not stream.queued and not self._closed:
             stream.queued = True
             self._ready.append(stream)
             self.schedule()
+
+    def _follow(self, stream: ProducerStream) -> None:
+        """Leave a stream that is up to date to the bucket's fan, if it is of the kind that can be."""
+        encoder = stream.plain_encoder
+        if encoder is None:
+            return
+        if not self._followers:
+            self._followers = Followers(self.bucket.store.vbuckets)
+        with stream.vbucket.shared.lock:  # who ends it meanwhile finds it here or there
+            if self.bucket.fan.join(stream):
+                self._followers.add(
+                    stream.vbucket_id, encoder, stream.end_seqno, can_advance=stream.can_advance,
+                    is_filtered=stream.filter.is_filtered,
+                )  # fmt: skip
+
+    def unfollow(self, stream: ProducerStream) -> None:
+        """It goes its own way again, if it did not."""
+        if stream.group is not None:
+            self.settle(stream)
+            self._followers.mute(stream.vbucket_id)
+            self.bucket.fan.leave(stream)
+
+    def settle(self, stream: ProducerStream) -> None:
+        """Have the stream know what the fan did for it."""
+        if stream.group is not None:
+            stream.note(self._followers.progress(stream.vbucket_id), stream.group.position)
 
     def ending(self, stream: ProducerStream) -> None:
         """It only has its last frames to send; its place may be taken by a new stream."""
@@ -190,6 +221,31 @@ class Producer:
     def _can_go_on(self) -> bool:
         return bool(self._ready) and self.options.window.is_open and self.conn.can_write and not self._resume_at
 
+    def send_news(self, news: News) -> list[ProducerStream]:
+        """What was just written, to the streams that have everything else; returns those that reached their end.
+
+        Where there is no room for it now the streams go their own way, and send it when there is.
+        """
+        self._return_buffer()
+        row, followers = 0, self._followers
+        while row < len(news) and self._can_send:
+            buffer = self.conn.node.send_buffers.take()
+            row, records = followers.encode(news, row, buffer, self.options.window.room)
+            self.items_sent += records
+            self.options.window.charge(buffer.used)
+            self._send(buffer)
+        left_out, finished = followers.left_out(news, row)
+        for vbucket in left_out + news.vbuckets[row:]:
+            stream = self.streams.get((vbucket, 0))
+            if stream is not None and stream.group is not None:
+                self.make_ready(stream)
+        return [self.streams[vbucket, 0] for vbucket in finished]
+
+    @property
+    def _can_send(self) -> bool:
+        is_slowed = self.stalled_until or self.slow_bytes_per_s or self._resume_at
+        return not self._closed and self.conn.can_write and self.options.window.is_open and not is_slowed
+
     def _send(self, buffer: SendBuffer) -> None:
         if buffer.used:
             self.total_bytes_sent += buffer.used
@@ -212,12 +268,6 @@ class Producer:
         while self._ready and buffer.used < most:
             stream = self._ready.popleft()
             stream.queued = False
-            sent = stream.fill_live(buffer)
-            if sent >= 0:
-                self.items_sent += sent
-                if time.monotonic() > deadline:
-                    break
-                continue
             if self._must_queue_for_backfill(stream):
                 continue
             before = stream.items_sent
@@ -235,7 +285,10 @@ class Producer:
             self._leave_backfills(stream)
         else:
             self._backfills.add(stream)
-        if outcome is Outcome.IDLE or stream.queued:
+        if outcome is Outcome.IDLE:
+            self._follow(stream)
+            return
+        if stream.queued:
             return
         stream.queued = True
         stays = outcome in (Outcome.FULL, Outcome.WINDOW) or (self.options.sequential_backfill and stream.backfilling)

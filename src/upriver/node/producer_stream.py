@@ -25,17 +25,16 @@ from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, Strea
 from upriver.wire.packed import Kind, Packed, unpack
 
 if TYPE_CHECKING:
+    from upriver.node.live_fan import Group
     from upriver.node.producer import Producer
     from upriver.node.takeover import Takeover
     from upriver.store import StreamSource, VBucket
-    from upriver.store.stream import Live
+    from upriver.wire.bulk_live import Progress
 
 RUN_BYTES = 64 * 1024  # of one vbucket, before another gets its turn
-LIVE_BYTES = 16 * 1024  # a snapshot that is sent whole or not at all
 _ANTI_LAG = 10_000  # seqnos that a filter hides before the client is told how far the stream is (6.6)
 # As plain numbers: an IntFlag takes longer to compare than the whole marker to build.
 _MEMORY, _DISK, _ACK = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.ACK)
-_FIRST_MEMORY = int(MarkerFlag.MEMORY | MarkerFlag.CHECKPOINT)
 _PREPARE_OPCODE = int(Opcode.DCP_PREPARE)
 
 
@@ -56,7 +55,7 @@ class ProducerStream:
         "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_last_advanced", "_live", "_live_encoder",
         "_marker", "_marker_end", "_offset", "_oso_greatest", "_partial", "_run", "_snapshot", "can_advance",
         "dialect", "end_seqno", "ended",
-        "filter", "flags", "frames", "items_sent", "last_read_seqno", "last_sent_seqno", "opaque", "options",
+        "filter", "flags", "frames", "group", "items_sent", "last_read_seqno", "last_sent_seqno", "opaque", "options",
         "producer", "queued", "snap_end", "snap_start", "source", "start_seqno", "stream_id", "takeover", "vbucket",
         "vbucket_id", "vbuuid",
     )  # fmt: skip
@@ -76,6 +75,7 @@ class ProducerStream:
         )  # fmt: skip
         self.can_advance = options.can_advance and attempt.dialect is Dialect.DCP
         self.queued = False  # in the producer's ready queue
+        self.group: Group | None = None  # while the bucket's fan serves it
         self.ended = False
         self.last_sent_seqno = 0
         self.last_read_seqno = attempt.start
@@ -97,7 +97,7 @@ class ProducerStream:
         self._initial = attempt.start == 0 and OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in options.flags
         # Of the usual kind, whose markers the bulk encoder can write too.
         self._live = attempt.dialect is Dialect.DCP and not (
-            options.sync_writes or options.marker_v22 or attempt.stream_id
+            options.sync_writes or options.marker_v22 or attempt.stream_id or options.force_value_compression
         )
         self._encoder: Encoder | None = None  # made when there is something to encode, and after changes
         self._live_encoder: PackedEncoder | None = None
@@ -146,45 +146,19 @@ class ProducerStream:
                 if stuck is not None:
                     return stuck
 
-    def fill_live(self, out: SendBuffer) -> int:
-        """The whole turn of a stream that is up to date and lacks a few documents; returns how many they were.
+    @property
+    def plain_encoder(self) -> PackedEncoder | None:
+        """What encodes its snapshots from memory, markers included, if they are of the usual kind and nothing waits."""
+        if self._run is not None or self._frames or self._partial or self.takeover is not None:
+            return None
+        return self._live_encoder
 
-        -1 when it is not that simple: then nothing has happened, and ``fill`` knows what to do.
-        """
-        options, encoder = self.options, self._live_encoder
-        window_room = options.window.room
-        if (
-            encoder is None or self._run is not None or self._frames or self._partial
-            or self.takeover is not None or options.force_value_compression or window_room <= 0
-        ):  # fmt: skip
-            return -1
-        live = self.source.next_live()
-        if live is None:
-            return -1
-        first, last, begins, address, size, _ = live
-        before, end = out.used, last if self.can_advance else 0
-        if size > LIVE_BYTES:
-            return -1
-        stop, records, sent = encoder.encode_live(
-            address, size, out, first - 1, last, window_room, first if begins else 0, end,
-            _FIRST_MEMORY if begins else _MEMORY,
-        )  # fmt: skip
-        if stop is not Stop.END or (end and not records and not self.filter.is_filtered):
-            return -1
-        self.source.took_live(live)
-        options.window.charge(out.used - before)
-        self._note_live(live, records, sent)
-        return records
-
-    def _note_live(self, live: Live, records: int, sent: int) -> None:
-        self.last_read_seqno = live.last
-        if records:
-            self.items_sent += records
-            self.last_sent_seqno = sent
-            if self.can_advance and sent != live.last:
-                self._last_advanced = live.last
-        if live.last >= self.end_seqno:
-            self.producer.make_ready(self)
+    def note(self, progress: Progress, upto: int) -> None:
+        """The bucket's fan has sent it so much, and read up to there."""
+        self.last_read_seqno = upto
+        self.items_sent += progress.records
+        self.last_sent_seqno = progress.last_sent or self.last_sent_seqno
+        self._last_advanced = progress.last_advanced or self._last_advanced
 
     def _step(self, out: SendBuffer) -> Outcome | None:
         if self._run is not None:
@@ -278,6 +252,7 @@ class ProducerStream:
         self._frames.clear()
 
     def _stop(self) -> None:
+        self.producer.unfollow(self)
         self.ended = True
         self._run = self._marker = None
         self.source.close()

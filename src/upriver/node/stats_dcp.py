@@ -65,6 +65,8 @@ def _figures(conn: Connection) -> dict[str, object]:
     if not isinstance(producer, Producer):
         return dict(producer.stats()) if producer is not None else {"type": "consumer", "created": 0}
     options, window = producer.options, producer.options.window
+    for stream in producer.streams.values():
+        producer.settle(stream)
     return {
         "type": "producer",
         "created": int(producer.created),
@@ -154,6 +156,7 @@ def dcp_takeover(query: Query) -> Figures:
         yield "backfillRemaining", 0
         return
     stream = found[-1]
+    stream.producer.settle(stream)
     remaining, backfilling = _remaining(stream), stream.state == "backfilling"
     yield "status", "backfilling" if backfilling else "stream_is_dead" if stream.ended else "in-memory"
     yield "estimate", remaining

@@ -10,12 +10,14 @@ from upriver.store.options import Durability, StoreOptions
 from upriver.store.stream import (
     End,
     EndReason,
+    Live,
     OsoEnd,
     OsoStart,
     Run,
     SnapshotStart,
     StreamEvent,
     StreamSource,
+    live_after,
 )
 from upriver.store.vbucket import VBucket
 from upriver.store.withmeta import WithMeta
@@ -27,6 +29,7 @@ __all__ = [
     "End",
     "EndReason",
     "Event",
+    "Live",
     "Manifest",
     "OsoEnd",
     "OsoStart",
@@ -39,4 +42,5 @@ __all__ = [
     "StreamSource",
     "VBucket",
     "WithMeta",
+    "live_after",
 ]

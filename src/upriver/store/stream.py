@@ -94,6 +94,25 @@ class Live(NamedTuple):
 StreamEvent: TypeAlias = SnapshotStart | Run | OsoStart | OsoEnd | End
 
 
+def live_after(vbucket: Core, position: int) -> Live | None:
+    """What readers lack who have everything up to ``position``, if that is one whole snapshot in memory."""
+    with vbucket.shared.lock:
+        checkpoints = vbucket.memory.checkpoints
+        if not checkpoints or position < vbucket.memory.floor:
+            return None
+        opened, checkpoint = vbucket.memory.open, checkpoints[-1]
+        if opened is not None:
+            if opened.first != position + 1:
+                return None  # there is more than that
+            vbucket.close_segment()
+        row = len(checkpoint.last) - 1
+        if row < 0 or checkpoint.first[row] != position + 1 or checkpoint.snap_end[row] > checkpoint.last[row]:
+            return None
+        at = checkpoint.end[row - 1] if row else 0
+        size = checkpoint.end[row] - at
+        return Live(position + 1, checkpoint.last[row], row == 0, checkpoint.address + at, size, checkpoint.data)
+
+
 class StreamSource:
     """Poll it for events; made by ``VBucket.stream``."""
 
@@ -169,37 +188,26 @@ class StreamSource:
                 self._vbucket.wait(self._wake, for_disk=self._owed_end > 0)
             return event
 
-    def next_live(self) -> Live | None:
-        """What a reader who is up to date lacks, if that is one whole snapshot in memory; else None: ``poll`` knows.
+    def hand_over(self) -> int | None:
+        """If it has all that there is and the next thing will be a snapshot from memory: where it is.
 
-        Nothing counts as read before ``took_live``; ``wake`` is called for what comes later.
+        Somebody else then reads on in its place with ``live_after``, and nobody wakes it any more for what is new.
         """
         vbucket, position = self._vbucket, self.position
         with vbucket.shared.lock:
             if (
                 self._after_backfill or position != self._announced_end or position >= self.end or self._queue
-                or self._killed is not None or self._ended or self._scan is not None
-                or not (checkpoints := vbucket.memory.checkpoints) or position < vbucket.memory.floor
+                or self._killed is not None or self._ended or self._scan is not None or position != vbucket.high_seqno
             ):  # fmt: skip
                 return None
-            opened, checkpoint = vbucket.memory.open, checkpoints[-1]
-            if opened is not None:
-                if opened.first != position + 1:
-                    return None  # there is more than that
-                vbucket.close_segment()
-            row = len(checkpoint.last) - 1
-            if row < 0 or checkpoint.first[row] != position + 1 or checkpoint.snap_end[row] > checkpoint.last[row]:
-                return None
             if self._wake is not None:
-                vbucket.wait(self._wake)
-            at, last = checkpoint.end[row - 1] if row else 0, checkpoint.last[row]
-            size = checkpoint.end[row] - at
-            return Live(position + 1, last, row == 0, checkpoint.address + at, size, checkpoint.data)
+                vbucket.stop_waiting(self._wake)
+            return position
 
-    def took_live(self, live: Live) -> None:
-        """All of it was handed on."""
-        self._origin = live.first
-        self.position = self._announced_end = live.last
+    def take_back(self, origin: int, position: int) -> None:
+        """It was read up to ``position`` in its place, with a last snapshot that began at ``origin`` (0: none)."""
+        self._origin = origin or self._origin
+        self.position = self._announced_end = position
 
     def _next(self) -> StreamEvent | None:
         if self._killed is not None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -114,15 +113,6 @@ class FrameOptions:
 
 _STOPS = tuple(Stop)
 _NO_IDS = np.zeros(0, np.int64)
-_LIVE_STATE = np.zeros(6, np.int64)  # one for all: its kernel keeps the interpreter lock, and leaves nothing in it
-
-
-@cache
-def _live_kernel() -> Callable[..., tuple[int, int, int, int]]:
-    """Ready to be called: at 100,000 calls a second every indirection counts."""
-    from upriver.wire import bulk_frames
-
-    return bulk_frames.encode_live.compiled()
 
 
 class Encoded(NamedTuple):
@@ -157,22 +147,10 @@ class PackedEncoder:
         """The encoder for values that need no change: this one."""
         return self
 
-    def encode_live(
-        self, source: int, size: int, out: SendBuffer, after: int, upto: int, budget: int, start: int, end: int,
-        flags: int,
-    ) -> tuple[Stop, int, int]:  # fmt: skip
-        """A snapshot of few records at the address ``source``, with its marker, in one call; all of it or nothing.
-
-        ``start`` 0: the marker begins with the first record. ``end`` 0: it ends with the last one that is sent; any
-        other end is told with a SEQNO_ADVANCED if it is not. Returns why it stopped, how many documents it wrote and
-        the last one's seqno; whatever is not ``END`` is for ``encode``.
-        """
-        written, records, last, reason = _live_kernel()(
-            source, size, out.address, out.used, out.room, self._plan_at, after, upto, budget, start, end, flags,
-            _LIVE_STATE,
-        )  # fmt: skip
-        out.used = written
-        return _STOPS[reason], records, last
+    @property
+    def address(self) -> int:
+        """Where kernels find what the stream asked for."""
+        return self._plan_at
 
     def encode(
         self, run: Buffer, out: SendBuffer, *, offset: int = 0, after: int = 0, upto: int = SEQNO_MAX,

@@ -251,8 +251,8 @@ def first_live(base, size, after):
     return 0
 
 
-@kernel(types.UniTuple(I64, 4)(I64, I64, I64, I64, I64, I64, I64, I64, I64, I64, I64, I64, ARRAY), nogil=False)
-def encode_live(base, size, out, written, room, plan, after, upto, budget, start, end, flags, state):
+@njit(**INLINE)
+def put_snapshot(base, size, out, written, room, plan, after, upto, budget, start, end, flags, state):
     """A whole snapshot of few records: its marker (of version 1, without a stream-id), and their frames.
 
     ``start`` 0 is the first record's seqno, ``end`` 0 the last one sent; any other ``end`` that is not sent is told
@@ -262,7 +262,7 @@ def encode_live(base, size, out, written, room, plan, after, upto, budget, start
     store_le64(plan + 8 * UPTO, upto)
     store_le64(plan + 8 * BUDGET, budget - _MARKER_FRAME)
     state[OFFSET], state[WRITTEN], state[LAST], state[INVISIBLE] = 0, written + _MARKER_FRAME, 0, 0
-    encode_run(base, size, out, room - _MARKER_FRAME - _ADVANCED_FRAME, plan, state)
+    encode_run(base, size, out, room - _ADVANCED_FRAME, plan, state)
     last, done = state[LAST], state[WRITTEN]
     if state[REASON] != END or not last:
         return written, 0, 0, SPECIAL if state[INVISIBLE] else min(state[REASON], SPECIAL)
@@ -279,6 +279,52 @@ def encode_live(base, size, out, written, room, plan, after, upto, budget, start
     store_be64(o + 8, end)
     store_be32(o + 16, flags)
     return done, state[RECORDS], last, END
+
+
+# What is new in a vbucket, and what follows it: the columns of the two tables of ``encode_followed``.
+N_VBUCKET, N_FIRST, N_LAST, N_START, N_FLAGS, N_ADDRESS, N_SIZE, N_WIDTH = range(8)
+F_PLAN, F_SWITCHES, F_END, F_RECORDS, F_SENT, F_ADVANCED, F_WIDTH = range(7)
+F_CAN_ADVANCE, F_FILTERED = 1, 2
+# What became of a follower: there was none, it has it, it has it and that was all it wanted, it must go another way.
+NOBODY, SERVED, FINISHED, LEFT_OUT = range(4)
+
+
+@kernel(types.UniTuple(I64, 3)(ARRAY, I64, I64, ARRAY, I64, I64, I64, I64, ARRAY, ARRAY), nogil=False)
+def encode_followed(news, row, rows, followers, out, written, room, budget, outcomes, state):
+    """Snapshots ``row`` to ``rows`` of ``news``, each for whoever follows its vbucket, until buffer or window are full.
+
+    Returns (the row to go on at, written, documents).
+    """
+    records = 0
+    while row < rows:
+        new = row * N_WIDTH
+        at = news[new + N_VBUCKET] * F_WIDTH
+        outcomes[row] = NOBODY
+        if followers[at + F_PLAN]:
+            if budget <= 0:
+                break
+            switches, last = followers[at + F_SWITCHES], news[new + N_LAST]
+            end = last if switches & F_CAN_ADVANCE else 0
+            done, count, sent, reason = put_snapshot(
+                news[new + N_ADDRESS], news[new + N_SIZE], out, written, room, followers[at + F_PLAN],
+                news[new + N_FIRST] - 1, last, budget, news[new + N_START], end, news[new + N_FLAGS], state,
+            )  # fmt: skip
+            if reason == FULL and written:
+                break
+            if reason != END or (end and not count and not switches & F_FILTERED):
+                outcomes[row] = LEFT_OUT
+            else:
+                outcomes[row] = SERVED if last < followers[at + F_END] else FINISHED
+                budget -= done - written
+                written = done
+                records += count
+                if count:
+                    followers[at + F_RECORDS] += count
+                    followers[at + F_SENT] = sent
+                    if end and sent != last:
+                        followers[at + F_ADVANCED] = last
+        row += 1
+    return row, written, records
 
 
 @njit(**INLINE)

@@ -1,0 +1,207 @@
+"""Many connections that follow the same vbuckets, each at its own pace: none misses or repeats anything."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_producer_properties import HandLoop, StandIn, check_promises, contents
+
+from upriver.model import VbucketState
+from upriver.node import dcp_commands
+from upriver.node.live_fan import LIVE_BYTES, LiveFan
+from upriver.node.producer import Producer
+from upriver.protocol.controls import ProducerOptions, apply_control
+from upriver.store import Bucket, StoreOptions
+from upriver.wire import Context, FrameSplitter, Message, dcp, decode
+
+VBUCKETS, READERS = 3, 3
+_paths = itertools.count()
+
+
+class Reader:
+    """A connection with a stream of each vbucket; it may be slow to read and to acknowledge."""
+
+    def __init__(self, crowd: Crowd, name: bytes, window: int) -> None:
+        self.conn = StandIn(crowd.loop)
+        self.options = ProducerOptions.opened(dcp.Open(0, 1, name), collections=True, snappy=False, now=0.0)
+        controls = {b"enable_noop": b"true", b"connection_buffer_size": b"%d" % window}
+        for key, value in controls.items():
+            apply_control(self.options, key, value)
+        self.producer = Producer(self.conn, crowd.node_bucket, self.options)  # type: ignore[arg-type]
+        self.unread = FrameSplitter()
+        self.streams: dict[int, list[list[Message]]] = {vbucket: [] for vbucket in range(VBUCKETS)}
+        self.unacknowledged = 0
+        self.lazy = False
+
+    def open(self, vbucket: int) -> None:
+        """From where it was when it closed the stream; it is told everything up to the end of a snapshot."""
+        position: dict[str, int] = {}
+        if seqno := max((m.by_seqno for m in self.received(vbucket) if hasattr(m, "by_seqno")), default=0):
+            uuid = self.producer.bucket.store.vbucket(vbucket).failover_log.uuid
+            position = {"start_seqno": seqno, "vbuuid": uuid, "snap_start_seqno": seqno, "snap_end_seqno": seqno}
+        request = dcp.StreamRequest(vbucket=vbucket, end_seqno=2**64 - 1, **position)
+        attempt = dcp_commands._attempt(self.conn, request, self.producer)  # type: ignore[arg-type]
+        dcp_commands.decide(attempt)
+        self.streams[vbucket].append([])
+        self.producer.add(dcp_commands._make_stream(self.producer, attempt, vbucket))
+
+    def received(self, vbucket: int) -> list[Message]:
+        return [message for stream in self.streams[vbucket] for message in stream]
+
+    def close(self, vbucket: int) -> None:
+        self.producer.close_stream(self.producer.streams[vbucket, 0])
+
+    def read(self) -> None:
+        data, self.conn.sent = bytes(self.conn.sent), bytearray()
+        for frame in self.unread.receive(data):
+            self.streams[frame.specific][-1].append(decode(frame, Context(collections=True)))
+            self.unacknowledged += frame.size
+        if self.options.window.size:
+            assert self.options.window.outstanding == self.unacknowledged  # byte for byte (8.1)
+        if not self.lazy and self.unacknowledged:
+            self.producer.acknowledged(self.unacknowledged)
+            self.unacknowledged = 0
+
+    def catch_up(self) -> None:
+        """Read and acknowledge until nothing comes: the end of a snapshot."""
+        self.block(False)
+        self.lazy = False
+        self.read()
+        self.conn.node.loop.turn()
+        while self.conn.sent:
+            self.read()
+            self.conn.node.loop.turn()
+
+    def block(self, blocked: bool) -> None:
+        """The socket takes nothing more, or all that waits."""
+        self.conn.can_write = not blocked
+        if not blocked:
+            self.producer.schedule()
+
+
+class Crowd:
+    """A bucket and everybody who follows it."""
+
+    def __init__(self, path: Path, windows: list[int]) -> None:
+        self.bucket = Bucket.open(path, name="b", vbuckets=VBUCKETS, options=StoreOptions(background=False))
+        self.bucket.create_all(VbucketState.ACTIVE)
+        self.loop = HandLoop()
+        self.node_bucket = SimpleNamespace(
+            store=self.bucket, dcp_connections={}, waits_for_map=False, on_seqno_acknowledged=None, fan=LiveFan()
+        )
+        self.readers = [Reader(self, b"r%d" % n, window) for n, window in enumerate(windows)]
+        self.model: dict[int, dict[bytes, bytes]] = {vbucket: {} for vbucket in range(VBUCKETS)}
+        self.manifest = 0
+
+    def settle(self) -> None:
+        """Until nobody has anything to send or to read."""
+        while True:
+            self.loop.turn()
+            if not any(reader.conn.sent for reader in self.readers):
+                return
+            for reader in self.readers:
+                reader.read()
+
+    def write(self, vbucket: int, key: int, value: bytes) -> None:
+        self.bucket.vbucket(vbucket).set(b"k%d" % key, value)
+        self.model[vbucket][b"\0k%d" % key] = value
+
+    def delete(self, vbucket: int, key: int) -> None:
+        if self.model[vbucket].pop(b"\0k%d" % key, None) is not None:
+            self.bucket.vbucket(vbucket).delete(b"k%d" % key)
+
+    def new_collection(self) -> None:
+        """A system event in every vbucket: nothing for a fan."""
+        self.manifest += 1
+        names = ",".join(f'{{"name":"c{n}","uid":"{n + 8:x}"}}' for n in range(self.manifest))
+        self.bucket.apply_manifest(
+            f'{{"uid":"{self.manifest}","scopes":[{{"name":"_default","uid":"0","collections":'
+            f'[{{"name":"_default","uid":"0"}},{names}]}}]}}'.encode()
+        )
+
+
+vbuckets, readers, keys = st.integers(0, VBUCKETS - 1), st.integers(0, READERS - 1), st.integers(0, 4)
+STEPS = st.lists(
+    st.one_of(
+        *[st.tuples(st.just("write"), vbuckets, keys)] * 4,
+        st.tuples(st.just("burst"), vbuckets, keys),
+        st.tuples(st.just("delete"), vbuckets, keys),
+        *[st.tuples(st.just("turn"), st.just(0), st.just(0))] * 4,
+        st.tuples(st.sampled_from(["block", "unblock", "lazy", "eager", "statistics"]), readers, st.just(0)),
+        st.tuples(st.sampled_from(["close", "open"]), readers, vbuckets),
+        st.tuples(st.sampled_from(["flush", "forget", "collection"]), st.just(0), st.just(0)),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+def take(crowd: Crowd, step: int, kind: str, one: int, two: int) -> None:
+    if kind == "write":
+        crowd.write(one, two, b"v%d" % step)
+    elif kind == "burst":
+        for key in range(two, two + 3):
+            crowd.write(one, key, b"%d" % step * (LIVE_BYTES // 2))
+    elif kind == "delete":
+        crowd.delete(one, two)
+    elif kind == "turn":
+        crowd.settle()
+    elif kind == "flush":
+        crowd.bucket.flush()
+    elif kind == "forget":
+        crowd.bucket.flush()
+        crowd.bucket.trim_memory()
+    elif kind == "collection":
+        crowd.new_collection()
+    else:
+        act(crowd.readers[one], kind, two)
+
+
+def act(reader: Reader, kind: str, vbucket: int) -> None:
+    if kind in ("block", "unblock"):
+        reader.block(kind == "block")
+    elif kind in ("lazy", "eager"):
+        reader.lazy = kind == "lazy"
+        reader.read()
+    elif kind == "statistics":
+        for stream in reader.producer.streams.values():
+            reader.producer.settle(stream)
+    elif kind == "close" and (vbucket, 0) in reader.producer.streams:
+        reader.catch_up()
+        reader.close(vbucket)
+    elif kind == "open" and (vbucket, 0) not in reader.producer.streams:
+        reader.open(vbucket)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS, windows=st.lists(st.sampled_from([0, 0, 200, 5000]), min_size=READERS, max_size=READERS))
+def test_every_follower_ends_with_the_contents_of_the_store(tmp_path: Path, steps: list[Any], windows: list[int]):
+    crowd = Crowd(tmp_path / str(next(_paths)), windows)
+    for reader in crowd.readers:
+        for vbucket in range(VBUCKETS):
+            reader.open(vbucket)
+    for number, (kind, one, two) in enumerate(steps):
+        take(crowd, number, kind, one, two)
+    for reader in crowd.readers:
+        act(reader, "eager", 0)
+        reader.block(False)
+        for vbucket in range(VBUCKETS):
+            act(reader, "open", vbucket)
+    crowd.settle()
+    for reader in crowd.readers:
+        for vbucket in range(VBUCKETS):
+            assert contents(reader.received(vbucket)) == crowd.model[vbucket]
+            for messages in reader.streams[vbucket]:
+                check_promises(messages)
+            stream = reader.producer.streams[vbucket, 0]
+            reader.producer.settle(stream)
+            assert stream.last_read_seqno == crowd.bucket.vbucket(vbucket).high_seqno
+        assert reader.options.window.outstanding == 0
+        items = [m for vbucket in range(VBUCKETS) for m in reader.received(vbucket) if hasattr(m, "by_seqno")]
+        assert reader.producer.items_sent == len(items)
+    crowd.bucket.abandon()

@@ -7,15 +7,14 @@ cannot be read raises ``CorruptCheckpoint``; ``delete()`` is the way on, and mea
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import tempfile
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from upriver.client.positions import Positions
 from upriver.errors import CheckpointError, CorruptCheckpoint, KeyNotFound
+from upriver.files import replace_file
 
 
 class CheckpointStore(Protocol):
@@ -47,20 +46,10 @@ def read_file(path: Path) -> bytes | None:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
-def replace_file(path: Path, text: str) -> None:
-    """A crash at any moment, of the machine too, leaves the old content or the new."""
+def write_file(path: Path, text: str) -> None:
+    """Replace what a file holds."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+        replace_file(path, text)
     except OSError as error:
         raise CheckpointError(f"cannot save {path}: {error}") from error
 
@@ -77,7 +66,7 @@ class FileCheckpoint:
 
     def save(self, positions: Positions, **beside: Any) -> None:
         """Replace the file; ``beside`` is kept in the same JSON object, for whoever reads it."""
-        replace_file(self.path, json.dumps({**positions.to_json(), **beside}, separators=(",", ":")))
+        write_file(self.path, json.dumps({**positions.to_json(), **beside}, separators=(",", ":")))
 
     def delete(self) -> None:
         self.path.unlink(missing_ok=True)

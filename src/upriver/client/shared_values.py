@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from upriver.client.checkpoints import read_file, replace_file
+from upriver.client.checkpoints import read_file, write_file
 from upriver.errors import CheckpointError, CorruptCheckpoint, KeyExists, KeyNotFound
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class SharedFile:
             found = read_file(self.path)
             old = {} if found is None else _loaded(found, str(self.path))
             if (new := change(old)) is not old:
-                replace_file(self.path, json.dumps(new))
+                write_file(self.path, json.dumps(new))
             return new
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import ConfigError, KeyExists, KeyNotFound, UpriverError
+from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.live_fan import LiveFan
@@ -52,7 +53,7 @@ class NodeBucket:
     def expect_xattrs(self) -> None:
         """From now on a plain SET has to look for extended attributes that it must keep."""
         if not self.has_xattrs:
-            _write(self._xattr_mark, "")
+            replace_file(self._xattr_mark, "")
             self.has_xattrs = True
 
     @property
@@ -181,7 +182,7 @@ class Buckets:
         if not self._member:
             store.create_all(VbucketState.ACTIVE)
         store.flush()
-        _write(path / _MARK, str(count))
+        replace_file(path / _MARK, str(count))
         self._open[name] = self._node_bucket(store, path)
         log.info("bucket_created", bucket=name, vbuckets=count)
         return self._open[name]
@@ -224,10 +225,3 @@ class Buckets:
             except (UpriverError, OSError):
                 log.failure("bucket_close_failed", bucket=bucket.name)
         self._open.clear()
-
-
-def _write(path: Path, text: str) -> None:
-    """A small file, whole or not at all."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(text)
-    temporary.replace(path)

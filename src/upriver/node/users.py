@@ -11,14 +11,13 @@ import binascii
 import hashlib
 import hmac
 import json
-import os
 import secrets
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from upriver.errors import ConfigError
+from upriver.files import replace_file
 from upriver.protocol.scram import SCRAM_MECHANISMS, Credentials, Mechanism, derive_credentials, password_matches
 
 ITERATIONS = 10_000
@@ -162,16 +161,7 @@ def write_file(path: Path, users: Mapping[str, UserCredentials]) -> None:
     """Replace the file atomically: a reader sees the old users or the new ones, also after a crash."""
     content = {"version": FILE_VERSION, "users": {name: _encode_user(user) for name, user in sorted(users.items())}}
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    replace_file(path, json.dumps(content, indent=1), private=True)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import secrets
 import threading
 import time
@@ -21,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from upriver.errors import ConfigError, UpriverError
+from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.replicate.approach import Approach
 from upriver.replicate.nodes import TIMEOUT_S, NodeReport, Nodes, at_once
@@ -89,12 +89,7 @@ class Manager:
 
     def _save(self, state: ClusterState) -> None:
         """Atomic, and before any node hears of it: a revision is never used twice."""
-        temporary = self._path.with_suffix(".new")
-        with temporary.open("w") as file:
-            json.dump(state.to_json(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
+        replace_file(self._path, json.dumps(state.to_json()))
 
     def create(self, bucket: str, members: list[Member], vbuckets: int, replicas: int) -> ClusterState:
         """A new cluster of nodes that were started as members."""

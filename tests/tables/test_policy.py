@@ -5,18 +5,23 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from upriver.spark.tables.pieces import Piece
+from upriver.spark.tables.pieces import Piece, _groups_of_rows
 from upriver.spark.tables.policy import Policy, covered, cut, frontier, hold, ranges_of, worth_merging
 
 
-def rewritten_per_change(rows: int, batch_rows: int, batches: int) -> float:
-    """Rows of ``current`` rewritten per change, in a model of the table made of file names alone."""
+def rewritten(rows: int, batch_rows: int, batches: int, *, fold: int = 10**9) -> tuple[list[int], int]:
+    """Rows of ``current`` rewritten in each batch, and the most rows that the tail had, in a model made of file names.
+
+    So many files of the tail are made one.
+    """
     policy = Policy()
     parts = cut(0, 1023, -(-rows // policy.target_rows))
     current = [Piece(f"{part.lo}", part.lo, part.hi, 0, 0, rows // len(parts)) for part in parts]
     tail: list[Piece] = []
-    written = 0
+    written, longest = [], 0
     for batch in range(1, batches + 1):
         ranges = ranges_of(current, 1024, 0, policy)
         fresh = [batch_rows * part.width // 1024 for part in ranges]
@@ -24,17 +29,48 @@ def rewritten_per_change(rows: int, batch_rows: int, batches: int) -> float:
         current = [
             Piece(p.path, p.lo, p.hi, 0, batch if (p.lo, p.hi) in chosen else p.last, p.rows) for p in current
         ]
-        written += sum(piece.rows for piece in current if (piece.lo, piece.hi) in chosen)
+        written.append(sum(piece.rows for piece in current if (piece.lo, piece.hi) in chosen))
         tail.append(Piece(str(batch), 0, 1023, batch, batch, batch_rows))
         merged = frontier(ranges_of(current, 1024, 0, policy), 1024)
         tail = [piece for piece in tail if not covered(piece, merged)]
-    return written / (batch_rows * batches)
+        loose = [piece for piece in tail if piece.first == piece.last]
+        if len(loose) >= fold:
+            one = Piece("f", 0, 1023, loose[0].first, batch, sum(piece.rows for piece in loose))
+            tail = [*(piece for piece in tail if piece not in loose), one]
+        longest = max(longest, sum(piece.rows for piece in tail))
+    return written, longest
+
+
+def rewritten_per_change(rows: int, batch_rows: int, batches: int) -> float:
+    return sum(rewritten(rows, batch_rows, batches)[0]) / (batch_rows * batches)
 
 
 def test_rewriting_per_change_stays_flat_from_a_hundred_thousand_rows_to_ten_million() -> None:
     costs = [rewritten_per_change(rows, rows // 100, 400) for rows in (100_000, 1_000_000, 10_000_000)]
     assert max(costs) <= 1.25 * min(costs), costs
     assert max(costs) < 2 / Policy().share
+
+
+def test_no_batch_makes_up_for_others() -> None:
+    written, longest = rewritten(10_000_000, 5_000, 1_200)
+    assert max(written) < 2 * Policy().target_rows  # never more than one part of the table
+    assert sum(written[:600]) == pytest.approx(sum(written[600:]), rel=0.1)
+    assert longest < 0.5 * 10_000_000
+
+
+def test_folding_the_tail_is_paid_for_by_rewriting_less() -> None:
+    (plain, _), (folding, longest) = (rewritten(10_000_000, 5_000, 1_200, fold=fan) for fan in (10**9, 32))
+    assert sum(folding) + 1_200 * 5_000 == pytest.approx(sum(plain), rel=0.1)
+    assert longest < 0.6 * 10_000_000
+
+
+@given(st.integers(0, 200_000), st.lists(st.integers(0, 200_000)), st.sampled_from(["tail", "current"]))
+def test_row_groups_hold_every_row_once_and_none_is_tiny(rows: int, edges: list[int], table: str) -> None:
+    edges = sorted(edge for edge in edges if edge <= rows)
+    groups = _groups_of_rows(f"lake/{table}/name", rows, edges)
+    assert [start for start, _ in groups] == [0, *(end for _, end in groups)][:-1]
+    assert groups[-1][1] == rows
+    assert all(end - start >= 1_024 for start, end in groups[:-1])
 
 
 @pytest.mark.parametrize("vbuckets", [1, 7, 64, 1024])

@@ -17,20 +17,20 @@ import pyarrow as pa
 
 from upriver.errors import ConfigError
 from upriver.records.schema import Event
-from upriver.spark.tables.columns import Shape, column_field, evolve, imposed, observe, parse, row_schema, shape_of
+from upriver.spark.tables.columns import Shape, column_field, evolve, imposed, observe, row_schema, shape_of
 from upriver.spark.tables.foreign import adopt
 from upriver.spark.tables.forward import Outcome, Work, run_inline
 from upriver.spark.tables.lake import APPLIED, REPAIRS, TRIMMED, Lake
-from upriver.spark.tables.log import LOG, Mark, Written, read_changes, read_log, read_marks, write_log, write_marks
-from upriver.spark.tables.pieces import Piece, discard, gather
-from upriver.spark.tables.policy import Policy, Range, covered, frontier, hold, ranges_of, worth_merging
+from upriver.spark.tables.log import LOG, Mark, Written, read_changes, read_marks, write_log, write_marks
+from upriver.spark.tables.news import News
+from upriver.spark.tables.pieces import Piece, discard
+from upriver.spark.tables.policy import Policy, covered, frontier, hold, ranges_of, worth_merging
 from upriver.spark.tables.voiding import catch_up, void
 
 logger = logging.getLogger("upriver.sync")
 
-Runner = Callable[[Sequence[Work]], list[Outcome]]
+Runner = Callable[[Sequence[Work], pa.Table | None], list[Outcome]]
 Reread = Callable[[Sequence[int]], Iterable[pa.RecordBatch]]
-SAMPLE_ROWS = 4_000
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,18 @@ class CollectionTables:
         if not force and hold(unapplied, in_tables, lag, self.options.policy):
             step.held = True
             return step
-        self._advance(max(batch, applied), applied, log, new, unapplied + lag, run, reread, step, force)
+        news = News(self.changes.uri, new, self.options.vbuckets)
+        self._advance(max(batch, applied), applied, log, news, unapplied + lag, run, reread, step, force)
         return step
 
     def _advance(
-        self, batch: int, applied: int, log: list[Piece], new: list[Piece], expected: int, run: Runner,
+        self, batch: int, applied: int, log: list[Piece], new: News, expected: int, run: Runner,
         reread: Reread | None, step: Step, force: bool,
     ) -> None:
         shape, widened = self._evolve(new)
         marks = read_marks(self.changes.uri, log)
         works = self._plan(batch, applied, log, new, marks, shape, expected, force or widened, widened)
-        outcomes = run(works)
+        outcomes = run(works, new.window)
         unknown = sorted({vbucket for outcome in outcomes for vbucket in outcome.unknown})
         if unknown:
             self._reread(unknown, batch, marks, reread)
@@ -120,13 +121,13 @@ class CollectionTables:
         self._commit(batch, works, outcomes, shape, widened)
         self._account(step, works, outcomes)
 
-    def _evolve(self, new: Sequence[Piece]) -> tuple[Shape, bool]:
+    def _evolve(self, new: News) -> tuple[Shape, bool]:
         """The shape after a look at new documents; the tables get its columns, and widening is reported."""
         given = self.options.shapes.get(self.name)
         if given is not None:
             shape = imposed(self.shape, given)
         else:
-            documents = list(sample(self.changes.uri, new))
+            documents = list(new.sample())
             shape = evolve(self.shape, observe(documents), len(documents), self.options.max_columns)
         widened = False
         for table, purpose in ((self.tail, "what current lacks of"), (self.current, "latest documents of")):
@@ -139,7 +140,7 @@ class CollectionTables:
         return shape, widened
 
     def _plan(
-        self, batch: int, applied: int, log: list[Piece], new: list[Piece], marks: list[Mark], shape: Shape,
+        self, batch: int, applied: int, log: list[Piece], new: News, marks: list[Mark], shape: Shape,
         expected: int, force: bool, rewrite: bool,
     ) -> list[Work]:
         policy, current, tail = self.options.policy, self.current.pieces(), self.tail.pieces()
@@ -147,14 +148,14 @@ class CollectionTables:
         ours = [] if foreign else current
         expected = sum(piece.rows for piece in current) if foreign else expected
         ranges = ranges_of(ours, self.options.vbuckets, expected, policy)
-        fresh = _fresh_rows(self.changes.uri, new, ranges, self.options.vbuckets)
+        fresh = new.per_range(ranges)
         chosen = worth_merging(ranges, tail, fresh, policy)
         if force or foreign:
             chosen = {(part.lo, part.hi) for part in ranges}
         fresh_marks = any(mark.batch > applied for mark in marks)
         base = Work(
             self.lake.root, self.name, 0, self.options.vbuckets - 1, batch, applied, shape,
-            tuple(log if fresh_marks else new), tuple(tail), tuple(current), tuple(marks) if fresh_marks else (),
+            tuple(log if fresh_marks else new.pieces), tuple(tail), tuple(current), tuple(marks) if fresh_marks else (),
             rewrite=rewrite or foreign or force, keep_deleted=self.options.keep_deleted,
             trimmed=self.changes.version(TRIMMED) is not None,
             target_rows=policy.target_rows, max_files=policy.max_files,
@@ -237,28 +238,6 @@ class CollectionTables:
         step.bytes_written = sum(p.size for outcome in outcomes for p in [*outcome.tail, *outcome.current])
         step.rows_current = sum(piece.rows for piece in self.current.pieces())
         step.rows_tail = sum(piece.rows for piece in self.tail.pieces())
-
-
-def sample(root: str, new: Sequence[Piece]) -> Iterable[dict[str, object]]:
-    """Some of the new documents: all of a small batch, rows spread over some files of a large one."""
-    pieces = [piece for piece in new if not piece.marks]
-    if sum(piece.rows for piece in pieces) > SAMPLE_ROWS:
-        pieces = pieces[:: max(1, len(pieces) // 8)]
-    stride = -(-sum(piece.rows for piece in pieces) // SAMPLE_ROWS)
-    for piece in pieces:
-        rows = read_changes(root, [piece], ["event", "value", "datatype"])
-        rows = gather(rows, list(range(0, rows.num_rows, stride)))
-        for value, datatype in zip(rows.column("value").to_pylist(), rows.column("datatype").to_pylist(), strict=True):
-            document = parse(value) if value is not None and (datatype or 0) & 1 else None
-            if document is not None:
-                yield document
-
-
-def _fresh_rows(root: str, new: Sequence[Piece], ranges: Sequence[Range], vbuckets: int) -> list[int]:
-    """How many new rows each range has."""
-    column = read_log(root, new, 0, vbuckets - 1, ["vbucket"]).column("vbucket").to_numpy()
-    counts: npt.NDArray[np.int64] = np.bincount(column, minlength=vbuckets)
-    return [int(counts[part.lo : part.hi + 1].sum()) for part in ranges]
 
 
 def _restamp(rows: pa.RecordBatch, epochs: dict[int, int]) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from upriver.spark.tables.apply import TableOptions
+from upriver.spark.tables.apply import Runner, TableOptions
 from upriver.spark.tables.epochs import Epochs
 from upriver.spark.tables.forward import Outcome, Work, as_plain, forward, from_plain, run_inline
 from upriver.spark.tables.lake import Lake
@@ -64,15 +64,15 @@ class WorkReader(DataSourceReader):
         yield pa.RecordBatch.from_pydict({"outcome": [json.dumps(as_plain(outcome))]})
 
 
-def spark_runner(spark: Any, options: TableOptions) -> Callable[[Sequence[Work]], list[Outcome]]:
+def spark_runner(spark: Any, options: TableOptions) -> Runner:
     """Runs large steps on the executors, a task per range, and small ones here, which is quicker."""
     spark.dataSource.register(WorkSource)
 
-    def run(works: Sequence[Work]) -> list[Outcome]:
+    def run(works: Sequence[Work], window: pa.Table | None = None) -> list[Outcome]:
         rows = sum(piece.rows for work in works[:1] for piece in work.log if piece.last > work.applied)
         rows += sum(piece.rows for work in works if work.merge for piece in work.current)
         if rows <= options.policy.inline_rows or len(works) < 2:
-            return run_inline(works)
+            return run_inline(works, window)
         with _work_file(works) as path:
             frame = spark.read.format(WORK_FORMAT).option("file", path).option("count", str(len(works))).load()
             return [from_plain(json.loads(row[0])) for row in frame.collect()]

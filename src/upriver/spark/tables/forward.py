@@ -20,8 +20,6 @@ from upriver.spark.tables.log import WIPES, Mark, read_log
 from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, within, write_piece
 from upriver.spark.tables.policy import cut
 
-SHARED_ROWS = 300_000
-
 
 @dataclass(frozen=True)
 class Work:
@@ -226,14 +224,6 @@ def from_plain(plain: dict[str, Any]) -> Outcome:
     return Outcome(**files, unknown=plain["unknown"], rows=plain["rows"], repaired=plain["repaired"])
 
 
-def run_inline(works: Sequence[Work]) -> list[Outcome]:
-    """All of it here, reading the new part of the log once unless it is large."""
-    if not works:
-        return []
-    first = works[0]
-    new = [piece for piece in first.log if piece.last > first.applied]
-    if sum(piece.rows for piece in new) > SHARED_ROWS:
-        return [forward(work) for work in works]
-    span = min(work.lo for work in works), max(work.hi for work in works)
-    window = read_log(first.root("changes"), new, *span)
+def run_inline(works: Sequence[Work], window: pa.Table | None = None) -> list[Outcome]:
+    """All of it here; ``window`` is the new part of the log, when the caller has read it."""
     return [forward(work, window) for work in works]

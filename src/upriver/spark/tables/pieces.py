@@ -30,6 +30,8 @@ ROW_GROUP = 65_536
 ANY_VBUCKET = 65_535
 CHUNK_BYTES = 1 << 30
 _NAME = re.compile(r"^vb(\d+)-(\d+)/([bm])(\d+)-(\d+)-[0-9a-f]+\.parquet$")
+_NO_DICTIONARY = {"key", "value", "_key", "_value", "_rest", "seqno", "_seqno", "cas", "_cas", "rev_seqno"}
+_LOOK_ROWS = 512
 # Columns whose range goes into the Delta log, so that readers can skip files.
 _RANGED = ("vbucket", "seqno", "epoch", "batch", "timestamp", "_vbucket", "_seqno", "_epoch", "_changed_at")
 
@@ -79,17 +81,21 @@ def filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
     return pafs.LocalFileSystem(), uri
 
 
-def write_piece(root: str, path: str, table: pa.Table) -> Piece:
-    """Write one data file under the table at ``root``; nobody sees it until it is committed."""
+def write_piece(root: str, path: str, table: pa.Table, edges: Sequence[int] = ()) -> Piece:
+    """Write one data file under the table at ``root``; nobody sees it until it is committed.
+
+    ``edges`` are rows at which something begins that is read alone.
+    """
     fs, base = filesystem(root)
     fs.create_dir(f"{base}/{path.rpartition('/')[0]}", recursive=True)
     target = f"{base}/{path}"
     try:
-        pq.write_table(
-            table, target, filesystem=fs, compression="zstd", compression_level=1,
-            row_group_size=_row_group(root, table.num_rows),
-            use_dictionary=_dictionaries(table.schema), write_statistics=True,
-        )
+        with pq.ParquetWriter(
+            target, table.schema, filesystem=fs, compression="zstd", compression_level=1,
+            use_dictionary=_dictionaries(table), write_statistics=True,
+        ) as writer:
+            for start, end in _groups_of_rows(root, table.num_rows, edges):
+                writer.write_table(table.slice(start, end - start), row_group_size=max(end - start, 1))
     except BaseException:
         discard(root, [path])
         raise
@@ -98,9 +104,17 @@ def write_piece(root: str, path: str, table: pa.Table) -> Piece:
     return Piece(path, named.lo, named.hi, named.first, named.last, table.num_rows, size, named.marks, _stats(table))
 
 
-def _row_group(root: str, rows: int) -> int:
+def _groups_of_rows(root: str, rows: int, edges: Sequence[int]) -> list[tuple[int, int]]:
+    """Where the row groups of a file begin and end: at the edges, unless they are too close, or far apart."""
     least, most = _ROW_GROUPS.get(root.split("/")[-2], (ROW_GROUP, ROW_GROUP))
-    return max(least, min(rows // 32, most))
+    most = max(least, min(rows // 32, most))
+    starts = [0]
+    for edge in (*edges, rows):
+        while edge - starts[-1] > 2 * most or (not edges and edge - starts[-1] > most):
+            starts.append(starts[-1] + most)
+        if edge - starts[-1] >= least and edge < rows:
+            starts.append(edge)
+    return list(zip(starts, [*starts[1:], rows], strict=True))
 
 
 def discard(root: str, paths: Sequence[str]) -> None:
@@ -144,21 +158,23 @@ def _read_foreign(fs: pafs.FileSystem, path: str, schema: pa.Schema, names: list
 def _read_one(fs: pafs.FileSystem, path: str, names: list[str], span: Span | None) -> pa.Table:
     with fs.open_input_file(path) as source:
         file = pq.ParquetFile(source)
-        present = [name for name in names if name in file.schema_arrow.names]
+        have = file.schema_arrow.names  # made anew at every look
+        present = [name for name in names if name in have]
         if span is None:
             return file.read(columns=present, use_threads=False)
-        needed = list(dict.fromkeys([*present, _vbucket_column(file.schema_arrow)]))
-        found = file.read_row_groups(_groups(file, span), columns=needed, use_threads=False)
+        vbucket = _vbucket_column(have)
+        needed = list(dict.fromkeys([*present, vbucket]))
+        found = file.read_row_groups(_groups(file, have.index(vbucket), span), columns=needed, use_threads=False)
     return within(found, span).select(present)
 
 
-def _vbucket_column(schema: pa.Schema) -> str:
-    return "vbucket" if "vbucket" in schema.names else "_vbucket"
+def _vbucket_column(names: Sequence[str]) -> str:
+    return "vbucket" if "vbucket" in names else "_vbucket"
 
 
-def _groups(file: pq.ParquetFile, span: Span) -> list[int]:
+def _groups(file: pq.ParquetFile, column: int, span: Span) -> list[int]:
     """Row groups that may hold rows of these vbuckets."""
-    found, column = [], file.schema_arrow.get_field_index(_vbucket_column(file.schema_arrow))
+    found = []
     for index in range(file.num_row_groups):
         known = file.metadata.row_group(index).column(column).statistics
         if known is None or not known.has_min_max or (known.min <= span[1] and span[0] <= known.max):
@@ -168,7 +184,7 @@ def _groups(file: pq.ParquetFile, span: Span) -> list[int]:
 
 def within(table: pa.Table, span: Span) -> pa.Table:
     """The rows of these vbuckets; a slice when they stand together."""
-    vbuckets = table.column(_vbucket_column(table.schema)).to_numpy()
+    vbuckets = table.column(_vbucket_column(table.schema.names)).to_numpy()
     inside = (vbuckets >= span[0]) & (vbuckets <= span[1])
     count = int(np.count_nonzero(inside))
     first = int(inside.argmax()) if count else 0
@@ -190,10 +206,11 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _dictionaries(schema: pa.Schema) -> list[str]:
-    """Columns worth a dictionary; keys and documents hardly repeat."""
-    never = {"key", "value", "_key", "_value", "_rest", "seqno", "_seqno", "cas", "_cas", "rev_seqno"}
-    return [f.name for f in schema if f.name not in never and not pa.types.is_nested(f.type)]
+def _dictionaries(table: pa.Table) -> list[str]:
+    """Columns worth a dictionary: those that repeat within some rows. Trying in vain costs a fifth of the writing."""
+    some = table.slice(0, _LOOK_ROWS)
+    names = [f.name for f in table.schema if f.name not in _NO_DICTIONARY and not pa.types.is_nested(f.type)]
+    return [name for name in names if 2 * len(pc.unique(some.column(name))) <= max(some.num_rows, 2)]
 
 
 def _stats(table: pa.Table) -> str:

@@ -1,7 +1,9 @@
 """When a range of ``current`` is worth rewriting: pure arithmetic, so that the cost per change stays flat.
 
-``current`` is cut into ranges of vbuckets. Changes wait in the tail until their range has collected a fixed share of
-its own size; then it is rewritten. A change therefore pays for 1/share rows of rewriting, however large the table is.
+``current`` is cut into ranges of vbuckets, and changes wait in the tail. Each pays for 1/share rows that are copied
+later; as soon as those since the last rewriting have paid for a range, the one that needs it most is rewritten. So a
+batch costs the same in a table of any size, and none has to make up for others. Where the tail is so long that it is
+folded, that is paid from the same purse.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from upriver.spark.tables.pieces import Piece
 class Policy:
     """The knobs, with the defaults that were measured."""
 
-    share: float = 0.25  # of a range's rows must have changed before it is rewritten
+    share: float = 0.25  # a change pays for copying 1/share rows
+    longest: float = 0.5  # a range of which this much waits in the tail is rewritten in any case
     small_rows: int = 8_192  # ranges up to this size are rewritten in every batch
     target_rows: int = 131_072  # of a range; twice as many split it
     max_files: int = 4  # of one range, before they are made one
@@ -89,23 +92,35 @@ def waiting(ranges: Sequence[Range], tail: Sequence[Piece]) -> list[int]:
 def worth_merging(
     ranges: Sequence[Range], tail: Sequence[Piece], fresh: Sequence[int], policy: Policy
 ) -> set[tuple[int, int]]:
-    """Which ranges to rewrite now, given the new rows of each: the most overdue, within what this batch may cost.
-
-    The budget spreads rewriting over batches: without it, ranges that filled up together would stall one batch.
-    """
+    """Which ranges to rewrite now, given the new rows of each: small ones, and the most changed that are paid for."""
+    chosen: set[tuple[int, int]] = set()
     scored = []
     for part, new, old in zip(ranges, fresh, waiting(ranges, tail), strict=True):
         pending = old + new
-        if pending and (pending >= policy.share * part.rows or part.rows + pending <= policy.small_rows):
-            scored.append((pending / max(part.rows, 1), part.rows + pending, (part.lo, part.hi)))
-    budget = 2 * sum(fresh) / policy.share
-    chosen: set[tuple[int, int]] = set()
-    for _, cost, key in sorted(scored, reverse=True):
-        if chosen and cost > budget:
+        if pending and part.rows + pending <= policy.small_rows:
+            chosen.add((part.lo, part.hi))
+        elif pending:
+            scored.append((pending / max(part.rows, 1), part))
+    left, paid = purse(ranges, tail, fresh, policy), sum(fresh) / policy.share
+    for changed, part in sorted(scored, key=lambda both: (-both[0], both[1].lo)):
+        # Half a batch too early as often as half a batch too late; and whatever the sums say, a tail is no table.
+        if left + min(paid, part.rows) / 2 < part.rows and changed < policy.longest:
             break
-        budget -= cost
-        chosen.add(key)
+        left -= part.rows
+        chosen.add((part.lo, part.hi))
     return chosen
+
+
+def purse(ranges: Sequence[Range], tail: Sequence[Piece], fresh: Sequence[int], policy: Policy) -> float:
+    """Rows that may be copied now: what changes since the last rewriting have paid, less what folding them cost."""
+    newest = max((part.merged for part in ranges), default=-1)
+    changed, folded = float(sum(fresh)), 0
+    for piece in tail:
+        if piece.last >= newest:  # folding comes after rewriting
+            batches = piece.last - piece.first + 1
+            changed += piece.rows * min(1.0, (piece.last - newest) / batches)
+            folded += piece.rows if batches > 1 else 0
+    return changed / policy.share - folded
 
 
 def hold(unapplied: int, in_tables: int, lag: int, policy: Policy) -> bool:

@@ -21,11 +21,13 @@ from upriver.spark.tables.deltas import Table
 from upriver.spark.tables.lake import TRIMMED
 from upriver.spark.tables.log import read_changes
 from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
+from upriver.spark.tables.policy import ranges_of
 from upriver.spark.tables.state import winners
 
 logger = logging.getLogger("upriver.sync")
 FOLDS = "upriver.folds"
-LARGE_BYTES = 8 << 20  # a file of this size is left alone
+LARGE_BYTES = 8 << 20  # a file of this size is left alone,
+LARGE_ROWS = 1 << 17  # or of so many rows: folding such ones would stall a batch for seconds
 FOLD_BYTES = 64 << 20  # at a time
 
 
@@ -36,7 +38,7 @@ def fold_run(pieces: Sequence[Piece], fan: int) -> list[Piece]:
         size_class, limit = 0, 1_000
         while piece.rows > limit:
             size_class, limit = size_class + 1, limit * fan
-        if piece.size <= LARGE_BYTES:
+        if piece.size <= LARGE_BYTES and piece.rows <= LARGE_ROWS:
             classes.setdefault(size_class, []).append(piece)
     found = next((classes[size_class] for size_class in sorted(classes) if len(classes[size_class]) >= fan), [])
     return [piece for piece, total in zip(found, accumulate(p.size for p in found), strict=True) if total <= FOLD_BYTES]
@@ -54,8 +56,11 @@ def fold_tail(tables: CollectionTables) -> int:
     rows = [_unmerged(read_pieces(tables.tail.uri, [piece], schema, adapt=spill), piece, merged) for piece in run]
     table = pa.concat_tables(rows)
     last = winners(table.column("_key"), table.column("_epoch"), table.column("_seqno"))
-    order = np.argsort(table.column("_vbucket").to_numpy()[last], kind="stable")
-    _swap(tables.tail, run, gather(table, last[order]))
+    vbuckets = table.column("_vbucket").to_numpy()[last]
+    order = np.argsort(vbuckets, kind="stable")
+    starts = [part.lo for part in ranges_of(tables.current.pieces(), len(merged), 0, tables.options.policy)]
+    edges = np.searchsorted(vbuckets[order], starts).tolist()  # ranges are merged one at a time
+    _swap(tables.tail, run, gather(table, last[order]), edges)
     return len(run) - 1
 
 
@@ -77,10 +82,10 @@ def fold_log(tables: CollectionTables) -> int:
     return len(run) - 1
 
 
-def _swap(table: Table, run: Sequence[Piece], rows: pa.Table) -> None:
+def _swap(table: Table, run: Sequence[Piece], rows: pa.Table, edges: Sequence[int] = ()) -> None:
     lo, hi = min(piece.lo for piece in run), max(piece.hi for piece in run)
     first, last = min(piece.first for piece in run), max(piece.last for piece in run)
-    folded = write_piece(table.uri, place(lo, hi, first, last), rows)
+    folded = write_piece(table.uri, place(lo, hi, first, last), rows, edges)
     seen = table.version(FOLDS)
     table.commit(FOLDS, 0 if seen is None else seen + 1, [folded], run, rearrange=True)
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from upriver.spark.tables.progress import Batch, Journal, Lag
-from upriver.spark.tables.report import page, write_report
+from upriver.spark.tables.report import amount, duration, page, size, ticks, write_report
 
 
 def batches(count: int) -> list[Batch]:
@@ -38,6 +42,26 @@ def test_it_fetches_nothing_and_shows_every_chart_and_the_rollback() -> None:
     assert text.count("<svg") == 6
     assert 'class="back"' in text
     assert "sync &lt;of&gt; travel" in text
+
+
+@pytest.mark.parametrize("unit", [amount, duration, size])
+@given(most=st.floats(1e-3, 1e12))
+def test_an_axis_has_a_handful_of_different_labels_and_holds_every_value(unit, most: float) -> None:
+    found = ticks(most, unit)
+    assert found[0] == 0
+    assert found[-1] >= most * (1 - 1e-9)
+    assert 3 <= len(found) <= 8
+    if most > 10:  # below, a unit of whole bytes or of tenths cannot tell them apart
+        assert len({unit(at) for at in found}) == len(found)
+
+
+def test_throughput_is_drawn_for_as_long_as_a_batch_took_and_nothing_between_two() -> None:
+    some = [Batch(0, 1e9 + 4, rows=400, total_s=4.0), Batch(1, 1e9 + 10, rows=100, total_s=1.0)]
+    text = page(some, [], "two")
+    points = re.search(r'<polyline points="([^"]+)"', text)
+    heights = [float(point.split(",")[1]) for point in points[1].split()] if points else []
+    assert heights[0] == heights[1] == heights[4] == heights[5]  # both at 100/s
+    assert heights[2] == heights[3] > heights[0]  # nothing
 
 
 def test_a_run_without_batches_has_a_page_too() -> None:

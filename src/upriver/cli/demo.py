@@ -108,14 +108,16 @@ class _Demo:
         self.say(f"loaded {count:,} documents (users, orders, devices) in {spent:.1f} s, {count / spent:,.0f}/s")
 
     def start_sync(self, count: int) -> None:
+        from upriver.spark.tables.report import counted
+
         self.sync = Sync(self.connection, self.directory)
         self.stack.callback(self.sync.stop)
         self.say(f"upriver sync {self.connection} --to {self.sync.lake}")
         with self.console.status("  starting Spark ..."):
             self.sync.wait_for(lambda: self.sync.rows >= count, 170.0)
         speed = max((batch["rows"] / batch["total_s"] for batch in self.sync.batches), default=0.0)
-        batches = len(self.sync.batches)
-        self.say(f"{self.sync.rows:,} rows are in the tables after {batches} batches, {speed:,.0f} rows/s at best")
+        batches = counted(len(self.sync.batches), "batch", "batches")
+        self.say(f"{self.sync.rows:,} rows are in the tables after {batches}, {speed:,.0f} rows/s at best")
 
     def write_on(self) -> None:
         self.writer = Writer(self.connection)
@@ -153,12 +155,14 @@ class _Demo:
         return lost
 
     def wait_for_repair(self) -> None:
+        from upriver.spark.tables.report import counted
+
         started = time.monotonic()
         self.sync.wait_for(lambda: self.sync.rollbacks > 0, 90.0)
         after = self.sync.rows
         self.sync.wait_for(lambda: self.sync.rows > after + 500, 60.0)
         spent = time.monotonic() - started
-        self.say(f"{self.sync.rollbacks} vbuckets rolled back; the tables repaired themselves in {spent:.1f} s")
+        self.say(f"{counted(self.sync.rollbacks, 'vbucket')} rolled back; the tables repaired themselves in {spent:.1f} s")
         self.writer.stop()
 
     def verify(self) -> None:

@@ -156,17 +156,20 @@ class Display:
     def done(self, live: Live) -> None:
         if self._live:
             self._status.stop()
+        from upriver.spark.tables.report import counted
+
         spent = time.time() - live.started
-        rolled = live.rollbacks
+        rolled = f", {counted(live.rollbacks, 'rollback')} repaired" if live.rollbacks else ""
+        batches = counted(live.count, "batch", "batches")
         self._console.print(
-            f"{live.rows:,} changes in {live.count} batches and {spent:.1f} s"
-            + (f", {rolled} rollbacks repaired" if rolled else "") + f"; tables are in {self._to}", highlight=False
+            f"{counted(live.rows, 'change')} in {batches} and {spent:.1f} s{rolled}; tables are in {self._to}",
+            highlight=False,
         )
 
 
 def line(live: Live) -> str:
     """The state of a run in one line: a bar with speed and remaining time, or lag, batch time and rollbacks."""
-    from upriver.spark.tables.report import amount, duration, size
+    from upriver.spark.tables.report import amount, counted, duration, size
 
     batches = [batch for batch in live.batches if batch.rows]
     if not batches:
@@ -178,11 +181,11 @@ def line(live: Live) -> str:
         bytes_s = sum(b.value_bytes for b in recent) / max(sum(b.total_s for b in recent), 1e-3)
         share = min(live.rows / max(live.expected, 1), 1.0)
         bar = ("━" * round(share * 30)).ljust(30, "┄")
-        eta = duration((live.expected - live.rows) / max(speed, 1)) if share < 1 else "now"
-        return f"loading {bar} {share:4.0%}  {amount(live.rows)} rows, {amount(speed)}/s, {size(bytes_s)}/s, {eta} left"
+        left = f"{duration((live.expected - live.rows) / max(speed, 1))} left" if share < 1 else "almost done"
+        return f"loading {bar} {share:4.0%}  {amount(live.rows)} rows, {amount(speed)}/s, {size(bytes_s)}/s, {left}"
     return (
         f"in step: {amount(live.lag or 0)} changes and {duration(last.behind_s)} behind, batch {last.batch} took "
-        f"{duration(last.total_s)} for {amount(last.rows)} rows, {live.rollbacks} rollbacks, "
+        f"{duration(last.total_s)} for {amount(last.rows)} rows, {counted(live.rollbacks, 'rollback')}, "
         f"{amount(live.rows / spent)} rows/s"
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -65,14 +66,26 @@ def _charts(
         Series("log, tail and current", over(lambda b: (b.log_bytes + b.table_bytes) / max(b.rows, 1))),
     ]
     return [
-        ("Throughput", "changes per second, batch by batch",
-         [Series("changes/s", over(lambda b: b.rows / max(b.total_s, 1e-3)), area=True)], amount),
+        ("Throughput", "changes per second, batch by batch", [Series("changes/s", _speed(busy, start), area=True)],
+         amount),
         ("Lag in changes", "what the bucket had and the tables did not", waiting, amount),
         ("Lag in time", "age of the newest change of a batch when it was committed", behind, duration),
         ("Batch time", "reading the bucket and writing the log, and all of it", seconds, duration),
-        ("Bytes written per change", "peaks are parts of `current` being rewritten", per_row, size),
-        ("Table growth", "rows of `current`, and of its tail", _growth(busy, start), amount),
+        ("Bytes written per change", "peaks are parts of current being rewritten", per_row, size),
+        ("Table growth", "rows of current, and of its tail", _growth(busy, start), amount),
     ]
+
+
+def _speed(busy: Sequence[Batch], start: float) -> list[tuple[float, float]]:
+    """Each batch for as long as it took, and nothing between two."""
+    points: list[tuple[float, float]] = []
+    for batch in busy:
+        begin, end = batch.at - batch.total_s - start, batch.at - start
+        if points and begin - points[-1][0] > 0.05:
+            points += [(points[-1][0], 0.0), (begin, 0.0)]
+        rate = batch.rows / max(batch.total_s, 1e-3)
+        points += [(begin, rate), (end, rate)]
+    return points
 
 
 def _growth(busy: Sequence[Batch], start: float) -> list[Series]:
@@ -99,7 +112,7 @@ def chart(
     if not points:
         return "<p class='none'>nothing to show</p>"
     x_max = max(max(x for x, _ in points), until, 1e-9)
-    y_max = max(y for _, y in points) * 1.08 or 1.0
+    y_max = ticks(max(y for _, y in points) or 1.0, unit)[-1]
 
     def x(value: float) -> float:
         return round(LEFT + value / x_max * (WIDTH - LEFT - RIGHT), 1)
@@ -117,8 +130,9 @@ def chart(
         for one, color in zip(series, COLORS, strict=False)
     )
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" data-p="{html.escape(json.dumps(data))}">{"".join(parts)}'
-        f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/></svg><div class="legend">{legend}<b></b></div>'
+        f'<div class="wide"><svg viewBox="0 0 {WIDTH} {HEIGHT}" data-p="{html.escape(json.dumps(data))}">'
+        f'{"".join(parts)}<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/></svg></div>'
+        f'<div class="legend">{legend}<b></b></div>'
     )
 
 
@@ -133,17 +147,40 @@ def _thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[
 def _grid(
     x: Callable[[float], float], y: Callable[[float], float], x_max: float, y_max: float, unit: Callable[[float], str]
 ) -> str:
-    rows = [y_max * share for share in (0, 0.25, 0.5, 0.75, 1)]
-    columns = [x_max * share for share in (0, 0.25, 0.5, 0.75, 1)]
     lines = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(at)}" y2="{y(at)}"/>'
-        f'<text x="{LEFT - 8}" y="{y(at) + 4}" text-anchor="end">{unit(at)}</text>' for at in rows
+        f'<text x="{LEFT - 8}" y="{y(at) + 4}" text-anchor="end">{_short(unit(at))}</text>' for at in ticks(y_max, unit)
     )
-    anchors = ["start", "middle", "middle", "middle", "end"]
     return lines + "".join(
-        f'<text x="{x(at)}" y="{HEIGHT - 8}" text-anchor="{anchor}">{duration(at)}</text>'
-        for at, anchor in zip(columns, anchors, strict=True)
+        f'<text x="{x(at)}" y="{HEIGHT - 8}" text-anchor="{"start" if at == 0 else "middle"}">'
+        f"{_short(duration(at))}</text>"
+        for at in ticks(x_max, duration) if at <= 0.98 * x_max
     )
+
+
+def ticks(most: float, unit: Callable[[float], str]) -> list[float]:
+    """Round numbers from zero to at least ``most``, in the unit that they will be shown in.
+
+    >>> ticks(31_800, amount), ticks(500, duration), ticks(4096, size)
+    ([0, 10000, 20000, 30000, 40000], [0, 120, 240, 360, 480, 600], [0, 1024, 2048, 3072, 4096])
+    """
+    scale = {size: 1024.0 ** max(0, math.floor(math.log(most, 1024))), duration: _scale_of_time(most)}.get(unit, 1.0)
+    rough = most / scale / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = min((power * nice for nice in (1, 2, 2.5, 5, 10)), key=lambda step: abs(step - rough)) * scale
+    return [_whole(step * index) for index in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def _scale_of_time(most: float) -> float:
+    return 1.0 if most < 240 else 60.0 if most < 4 * 3600 else 3600.0
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else round(value, 9)
+
+
+def _short(text: str) -> str:
+    return text.replace(".0 ", " ")
 
 
 def _line(one: Series, color: str, x: Callable[[float], float], y: Callable[[float], float]) -> str:
@@ -187,7 +224,8 @@ def _table(busy: Sequence[Batch]) -> str:
         for b in list(busy)[-40:][::-1]
     )
     heads = ("batch", "at", "changes", "read", "whole", "written", "parts merged", "rollbacks")
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+    row = "".join(f"<th>{head}</th>" for head in heads)
+    return f'<div class="wide"><table><tr>{row}</tr>{rows}</table></div>'
 
 
 def amount(value: float) -> str:
@@ -200,6 +238,15 @@ def amount(value: float) -> str:
         if value >= limit:
             return f"{value / limit:.1f}{suffix}"
     return f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number of things.
+
+    >>> counted(1, "change"), counted(2, "batch", "batches")
+    ('1 change', '2 batches')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def size(value: float) -> str:
@@ -235,16 +282,19 @@ padding:28px 20px}h1{font-size:22px;margin:0}header p{color:var(--dim);margin:4p
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(120px,1fr));gap:10px;margin-bottom:18px}
 .tiles div,figure{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
 .tiles b{display:block;font-size:20px}.tiles span,figcaption,.legend{color:var(--dim);font-size:13px}
-figure{margin:0 0 14px}figcaption b{color:var(--ink);font-size:15px;margin-right:6px}svg{width:100%;display:block}
+.tiles b,.legend span,td,th{white-space:nowrap}.wide{overflow-x:auto}figure{margin:0 0 14px}
+figcaption b{color:var(--ink);font-size:15px;margin-right:6px}svg{width:100%;min-width:720px;display:block}
+@media(prefers-color-scheme:dark){polyline,circle,.legend i,.back{filter:brightness(1.4)}}
 text{font-size:11px;fill:var(--dim)}.grid{stroke:var(--line)}.back{stroke:#dc2626;stroke-width:1.5;stroke-dasharray:4 3}
-.cursor{stroke:var(--dim);visibility:hidden}.legend span{margin-right:14px}.legend i{display:inline-block;width:10px;
+.cursor{stroke:var(--dim);visibility:hidden}.legend span{display:inline-block;margin-right:14px}
+.legend i{display:inline-block;width:10px;
 height:10px;border-radius:3px;margin-right:5px}.legend b{float:right;font-weight:500;color:var(--ink)}
 .none{color:var(--dim)}table{width:100%;border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
 td,th{text-align:right;padding:4px 8px;border-bottom:1px solid var(--line)}th{color:var(--dim);font-weight:500}
 </style><header><h1>{title}</h1><p>{when}. Dashed red lines are rollbacks that were repaired.</p></header>
 <div class="tiles">{tiles}</div>{charts}<figure><figcaption><b>Last batches</b></figcaption>{table}</figure><script>
 document.querySelectorAll('svg').forEach(s=>{const d=JSON.parse(s.dataset.p),c=s.querySelector('.cursor'),
-o=s.nextElementSibling.querySelector('b');s.onmousemove=e=>{const r=s.getBoundingClientRect(),
+o=s.parentNode.nextElementSibling.querySelector('b');s.onmousemove=e=>{const r=s.getBoundingClientRect(),
 x=(e.clientX-r.left)/r.width*920;let t='',at='',px=0;d.forEach(l=>{if(!l.p.length)return;
 const p=l.p.reduce((a,b)=>Math.abs(b[0]-x)<Math.abs(a[0]-x)?b:a);px=p[0];at=p[2];t+=(t?' · ':'')+l.n+' '+p[3]});
 c.setAttribute('x1',px);c.setAttribute('x2',px);c.style.visibility='visible';o.textContent=at+': '+t};

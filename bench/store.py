@@ -1,14 +1,15 @@
 """The ``store`` table: what one bucket of 1024 vbuckets takes, keeps and hands out.
 
-Writes are counted until everything is durable; in brackets the CPU of one in microseconds. The backfill runs through
-the bulk encoder into DCP frames, on one core.
+Writes are counted until everything is durable; in brackets the CPU of one in microseconds: on average, and as it is in
+half of the portions of 100,000 (some have key tables to write; and a neighbour on the same host can double a portion's
+CPU). The backfill runs through the bulk encoder into DCP frames, on one core.
 ``python bench/store.py --documents 10000,100000,1000000`` (10000000 on request: it needs some 15 GB of disk).
 ``--detail`` adds where the CPU went: the thread that writes, the flusher, the system, and what they asked of it.
 
 Rows are compared with each other, so each is measured over many operations: a small one loads several buckets, and
 overwrites its documents (deletes them, with the rest of the clock stopped while they come back) again and again. Half a
-second of work would show the start-up of a process. As ``upriver serve`` does, the collector leaves alone what was
-there before; else one pass over all that numba has loaded falls into some row.
+second of work would show the start-up of a process. The collector is told what ``upriver serve`` tells it; else a pass
+over all that numba has loaded falls into some row.
 
 A virtual machine that gives free memory back to its host pays several microseconds to get each page again. A small row
 finds pages enough that are still there, a large one does not, and would show the machine's cost as ours. So ``Ballast``
@@ -23,6 +24,7 @@ import os
 import random
 import resource
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -41,6 +43,8 @@ VBUCKETS = 1024
 CHUNK = 100_000  # documents that a loader has in hand at a time; no more than the rows to be compared have
 MEASURED = 1_000_000  # overwrites and deletes of a row, and new documents of a small one
 MOST_ROUNDS = 20
+KEY_BYTES = 100  # of the store's memory for each document, beside itself
+NEVER = 1 << 30
 MIB = 1 << 20
 Batches = list[tuple[int, list[bytes]]]
 
@@ -50,7 +54,7 @@ class Ballast:
 
     def __init__(self, file: Path, documents: int, size: int, quota_bytes: int) -> None:
         on_disk = size + 150
-        self._each = on_disk + min(on_disk, quota_bytes // documents)
+        self._each = on_disk + min(on_disk + KEY_BYTES, quota_bytes // documents)
         self._size = self._each * documents
         self._file = file.open("wb")
         file.unlink()
@@ -67,16 +71,16 @@ class Ballast:
 
 
 class Spent(NamedTuple):
-    """What was used, of everything that a phase may need: seconds, then counts."""
+    """What a portion of a phase used: seconds, then counts."""
 
-    wall: float = 0.0
-    writer_user: float = 0.0
-    writer_system: float = 0.0
-    other_user: float = 0.0  # the flusher
-    other_system: float = 0.0
-    faults: float = 0.0
-    written: float = 0.0  # bytes given to the system
-    commits: float = 0.0
+    wall: float
+    writer_user: float
+    writer_system: float
+    other_user: float  # the flusher
+    other_system: float
+    faults: float
+    written: float  # bytes given to the system
+    commits: float
 
     @classmethod
     def so_far(cls, bucket: Bucket) -> Spent:
@@ -87,8 +91,8 @@ class Spent(NamedTuple):
             all_.ru_stime - here.ru_stime, all_.ru_minflt, written, bucket.stats()["commits"],
         )  # fmt: skip
 
-    def plus(self, begin: Spent, end: Spent) -> Spent:
-        return Spent(*(sum_ + b - a for sum_, a, b in zip(self, begin, end, strict=True)))
+    def until(self, end: Spent) -> Spent:
+        return Spent(*(b - a for a, b in zip(self, end, strict=True)))
 
     @property
     def cpu(self) -> float:
@@ -99,18 +103,25 @@ class Rate(NamedTuple):
     """Documents a second by the clock, and microseconds of CPU for each: the second does not mind neighbours."""
 
     documents: int
-    spent: Spent
+    portions: list[Spent]  # of equal size
+
+    @property
+    def spent(self) -> Spent:
+        return Spent(*map(sum, zip(*self.portions, strict=True)))
+
+    @property
+    def usual_us(self) -> float:
+        return statistics.median(portion.cpu for portion in self.portions) * len(self.portions) / self.documents * 1e6
 
     def __str__(self) -> str:
-        return f"{self.documents / self.spent.wall:,.0f} ({self.spent.cpu / self.documents * 1e6:.2f})"
+        usual = f", {self.usual_us:.2f}" if len(self.portions) > 1 else ""
+        return f"{self.documents / self.spent.wall:,.0f} ({self.spent.cpu / self.documents * 1e6:.2f}{usual})"
 
     def detail(self) -> list[str]:
-        times = [f"{seconds / self.documents * 1e6:.2f}" for seconds in self.spent[1:5]]
-        faults, written, commits = (count / self.documents for count in self.spent[5:])
+        spent = self.spent
+        times = [f"{seconds / self.documents * 1e6:.2f}" for seconds in spent[1:5]]
+        faults, written, commits = (count / self.documents for count in spent[5:])
         return [f"{self.documents:,}", *times, f"{faults:.3f}", f"{written:,.0f}", f"{commits * 1e6:,.0f}"]
-
-
-NOTHING = Spent()
 
 
 class Row(NamedTuple):
@@ -155,9 +166,9 @@ def patiently(bucket: Bucket, vb: VBucket, keys: list[bytes], value: bytes | Non
 
 
 def write(
-    bucket: Bucket, numbers: range | list[int], value: bytes | None, ballast: Ballast | None, spent: Spent = NOTHING
-) -> Spent:
-    """Until all are durable; making the keys does not count. Adds to ``spent``."""
+    bucket: Bucket, numbers: range | list[int], value: bytes | None, ballast: Ballast | None
+) -> Iterator[Spent]:
+    """Until all are durable, portion by portion; making the keys does not count."""
     for batches in chunks(numbers):
         if ballast is not None:
             ballast.release(min(CHUNK, len(numbers)))
@@ -165,8 +176,7 @@ def write(
         for vbucket, keys in batches:
             patiently(bucket, bucket.vbucket(vbucket), keys, value)
         bucket.flush()
-        spent = spent.plus(begin, Spent.so_far(bucket))
-    return spent
+        yield begin.until(Spent.so_far(bucket))
 
 
 def scan(bucket: Bucket) -> tuple[Rate, float]:
@@ -182,8 +192,8 @@ def scan(bucket: Bucket) -> tuple[Rate, float]:
                 sent, written = encode(encoder, event, out)
                 records += sent
                 size += written
-    spent = NOTHING.plus(begin, Spent.so_far(bucket))
-    return Rate(records, spent), size / spent.wall / 1e6
+    spent = begin.until(Spent.so_far(bucket))
+    return Rate(records, [spent]), size / spent.wall / 1e6
 
 
 def encode(encoder: PackedEncoder, run: Run, out: SendBuffer) -> tuple[int, int]:
@@ -207,6 +217,7 @@ def warm_up(folder: Path) -> None:
     shutil.rmtree(folder)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], NEVER)
 
 
 def measure(folder: Path, documents: int, size: int, options: StoreOptions, cold: bool, rounds: int = 0) -> Row:
@@ -222,13 +233,14 @@ def measure(folder: Path, documents: int, size: int, options: StoreOptions, cold
     with bucket:
         scan(bucket)  # the file comes into the page cache, the kernels into memory
         scanned, scanned_mb = scan(bucket)
-        overwrite = delete = NOTHING
+        overwrite: list[Spent] = []
+        delete: list[Spent] = []
         for _ in range(rounds):
-            overwrite = write(bucket, some, value[::-1], ballast, overwrite)
+            overwrite += write(bucket, some, value[::-1], ballast)
         for left in reversed(range(rounds)):
-            delete = write(bucket, some, None, ballast, delete)
+            delete += write(bucket, some, None, ballast)
             if left:
-                write(bucket, some, value, ballast)
+                list(write(bucket, some, value, ballast))
     changed = len(some) * rounds
     rates = Rate(documents * rounds, new), Rate(changed, overwrite), Rate(changed, delete)
     return Row(documents, size, *rates, scanned, scanned_mb, open_s, bytes_each)
@@ -236,14 +248,14 @@ def measure(folder: Path, documents: int, size: int, options: StoreOptions, cold
 
 def load(
     folder: Path, documents: int, value: bytes, options: StoreOptions, ballast: Ballast | None, rounds: int
-) -> tuple[Spent, float]:
+) -> tuple[list[Spent], float]:
     """New documents into one new bucket after the other, of which the last stays; and how large that is for each."""
-    new = NOTHING
+    new: list[Spent] = []
     for _ in range(rounds):
         shutil.rmtree(folder, ignore_errors=True)
         with Bucket.open(folder, name="bench", vbuckets=VBUCKETS, options=options) as bucket:
             bucket.create_all()
-            new = write(bucket, range(documents), value, ballast, new)
+            new += write(bucket, range(documents), value, ballast)
             bytes_each = bucket.disk_bytes / documents
     return new, bytes_each
 

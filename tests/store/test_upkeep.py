@@ -1,15 +1,19 @@
-"""Compaction and the expiry pager beside readers and writers: they work on what is on disk while life goes on."""
+"""Compaction, the expiry pager and the flusher beside readers and writers: life goes on, whatever comes of them."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from store_support import SMALL, Clock, changes, open_bucket
 
-from upriver.errors import DiskFull, KeyNotFound
+from upriver.errors import CorruptStore, DiskFull, KeyNotFound, TemporaryFailure
 from upriver.model import VbucketState
+from upriver.store import bucket as bucket_module
 from upriver.store import compaction, expiry
+from upriver.store.disk import Disk
 
 KEYS = [b"key-%d" % number for number in range(60)]
 
@@ -134,3 +138,84 @@ def test_a_pager_that_failed_comes_back(tmp_path, monkeypatch):
             bucket.run_expiry_pager()
         monkeypatch.undo()
         assert bucket.run_expiry_pager() == 60
+
+
+@pytest.mark.parametrize(("work", "run"), [("compact", "maintain"), ("expire_due", "run_expiry_pager")])
+def test_upkeep_does_not_bring_back_a_vbucket_that_was_deleted_meanwhile(tmp_path, monkeypatch, work, run):
+    monkeypatch.setattr(bucket_module, "wants_compaction", lambda _: True)
+    with open_bucket(tmp_path) as bucket:
+        for number in (0, 1, 2):
+            bucket.set_state(number, VbucketState.ACTIVE).set_many(KEYS, [b"1"] * 60, expiry=10)
+
+        def life() -> bool:
+            bucket.delete_vbucket(1)
+            return True
+
+        during(monkeypatch, bucket_module, work, life)
+        getattr(bucket, run)()
+    with open_bucket(tmp_path) as bucket:
+        assert [vbucket.id for vbucket in bucket.existing()] == [0, 2]
+
+
+@pytest.mark.parametrize("run", ["maintain", "run_expiry_pager"])
+def test_a_bucket_may_be_closed_while_it_is_kept_up(tmp_path, monkeypatch, run):
+    monkeypatch.setattr(bucket_module, "wants_compaction", lambda _: True)
+    for _ in range(5):
+        clock = Clock()
+        bucket = open_bucket(tmp_path, SMALL, now_ns=clock)
+        for number in range(4):
+            bucket.set_state(number, VbucketState.ACTIVE).set_many(KEYS, [b"1"] * 60, expiry=10)
+        clock.seconds += 11
+        begun = threading.Event()
+
+        def work(bucket=bucket, begun=begun) -> int:
+            begun.set()
+            return [getattr(bucket, run)() for _ in range(50)][-1]
+
+        with ThreadPoolExecutor() as aside:
+            upkeep = aside.submit(work)
+            begun.wait()
+            bucket.close()
+            assert upkeep.result() == 0  # it found out by itself
+    with open_bucket(tmp_path) as bucket:
+        assert len(list(bucket.existing())) == 4
+        assert all(len(vbucket.failover_log) == 1 for vbucket in bucket.existing())  # every shutdown was clean
+
+
+def test_what_a_failed_commit_did_not_write_is_written_by_the_next(tmp_path, monkeypatch):
+    """Whatever the reason: a flush that says nothing must mean that everything is on disk."""
+    with open_bucket(tmp_path, SMALL) as bucket:
+        vb = bucket.set_state(0, VbucketState.ACTIVE)
+        before = vb.persisted_seqno
+
+        def fail(*_):
+            raise CorruptStore("an input/output error")
+
+        monkeypatch.setattr(Disk, "write", fail)
+        vb.set_many(KEYS, [b"1"] * 60)
+        for _ in range(2):
+            with pytest.raises(CorruptStore):
+                bucket.flush()
+            assert vb.persisted_seqno == before
+        monkeypatch.undo()
+    with open_bucket(tmp_path, SMALL) as bucket:
+        assert bucket.vbucket(0).item_count == 60
+        assert bucket.vbucket(0).get(KEYS[-1]).value == b"1"
+
+
+def test_a_flusher_that_died_is_no_secret(tmp_path, monkeypatch):
+    bucket = open_bucket(tmp_path, replace(SMALL, background=True, flush_delay_s=0.0))
+    vb = bucket.set_state(0, VbucketState.ACTIVE)
+    died = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
+
+    def fail(*_):
+        raise CorruptStore("an input/output error")
+
+    monkeypatch.setattr(Disk, "write", fail)
+    vb.set(b"k", b"v")
+    assert died.wait(60)
+    with pytest.raises(TemporaryFailure, match="an input/output error"):
+        vb.set(b"k", b"w")
+    assert vb.get(b"k").value == b"v"
+    bucket.abandon()

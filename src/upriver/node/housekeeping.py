@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from upriver.errors import UpriverError
 from upriver.node import log
 
 if TYPE_CHECKING:
+    from upriver.node.buckets import NodeBucket
     from upriver.node.connection import Connection
     from upriver.node.server import Node
 
 _TICK_S = 0.1  # the shortest noop interval that a client may ask for
 _TICKS_PER_LOOK = 5  # plain connections are looked at more rarely
+_REST = 4  # times as long as the work before it
 
 
 class Housekeeping:
@@ -26,11 +29,10 @@ class Housekeeping:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        options = self._node.options
         self._tasks = [
             self._node.loop.create_task(self._watch_connections()),
-            self._node.loop.create_task(self._every(options.maintain_s, "maintain")),
-            self._node.loop.create_task(self._every(options.expiry_pager_s, "run_expiry_pager")),
+            self._node.loop.create_task(self._maintain()),
+            self._node.loop.create_task(self._expire()),
         ]
 
     def stop(self) -> None:
@@ -71,14 +73,27 @@ class Housekeeping:
             return "does not take its last answers"
         return "does not read" if now - conn.last_progress > allowed else ""
 
-    async def _every(self, seconds: float, work: str) -> None:
+    async def _maintain(self) -> None:
+        """Compact a few vbuckets at a time, with rests between that leave the disk to others."""
+        every = pause = self._node.options.maintain_s
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            left = [await self._aside(bucket, bucket.store.maintain) for bucket in self._node.buckets]
+            pause = min(every, _REST * (time.monotonic() - began)) if any(left) else every
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(self._node.options.expiry_pager_s)
             for bucket in self._node.buckets:
-                try:
-                    getattr(bucket.store, work)()
-                except UpriverError as error:
-                    log.warning("housekeeping_failed", work=work, bucket=bucket.name, reason=error)
-                except Exception:
-                    log.failure("housekeeping_failed", work=work, bucket=bucket.name)
-                await asyncio.sleep(0)
+                await self._aside(bucket, bucket.store.run_expiry_pager)
+
+    async def _aside(self, bucket: NodeBucket, work: Callable[[], int]) -> int:
+        """Work that may take long, in a thread of its own: clients are served meanwhile."""
+        try:
+            return await self._node.loop.run_in_executor(None, work)
+        except UpriverError as error:
+            log.warning("housekeeping_failed", work=work.__name__, bucket=bucket.name, reason=error)
+        except Exception:
+            log.failure("housekeeping_failed", work=work.__name__, bucket=bucket.name)
+        return 0

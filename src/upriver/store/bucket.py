@@ -44,7 +44,7 @@ class Bucket:
         self._shared = shared
         self._vbuckets: dict[int, VBucket] = {}
         self._flusher = Flusher(shared)
-        self._closed = False
+        self._closed = self._closing = False
         self.opened_clean = True  # what was in memory when the bucket was last used is here
 
     @classmethod
@@ -166,6 +166,7 @@ class Bucket:
         """Persist everything and leave the mark of a clean shutdown."""
         if self._closed:
             return
+        self._end_upkeep()
         self._flusher.stop()
         self._flusher.resume()
         self._end_streams()
@@ -188,9 +189,15 @@ class Bucket:
     def abandon(self) -> None:
         """Let go without flushing, as a crash would."""
         if not self._closed:
+            self._end_upkeep()
             self._flusher.stop()
             self._end_streams()
             self._let_go()
+
+    def _end_upkeep(self) -> None:
+        """Let background work end with the vbucket that it is at."""
+        with self._shared.commit_lock:
+            self._closing = True
 
     def _let_go(self) -> None:
         self._closed = True
@@ -324,18 +331,29 @@ class Bucket:
 
     def maintain(self, most: int = SLICE) -> int:
         """One slice of background work: compact the vbuckets that need it. Returns how many are left."""
-        if self._flusher.paused:
-            return 0
-        waiting = [vbucket for vbucket in self.existing() if wants_compaction(vbucket)]
+        waiting = [vbucket for vbucket in self._present() if wants_compaction(vbucket)]
         for vbucket in waiting[:most]:
-            compact(vbucket, self._shared.now_s - self.options.purge_age_s, SEQNO_MAX)
-        return max(0, len(waiting) - most)
+            with self._shared.commit_lock:
+                if self._may_keep_up(vbucket):
+                    compact(vbucket, self._shared.now_s - self.options.purge_age_s, SEQNO_MAX)
+        return max(0, len(waiting) - most) if not self._flusher.paused else 0
 
     def run_expiry_pager(self) -> int:
         """Turn documents whose time has come into tombstones, each with a new seqno; returns how many."""
-        if self._flusher.paused:
-            return 0
-        return sum(expire_due(vbucket) for vbucket in self.existing() if vbucket.state is VbucketState.ACTIVE)
+        expired = 0
+        for vbucket in self._present():
+            with self._shared.commit_lock:
+                if self._may_keep_up(vbucket) and vbucket.state is VbucketState.ACTIVE:
+                    expired += expire_due(vbucket)
+        return expired
+
+    def _present(self) -> list[VBucket]:
+        with self._shared.lock:  # upkeep has a thread of its own
+            return list(self.existing())
+
+    def _may_keep_up(self, vbucket: VBucket) -> bool:
+        """Whether background work on it makes sense: it may have been deleted, the bucket closed, the disk paused."""
+        return not self._closing and not self._flusher.paused and self._vbuckets.get(vbucket.id) is vbucket
 
     def trim_memory(self, wanted_bytes: int = 0) -> None:
         """Let go of checkpoints that are on disk until the memory log is this small; slow streams go to disk."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from upriver.errors import KeyNotFound
-from upriver.model import SEQNO_MAX
+from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.scan import DiskScan
 from upriver.store.vbucket import VBucket
 from upriver.wire.keys import split_key
 from upriver.wire.packed import HEADER_SIZE, unpack
+
+AT_ONCE = 64  # documents, before others may have the lock
 
 
 def expire_due(vbucket: VBucket) -> int:
@@ -28,8 +32,7 @@ def expire_due(vbucket: VBucket) -> int:
         ahead = now
         try:
             due, later = _due(vbucket, now)
-            with shared.lock:
-                expired = sum(_expire(vbucket, wire_key) for wire_key in due)
+            expired = sum(_expire(vbucket, due[at : at + AT_ONCE]) for at in range(0, len(due), AT_ONCE))
             ahead = later
             return expired
         finally:
@@ -51,11 +54,14 @@ def _due(vbucket: VBucket, now: int) -> tuple[list[bytes], int]:
     return due, earliest
 
 
-def _expire(vbucket: VBucket, wire_key: bytes) -> bool:
-    collection_id, key = split_key(wire_key)
-    before = vbucket.high_seqno
-    try:
-        vbucket.get(key, collection_id)  # reading it is what expires it
-    except KeyNotFound:
-        return vbucket.high_seqno > before
-    return False
+def _expire(vbucket: VBucket, wire_keys: list[bytes]) -> int:
+    """Expire these, unless the vbucket is not ours any more; returns how many were not changed meanwhile."""
+    with vbucket.shared.lock:
+        if vbucket.state is not VbucketState.ACTIVE:
+            return 0
+        before = vbucket.expired_count
+        for wire_key in wire_keys:
+            collection_id, key = split_key(wire_key)
+            with suppress(KeyNotFound):
+                vbucket.get(key, collection_id)  # reading it is what expires it
+        return vbucket.expired_count - before

@@ -161,8 +161,8 @@ class Flusher:
             except DiskFull:
                 time.sleep(RETRY_S)
                 self._ready.set()
-            except BaseException:
-                self._shared.disk_full = True  # nothing will be persisted any more: take no more writes
+            except BaseException as failure:
+                self._shared.failure = str(failure) or type(failure).__name__  # nothing will be persisted any more
                 raise
             spent = time.thread_time() - begin
             if self._shared.dirty:
@@ -206,7 +206,7 @@ class Flusher:
                 return []
             try:
                 self._commit(batch)
-            except DiskFull:
+            except BaseException:  # whatever it was, none of it is on disk
                 with self._shared.lock:
                     self._thaw(batch)
                 raise

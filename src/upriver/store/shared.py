@@ -43,6 +43,7 @@ class Shared:
         self.dirty: dict[int, Core] = {}
         self.dirty_bytes = 0
         self.disk_full = False
+        self.failure = ""  # why nothing can be persisted until the bucket is opened again
         self.refused = False  # somebody was told to come back later
         self.wake_flusher: Callable[[], None] = _nobody
         self.flush: Callable[[], None] = _nobody
@@ -57,6 +58,8 @@ class Shared:
 
     def check_room(self) -> None:
         """Raise ``TemporaryFailure`` while too much waits for the disk."""
+        if self.failure:
+            raise TemporaryFailure(f"nothing can be written to disk ({self.failure}); open the bucket again")
         if self.disk_full:
             self.refused = True
             raise TemporaryFailure("the disk is full; writes are taken again when there is space")

@@ -164,11 +164,15 @@ def ticks(most: float, unit: Callable[[float], str]) -> list[float]:
     >>> ticks(31_800, amount), ticks(500, duration), ticks(4096, size)
     ([0, 10000, 20000, 30000, 40000], [0, 120, 240, 360, 480, 600], [0, 1024, 2048, 3072, 4096])
     """
-    scale = {size: 1024.0 ** max(0, math.floor(math.log(most, 1024))), duration: _scale_of_time(most)}.get(unit, 1.0)
+    scale = _scale_of_size(most) if unit is size else _scale_of_time(most) if unit is duration else 1.0
     rough = most / scale / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = min((power * nice for nice in (1, 2, 2.5, 5, 10)), key=lambda step: abs(step - rough)) * scale
     return [_whole(step * index) for index in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def _scale_of_size(most: float) -> float:
+    return 1024.0 ** max(0, math.floor(math.log(most, 1024)))
 
 
 def _scale_of_time(most: float) -> float:

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from store_support import SMALL, Record, open_bucket, records
 
 from upriver.model import VbucketState
-from upriver.store import End, EndReason, Run, SnapshotStart, VBucket
-from upriver.store.stream import Live, StreamEvent
+from upriver.store import End, EndReason, Live, Run, SnapshotStart, StreamEvent, VBucket, live_after
 from upriver.wire.columns import address_of
 
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -79,22 +78,39 @@ class Reader:
         self.seen: set[tuple[bool, bytes]] = set()
         self.runs = 0
         self.idle = False  # it was told that there is nothing more, and not been woken since
+        self.origin = 0
+        self.handed_over = False  # it is read on for with ``live_after``
         self.source = vb.stream(0, wake=self.wake)
 
     def wake(self) -> None:
         self.idle = False
+        if self.handed_over:
+            self._take_back()
+
+    def news(self) -> None:
+        self.idle = False
+
+    def _take_back(self) -> None:
+        self.handed_over = False
+        self.source.take_back(self.origin, self.position)
 
     def start_again(self) -> None:
         self.__init__(self.vb, self.truth, self.short)  # type: ignore[misc]
 
     def poll(self, events: int) -> None:
-        if self.short and (live := self._next_live()) is not None:
-            at = live.address - address_of(live.data)
-            run = Run(live.data.data[at : at + live.size], self.position, live.last, memory=True)
-            self._begin(SnapshotStart(live.first, live.last, 1, [each.seqno for each in records(run)][-1], 0, 0, 0, 0))
-            self.source.took_live(live)
-            self._take(run, None)
-            return
+        if self.handed_over:
+            live = self._next_live()
+            if live is not None:
+                at = live.address - address_of(live.data)
+                run = Run(live.data.data[at : at + live.size], self.position, live.last, memory=True)
+                last = [each.seqno for each in records(run)][-1]
+                self._begin(SnapshotStart(live.first, live.last, 1, last, 0, 0, 0, 0))
+                self.origin = live.first
+                self._take(run, None)
+                return
+            if self.position == self.vb.high_seqno:
+                return
+            self._take_back()
         while events and (event := self._next_event()) is not None:
             events -= 1
             if isinstance(event, End):  # tombstones that it needs were purged
@@ -107,16 +123,20 @@ class Reader:
                 self._take(event, None)
 
     def _next_live(self) -> Live | None:
-        """As a producer does: what it gets this way is all that there is, until it is woken."""
+        """As a producer's fan does: what it gets this way is all that there is, until it is woken."""
         self.idle = True
-        live = self.source.next_live()
-        self.idle = self.idle and live is not None
+        self.vb.wait(self.news)
+        live = live_after(self.vb, self.position)
+        self.idle = self.idle and (live is not None or self.position == self.vb.high_seqno)
         return live
 
     def _next_event(self) -> StreamEvent | None:
         self.idle = True
         event = self.source.poll()
         self.idle = self.idle and event is None
+        if event is None and self.short and self.source.hand_over() is not None:
+            self.handed_over, self.origin = True, 0
+            self.vb.wait(self.news)
         return event
 
     def _begin(self, marker: SnapshotStart) -> None:

@@ -8,7 +8,7 @@ import pytest
 from store_support import SMALL, changes, events, markers, open_bucket, records
 
 from upriver.model import VbucketState
-from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart
+from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, live_after
 
 FIRST_MEMORY, MORE_MEMORY, DISK = 0x05, 0x01, 0x06
 ROOMY = replace(SMALL, checkpoint_bytes=1 << 20)
@@ -107,21 +107,33 @@ def test_a_slow_reader_gets_in_one_snapshot_what_a_fast_one_got_in_many(vb):
 
 
 def test_the_short_way_is_only_for_all_that_a_reader_lacks(vb):
-    """Whoever takes it goes to sleep: what was written meanwhile has woken nobody."""
-    source, other = vb.stream(0), vb.stream(0)
+    woken = []
+    source, other = vb.stream(0, wake=lambda: woken.append(1)), vb.stream(0)
+    assert source.hand_over() is None  # its first snapshot begins where the reader said
     vb.set(b"a", b"1")
     changes(source)
+    assert source.hand_over() == 1
     vb.set(b"b", b"2")
+    assert not woken
     changes(other)
     vb.set(b"c", b"3")
-    assert source.next_live() is None
+    assert live_after(vb, 1) is None  # there are two snapshots
+    source.take_back(0, 1)
     assert seqnos(source) == [2, 3]
     vb.set(b"d", b"4")
-    live = source.next_live()
-    assert (live.first, live.last, live.begins_checkpoint) == (4, 4, False)
-    source.took_live(live)
-    assert source.next_live() is None
+    assert source.hand_over() is None
+    assert seqnos(source) == [4]
+    assert source.hand_over() == 4
+    vb.set(b"e", b"5")
+    live = live_after(vb, 4)
+    assert (live.first, live.last, live.begins_checkpoint) == (5, 5, False)
+    assert live_after(vb, 5) is None
+    source.take_back(live.first, live.last)
     assert source.poll() is None
+    woken.clear()
+    vb.set(b"f", b"6")
+    assert woken == [1]
+    assert seqnos(source) == [6]
 
 
 def test_a_slow_readers_snapshot_still_ends_where_its_stream_does(vb):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -16,6 +17,7 @@ from upriver.wire.keys import split_key
 from upriver.wire.packed import HEADER_SIZE, unpack
 
 AT_ONCE = 64  # documents, before others may have the lock
+REST_S = 0.0005
 
 
 def expire_due(vbucket: VBucket) -> int:
@@ -32,7 +34,10 @@ def expire_due(vbucket: VBucket) -> int:
         ahead = now
         try:
             due, later = _due(vbucket, now)
-            expired = sum(_expire(vbucket, due[at : at + AT_ONCE]) for at in range(0, len(due), AT_ONCE))
+            expired = 0
+            for at in range(0, len(due), AT_ONCE):
+                expired += _expire(vbucket, due[at : at + AT_ONCE])
+                time.sleep(REST_S)  # a lock that is taken again at once is never free for others
             ahead = later
             return expired
         finally:

@@ -52,10 +52,11 @@ Batches = list[tuple[int, list[bytes]]]
 class Ballast:
     """A file that fills the page cache: what is cut off its end is there at once for whoever needs pages next."""
 
-    def __init__(self, file: Path, documents: int, size: int, quota_bytes: int) -> None:
-        on_disk = size + 150
-        self._each = on_disk + min(on_disk + KEY_BYTES, quota_bytes // documents)
-        self._size = self._each * documents
+    def __init__(self, file: Path, size: int, quota_bytes: int, phases: list[int]) -> None:
+        """For so many documents in each phase; a phase begins with a bucket just opened, whose memory is empty."""
+        self._on_disk = size + 150
+        self._quota_bytes = self._memory_left = quota_bytes
+        self._size = sum(self._needed(documents, quota_bytes) for documents in phases)
         self._file = file.open("wb")
         file.unlink()
         block = random.Random(0).randbytes(MIB)
@@ -64,9 +65,17 @@ class Ballast:
         self._file.flush()
         os.fdatasync(self._file.fileno())
 
+    def _needed(self, documents: int, memory: int) -> int:
+        return documents * self._on_disk + min(documents * (self._on_disk + KEY_BYTES), memory)
+
+    def begin_phase(self) -> None:
+        self._memory_left = self._quota_bytes
+
     def release(self, documents: int) -> None:
         """Let go of what so many documents need, in the page cache and in the store's memory."""
-        self._size = max(0, self._size - documents * self._each)
+        released = self._needed(documents, self._memory_left)
+        self._memory_left -= released - documents * self._on_disk
+        self._size = max(0, self._size - released)
         os.ftruncate(self._file.fileno(), self._size)
 
 
@@ -224,8 +233,8 @@ def measure(folder: Path, documents: int, size: int, options: StoreOptions, cold
     rounds = rounds or max(1, min(MEASURED // documents, MOST_ROUNDS))
     value = random.Random(size).randbytes(size)
     some = random.Random(1).sample(range(documents), min(documents, MEASURED))
-    changes = documents * rounds + (3 * rounds - 1) * len(some)
-    ballast = None if cold else Ballast(folder.with_name("ballast"), changes, size, options.quota_bytes)
+    phases = [documents] * rounds + [(3 * rounds - 1) * len(some)]
+    ballast = None if cold else Ballast(folder.with_name("ballast"), size, options.quota_bytes, phases)
     new, bytes_each = load(folder, documents, value, options, ballast, rounds)
     begin = time.perf_counter()
     bucket = Bucket.open(folder, name="bench", vbuckets=VBUCKETS, options=options)
@@ -233,6 +242,8 @@ def measure(folder: Path, documents: int, size: int, options: StoreOptions, cold
     with bucket:
         scan(bucket)  # the file comes into the page cache, the kernels into memory
         scanned, scanned_mb = scan(bucket)
+        if ballast is not None:
+            ballast.begin_phase()
         overwrite: list[Spent] = []
         delete: list[Spent] = []
         for _ in range(rounds):
@@ -255,6 +266,8 @@ def load(
         shutil.rmtree(folder, ignore_errors=True)
         with Bucket.open(folder, name="bench", vbuckets=VBUCKETS, options=options) as bucket:
             bucket.create_all()
+            if ballast is not None:
+                ballast.begin_phase()
             new += write(bucket, range(documents), value, ballast)
             bytes_each = bucket.disk_bytes / documents
     return new, bytes_each

@@ -89,15 +89,14 @@ class Spent(NamedTuple):
     other_system: float
     faults: float
     written: float  # bytes given to the system
-    commits: float
 
     @classmethod
-    def so_far(cls, bucket: Bucket) -> Spent:
+    def so_far(cls) -> Spent:
         here, all_ = resource.getrusage(resource.RUSAGE_THREAD), resource.getrusage(resource.RUSAGE_SELF)
         written = int(Path("/proc/self/io").read_text().split()[3]) if Path("/proc/self/io").exists() else 0
         return cls(
             time.perf_counter(), here.ru_utime, here.ru_stime, all_.ru_utime - here.ru_utime,
-            all_.ru_stime - here.ru_stime, all_.ru_minflt, written, bucket.stats()["commits"],
+            all_.ru_stime - here.ru_stime, all_.ru_minflt, written,
         )  # fmt: skip
 
     def until(self, end: Spent) -> Spent:
@@ -129,8 +128,8 @@ class Rate(NamedTuple):
     def detail(self) -> list[str]:
         spent = self.spent
         times = [f"{seconds / self.documents * 1e6:.2f}" for seconds in spent[1:5]]
-        faults, written, commits = (count / self.documents for count in spent[5:])
-        return [f"{self.documents:,}", *times, f"{faults:.3f}", f"{written:,.0f}", f"{commits * 1e6:,.0f}"]
+        faults, written = (count / self.documents for count in spent[5:])
+        return [f"{self.documents:,}", *times, f"{faults:.3f}", f"{written:,.0f}"]
 
 
 class Row(NamedTuple):
@@ -181,18 +180,18 @@ def write(
     for batches in chunks(numbers):
         if ballast is not None:
             ballast.release(min(CHUNK, len(numbers)))
-        begin = Spent.so_far(bucket)
+        begin = Spent.so_far()
         for vbucket, keys in batches:
             patiently(bucket, bucket.vbucket(vbucket), keys, value)
         bucket.flush()
-        yield begin.until(Spent.so_far(bucket))
+        yield begin.until(Spent.so_far())
 
 
 def scan(bucket: Bucket) -> tuple[Rate, float]:
     """Stream every vbucket from disk into frames: records, and megabytes of frames a second."""
     records = size = 0
     out = SendBuffer(MIB)
-    begin = Spent.so_far(bucket)
+    begin = Spent.so_far()
     for vb in bucket.existing():
         encoder = PackedEncoder(FrameOptions(opaque=1, vbucket=vb.id))
         source = vb.stream(0, vb.high_seqno)
@@ -201,7 +200,7 @@ def scan(bucket: Bucket) -> tuple[Rate, float]:
                 sent, written = encode(encoder, event, out)
                 records += sent
                 size += written
-    spent = begin.until(Spent.so_far(bucket))
+    spent = begin.until(Spent.so_far())
     return Rate(records, [spent]), size / spent.wall / 1e6
 
 
@@ -305,7 +304,7 @@ def show(rows: list[Row], singles: tuple[float, float]) -> None:
 
 def show_detail(rows: list[Row]) -> None:
     table = Table(title="store: microseconds of CPU for each document, and what the system was asked for")
-    heads = "documents|value|phase|measured|writer|its system|flusher|its system|faults|B written|commits a million"
+    heads = "documents|value|phase|measured|writer|its system|flusher|its system|faults|B written"
     for head in heads.split("|"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:

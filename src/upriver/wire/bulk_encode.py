@@ -101,11 +101,11 @@ class FrameOptions:
     plain_commits: bool = False  # commits as the documents they made; prepares and aborts are passed over
 
     def bits(self) -> int:
-        switches = (
-            self.collections, self.delete_times, self.expiry_opcode, self.upr, self.no_value, self.keep_datatype,
-            self.skip_deletes, self.collection_ids is not None, self.hifi_mfu, self.plain_commits,
+        return (
+            self.collections | self.delete_times << 1 | self.expiry_opcode << 2 | self.upr << 3 | self.no_value << 4
+            | self.keep_datatype << 5 | self.skip_deletes << 6 | (self.collection_ids is not None) << 7
+            | self.hifi_mfu << 8 | self.plain_commits << 9
         )  # fmt: skip
-        return sum(1 << n for n, on in enumerate(switches) if on)
 
     def filter_ids(self) -> npt.NDArray[np.int64]:
         return _NO_IDS if self.collection_ids is None else np.array(sorted(self.collection_ids), np.int64)

@@ -9,15 +9,16 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_producer_properties import HandLoop, StandIn, check_promises, contents
+from test_producer_properties import HandLoop, StandIn, check_promises, contents, seqno_of
 
 from upriver.model import VbucketState
 from upriver.node import dcp_commands
 from upriver.node.live_fan import LIVE_BYTES, LiveFan
 from upriver.node.producer import Producer
 from upriver.protocol.controls import ProducerOptions, apply_control
+from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.store import Bucket, StoreOptions
-from upriver.wire import Context, FrameSplitter, Message, dcp, decode
+from upriver.wire import Context, FrameSplitter, Message, Opcode, dcp, decode
 
 VBUCKETS, READERS = 3, 3
 _paths = itertools.count()
@@ -26,10 +27,12 @@ _paths = itertools.count()
 class Reader:
     """A connection with a stream of each vbucket; it may be slow to read and to acknowledge."""
 
-    def __init__(self, crowd: Crowd, name: bytes, window: int) -> None:
+    def __init__(self, crowd: Crowd, name: bytes, window: int, is_replica: bool) -> None:
         self.conn = StandIn(crowd.loop)
         self.options = ProducerOptions.opened(dcp.Open(0, 1, name), collections=True, snappy=False, now=0.0)
         controls = {b"enable_noop": b"true", b"connection_buffer_size": b"%d" % window}
+        if is_replica:
+            controls |= {b"enable_sync_writes": b"true", b"consumer_name": b"other"}
         for key, value in controls.items():
             apply_control(self.options, key, value)
         self.producer = Producer(self.conn, crowd.node_bucket, self.options)  # type: ignore[arg-type]
@@ -41,7 +44,7 @@ class Reader:
     def open(self, vbucket: int) -> None:
         """From where it was when it closed the stream; it is told everything up to the end of a snapshot."""
         position: dict[str, int] = {}
-        if seqno := max((m.by_seqno for m in self.received(vbucket) if hasattr(m, "by_seqno")), default=0):
+        if seqno := max(map(seqno_of, self.received(vbucket)), default=0):
             uuid = self.producer.bucket.store.vbucket(vbucket).failover_log.uuid
             position = {"start_seqno": seqno, "vbuuid": uuid, "snap_start_seqno": seqno, "snap_end_seqno": seqno}
         request = dcp.StreamRequest(vbucket=vbucket, end_seqno=2**64 - 1, **position)
@@ -60,7 +63,7 @@ class Reader:
         data, self.conn.sent = bytes(self.conn.sent), bytearray()
         for frame in self.unread.receive(data):
             self.streams[frame.specific][-1].append(decode(frame, Context(collections=True)))
-            self.unacknowledged += frame.size
+            self.unacknowledged += frame.size + (PREPARE_SURCHARGE if frame.opcode == Opcode.DCP_PREPARE else 0)
         if self.options.window.size:
             assert self.options.window.outstanding == self.unacknowledged  # byte for byte (8.1)
         if not self.lazy and self.unacknowledged:
@@ -94,7 +97,7 @@ class Crowd:
         self.node_bucket = SimpleNamespace(
             store=self.bucket, dcp_connections={}, waits_for_map=False, on_seqno_acknowledged=None, fan=LiveFan()
         )
-        self.readers = [Reader(self, b"r%d" % n, window) for n, window in enumerate(windows)]
+        self.readers = [Reader(self, b"r%d" % n, window, n == 0) for n, window in enumerate(windows)]
         self.model: dict[int, dict[bytes, bytes]] = {vbucket: {} for vbucket in range(VBUCKETS)}
         self.manifest = 0
 
@@ -115,6 +118,12 @@ class Crowd:
         if self.model[vbucket].pop(b"\0k%d" % key, None) is not None:
             self.bucket.vbucket(vbucket).delete(b"k%d" % key)
 
+    def write_durably(self, vbucket: int, key: int, value: bytes) -> None:
+        vb = self.bucket.vbucket(vbucket)
+        prepared = vb.prepare(b"k%d" % key, value, 0, level=1)
+        vb.commit(b"k%d" % key, 0, prepared.seqno)
+        self.model[vbucket][b"\0k%d" % key] = value
+
     def new_collection(self) -> None:
         """A system event in every vbucket: nothing for a fan."""
         self.manifest += 1
@@ -130,7 +139,7 @@ STEPS = st.lists(
     st.one_of(
         *[st.tuples(st.just("write"), vbuckets, keys)] * 4,
         st.tuples(st.just("burst"), vbuckets, keys),
-        st.tuples(st.just("delete"), vbuckets, keys),
+        st.tuples(st.sampled_from(["delete", "durable"]), vbuckets, keys),
         *[st.tuples(st.just("turn"), st.just(0), st.just(0))] * 4,
         st.tuples(st.sampled_from(["block", "unblock", "lazy", "eager", "statistics"]), readers, st.just(0)),
         st.tuples(st.sampled_from(["close", "open"]), readers, vbuckets),
@@ -149,6 +158,8 @@ def take(crowd: Crowd, step: int, kind: str, one: int, two: int) -> None:
             crowd.write(one, key, b"%d" % step * (LIVE_BYTES // 2))
     elif kind == "delete":
         crowd.delete(one, two)
+    elif kind == "durable":
+        crowd.write_durably(one, two, b"d%d" % step)
     elif kind == "turn":
         crowd.settle()
     elif kind == "flush":
@@ -202,6 +213,7 @@ def test_every_follower_ends_with_the_contents_of_the_store(tmp_path: Path, step
             reader.producer.settle(stream)
             assert stream.last_read_seqno == crowd.bucket.vbucket(vbucket).high_seqno
         assert reader.options.window.outstanding == 0
-        items = [m for vbucket in range(VBUCKETS) for m in reader.received(vbucket) if hasattr(m, "by_seqno")]
+        everything = [m for vbucket in range(VBUCKETS) for m in reader.received(vbucket)]
+        items = [m for m in everything if seqno_of(m) and not isinstance(m, dcp.SeqnoAdvanced)]
         assert reader.producer.items_sent == len(items)
     crowd.bucket.abandon()

@@ -138,20 +138,33 @@ class World:
                 self.producer.acknowledged(frame.size + extra)
 
 
+ITEMS = (
+    dcp.Mutation, dcp.Deletion, dcp.Prepare, dcp.Commit, dcp.Abort, events.SystemEvent, dcp.SeqnoAdvanced,
+)  # fmt: skip
+
+
+def seqno_of(message: Message) -> int:
+    """0 for what has none."""
+    if isinstance(message, dcp.Commit):
+        return message.commit_seqno
+    return message.abort_seqno if isinstance(message, dcp.Abort) else getattr(message, "by_seqno", 0)
+
+
 def check_promises(messages: list[Message]) -> None:
     """6.1: ranges, order, one version per key and snapshot, something behind every marker."""
     marker, last, keys, announced = None, 0, set(), False
     for message in messages:
-        if isinstance(message, dcp.SnapshotMarker):
+        if isinstance(message, dcp.SnapshotMarker | dcp.SnapshotMarkerV20):
             assert not announced, "a marker stood alone"
             assert marker is None or message.start_seqno > marker.end_seqno or last == 0, "ranges overlap"
             marker, keys, announced = message, set(), True
-        elif isinstance(message, dcp.Mutation | dcp.Deletion | events.SystemEvent | dcp.SeqnoAdvanced):
+        elif isinstance(message, ITEMS):
             announced = False
             assert marker is not None
-            assert marker.start_seqno <= message.by_seqno <= marker.end_seqno
-            assert message.by_seqno > last
-            last = message.by_seqno
+            seqno = seqno_of(message)
+            assert marker.start_seqno <= seqno <= marker.end_seqno
+            assert seqno > last
+            last = seqno
             if isinstance(message, dcp.Mutation | dcp.Deletion):
                 assert message.key not in keys, "a key came twice in a snapshot"
                 keys.add(message.key)
@@ -161,9 +174,14 @@ def check_promises(messages: list[Message]) -> None:
 
 def contents(messages: list[Message]) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
+    prepared: dict[bytes, bytes] = {}
     for message in messages:
         if isinstance(message, dcp.Mutation):
             found[message.key] = message.value
+        elif isinstance(message, dcp.Prepare):
+            prepared[message.key] = message.value
+        elif isinstance(message, dcp.Commit):
+            found[message.key] = prepared.pop(message.key)
         elif isinstance(message, dcp.Deletion):
             found.pop(message.key, None)
     return found

@@ -175,6 +175,8 @@ class Reader:
 
     def stop_half_way(self) -> None:
         """Go away in the middle of a run and come back with what is known."""
+        if self.handed_over:
+            self._take_back()  # a source that was handed over has not moved since
         while (event := self.source.poll()) is not None:
             if isinstance(event, SnapshotStart):
                 self._begin(event)

@@ -94,7 +94,10 @@ class _Demo:
 
         started = time.monotonic()
         columns = (TextColumn("  loading {task.description}"), BarColumn(), MofNCompleteColumn())
-        with self._database() as db, Progress(*columns, console=self.console, transient=True) as bar:
+        shown = self.console.is_terminal
+        with self._database() as db, Progress(
+            *columns, console=self.console, transient=True, disable=not shown
+        ) as bar:
             for address in db.topology.nodes:  # each node applies it to the vbuckets that it owns
                 with closing(KvConnection(address, db.options)) as connection:
                     connection.ask([SetManifest(manifest())])
@@ -192,9 +195,10 @@ class _Demo:
             "where status <> 'returned' group by city order by revenue desc limit 5"
         )
         found = pa.table(QueryBuilder().register("orders", DeltaTable(str(path))).execute(sql).read_all())
-        table = Table(*found.schema.names, title=f"{path}, as any Delta reader sees it")
+        self.say(f"what any Delta reader sees in {path}:")
+        table = Table(*found.schema.names)
         for row in found.to_pylist():
-            table.add_row(*(str(value) for value in row.values()))
+            table.add_row(row["city"], f"{row['orders']:,}", f"{row['revenue']:,.0f}")
         self.console.print(table)
         self.sync.stop()
 

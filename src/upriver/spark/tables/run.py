@@ -23,6 +23,10 @@ from upriver.spark.tables.options import SyncOptions
 from upriver.spark.tables.progress import Batch, Journal, Lag
 from upriver.spark.tables.reconcile import reconcile
 
+# Documents do not pass through the JVM, so it has nothing to gain from compiling its code thoroughly: that took as much
+# of the processors during a load as reading the bucket did.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1"
+
 
 @dataclass
 class Live:
@@ -140,4 +144,4 @@ def session(master: str) -> Any:
         from pyspark.sql import SparkSession
 
         return upriver.spark.register(SparkSession.builder.getOrCreate())
-    return upriver.spark.session(master)
+    return upriver.spark.session(master, settings={"spark.driver.extraJavaOptions": QUICK_JAVA})

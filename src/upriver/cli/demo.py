@@ -165,7 +165,8 @@ class _Demo:
         after = self.sync.rows
         self.sync.wait_for(lambda: self.sync.rows > after + 500, 60.0)
         spent = time.monotonic() - started
-        self.say(f"{counted(self.sync.rollbacks, 'vbucket')} rolled back; the tables repaired themselves in {spent:.1f} s")
+        rolled = counted(self.sync.rollbacks, "vbucket")
+        self.say(f"{rolled} rolled back; the tables repaired themselves in {spent:.1f} s")
         self.writer.stop()
 
     def verify(self) -> None:

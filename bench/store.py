@@ -4,7 +4,9 @@ Writes are counted until everything is durable; in brackets the CPU of one in mi
 half of the portions of 100,000 (some have key tables to write; and a neighbour on the same host can double a portion's
 CPU). The backfill runs through the bulk encoder into DCP frames, on one core.
 ``python bench/store.py --documents 10000,100000,1000000`` (10000000 on request: it needs some 15 GB of disk).
-``--detail`` adds where the CPU went: the thread that writes, the flusher, the system, and what they asked of it.
+``--repeat 3`` measures every row so often, in turn, and shows of each figure the one in the middle: on a shared host
+one run says little. ``--detail`` adds where the CPU of every run went: the thread that writes, the flusher, the system,
+and what they asked of it.
 
 Rows are compared with each other, so each is measured over many operations: a small one loads several buckets, and
 overwrites its documents (deletes them, with the rest of the clock stopped while they come back) again and again. Half a
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import os
 import random
 import resource
@@ -118,12 +121,16 @@ class Rate(NamedTuple):
         return Spent(*map(sum, zip(*self.portions, strict=True)))
 
     @property
+    def cpu_us(self) -> float:
+        return self.spent.cpu / self.documents * 1e6
+
+    @property
     def usual_us(self) -> float:
         return statistics.median(portion.cpu for portion in self.portions) * len(self.portions) / self.documents * 1e6
 
     def __str__(self) -> str:
         usual = f", {self.usual_us:.2f}" if len(self.portions) > 1 else ""
-        return f"{self.documents / self.spent.wall:,.0f} ({self.spent.cpu / self.documents * 1e6:.2f}{usual})"
+        return f"{self.documents / self.spent.wall:,.0f} ({self.cpu_us:.2f}{usual})"
 
     def detail(self) -> list[str]:
         spent = self.spent
@@ -144,6 +151,16 @@ class Row(NamedTuple):
     scanned_mb: float
     open_s: float
     bytes_each: float
+
+
+def typical(rows: list[Row]) -> Row:
+    """Of each figure the one in the middle; for rates by CPU."""
+    middle = len(rows) // 2
+    return Row(*(sorted(figures, key=_by_cpu)[middle] for figures in zip(*rows, strict=True)))
+
+
+def _by_cpu(figure: Rate | float) -> float:
+    return figure.cpu_us if isinstance(figure, Rate) else figure
 
 
 def by_vbucket(numbers: list[int]) -> Batches:
@@ -299,7 +316,7 @@ def show(rows: list[Row], singles: tuple[float, float]) -> None:
             f"{row.documents:,}", f"{row.size}", str(row.new), str(row.overwrite), str(row.delete),
             str(row.scanned), f"{row.scanned_mb:,.0f}", f"{row.open_s:.3f}", f"{row.bytes_each:,.0f}",
         )  # fmt: skip
-    Console(width=140).print(table)
+    Console(width=160).print(table)
 
 
 def show_detail(rows: list[Row]) -> None:
@@ -310,7 +327,7 @@ def show_detail(rows: list[Row]) -> None:
     for row in rows:
         for phase in ("new", "overwrite", "delete", "scanned"):
             table.add_row(f"{row.documents:,}", f"{row.size}", phase, *getattr(row, phase).detail())
-    Console(width=140).print(table)
+    Console(width=160).print(table)
 
 
 def main() -> None:
@@ -319,24 +336,27 @@ def main() -> None:
     parser.add_argument("--sizes", default="64,256,1024")
     parser.add_argument("--quota-mb", type=int, default=1024)
     parser.add_argument("--cold", action="store_true", help="fresh memory costs what this machine asks for it")
+    parser.add_argument("--repeat", type=int, default=1, help="how often to measure every row")
     parser.add_argument("--detail", action="store_true", help="which thread the CPU went to, and page faults")
     parser.add_argument("--folder", type=Path, default=None, help="where the files go (a temporary directory)")
     chosen = parser.parse_args()
     options = StoreOptions(quota_bytes=chosen.quota_mb * MIB)
-    rows = []
+    rows: dict[tuple[int, int], list[Row]] = {}
     top = Path(tempfile.mkdtemp(dir=chosen.folder))
     try:
         warm_up(top / "warm")
         singles = one_by_one(top / "single", options)
-        for documents in map(int, chosen.documents.split(",")):
-            for size in map(int, chosen.sizes.split(",")):
-                rows.append(measure(top / "bucket", documents, size, options, chosen.cold))
-                shutil.rmtree(top / "bucket")
+        counts, sizes = (list(map(int, text.split(","))) for text in (chosen.documents, chosen.sizes))
+        for _, documents, size in itertools.product(range(chosen.repeat), counts, sizes):
+            row = measure(top / "bucket", documents, size, options, chosen.cold)
+            rows.setdefault((documents, size), []).append(row)
+            shutil.rmtree(top / "bucket")
     finally:
         shutil.rmtree(top)
-    show(rows, singles)
+    shown = [typical(measured) for measured in rows.values()]
+    show(shown, singles)
     if chosen.detail:
-        show_detail(rows)
+        show_detail(list(itertools.chain.from_iterable(rows.values())))
 
 
 if __name__ == "__main__":

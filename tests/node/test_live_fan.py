@@ -217,3 +217,26 @@ def test_every_follower_ends_with_the_contents_of_the_store(tmp_path: Path, step
         items = [m for m in everything if seqno_of(m) and not isinstance(m, dcp.SeqnoAdvanced)]
         assert reader.producer.items_sent == len(items)
     crowd.bucket.abandon()
+
+
+def test_a_connection_that_fails_takes_nothing_from_the_others(tmp_path: Path):
+    crowd = Crowd(tmp_path / "b", [0] * READERS)
+    for reader in crowd.readers:
+        reader.open(0)
+    crowd.write(0, 0, b"first")
+    crowd.settle()
+    broken, *others = crowd.readers
+    aborted = []
+
+    def write(data: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    broken.conn.write, broken.conn.abort = write, aborted.append  # type: ignore[method-assign, assignment]
+    for key in (1, 2):
+        crowd.write(0, key, b"v")
+        crowd.settle()
+    assert aborted
+    for reader in others:
+        assert contents(reader.received(0)) == crowd.model[0]
+        check_promises(reader.received(0))
+    crowd.bucket.abandon()

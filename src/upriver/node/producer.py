@@ -201,11 +201,14 @@ class Producer:
         try:
             self._send_slices()
         except Exception:
-            log.failure("producer_failed", connection=self.conn.id, name=self.name)
-            self.conn.abort("internal error")
+            self._fail()
             return
         if self.options.window.is_open:
             self.schedule()
+
+    def _fail(self) -> None:
+        log.failure("producer_failed", connection=self.conn.id, name=self.name)
+        self.conn.abort("internal error")
 
     def _send_slices(self) -> None:
         self._return_buffer()
@@ -226,6 +229,13 @@ class Producer:
 
         Where there is no room for it now the streams go their own way, and send it when there is.
         """
+        try:
+            return self._send_news(news)
+        except Exception:  # of ours; the other connections are not to miss anything for it
+            self._fail()
+            return []
+
+    def _send_news(self, news: News) -> list[ProducerStream]:
         self._return_buffer()
         row, followers = 0, self._followers
         while row < len(news) and self._can_send:

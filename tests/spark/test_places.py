@@ -49,10 +49,10 @@ def environment(**more: str) -> dict[str, str]:
 def test_a_machine_without_java_runs_on_the_one_from_pip(world: World, tmp_path):
     """No JAVA_HOME, and a PATH on which everything is but Java."""
     world.put(100)
-    for folder in ("/bin", "/usr/bin"):
-        for tool in Path(folder).iterdir():
-            if not tool.name.startswith("java") and not (tmp_path / tool.name).exists():
-                (tmp_path / tool.name).symlink_to(tool)
+    tools = {tool.name: tool for folder in ("/usr/bin", "/bin") for tool in Path(folder).iterdir()}
+    for name, tool in tools.items():
+        if not name.startswith("java"):
+            (tmp_path / name).symlink_to(tool)
     said = run(WITHOUT_JAVA, world.connection_string, env=environment(PATH=str(tmp_path)))
     assert "java 21." in said
     assert "rows 100" in said

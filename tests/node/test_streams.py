@@ -274,6 +274,7 @@ def shop(node: NodeThread) -> NodeThread:
 def test_a_collection_filter_passes_its_documents_and_events_and_says_how_far_it_is(shop: NodeThread, vb: int):
     write(shop, vb, b"c1", cid=9)
     write(shop, vb, b"d1")
+    to_disk(shop)  # else the two may be in two snapshots, and one of memory without anything to see is not told
     high = shop.vbucket(vb).high_seqno
     with producer(shop) as raw:
         until = dcp.SeqnoAdvanced(high, vbucket=vb)

@@ -35,11 +35,12 @@ class DurableWrites(Documents, Replica):
         """Inside, every write of a document is only prepared, whichever command makes it."""
         if level not in LEVELS:
             raise InvalidArguments(f"durability level {level} is not one of 1, 2, 3")
-        self._preparing = level
-        try:
-            yield
-        finally:
-            self._preparing = 0
+        with self.shared.lock:  # nobody else's writes
+            self._preparing = level
+            try:
+                yield
+            finally:
+                self._preparing = 0
 
     def is_prepared(self, key: bytes, collection_id: int, seqno: int) -> bool:
         """Whether this very write waits for its commit."""

@@ -73,4 +73,4 @@ class StoreOptions:
     @property
     def batch_bytes(self) -> int:
         """Most that one commit takes: LMDB holds its dirty pages in memory until then."""
-        return min(self.flush_bytes * 2, self.quota_bytes // 8)
+        return min(self.flush_bytes * 2, self.quota_bytes // 16)

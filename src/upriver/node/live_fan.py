@@ -61,8 +61,8 @@ class LiveFan:
         """Take the stream in, if it is up to date; the caller holds the store's lock."""
         vbucket = stream.vbucket
         group = self._groups.get(vbucket.id)
-        if group is not None and group.position != stream.source.position:
-            return False  # the others are about to get what it has already
+        if group is not None and (group.position != stream.source.position or group.vbucket is not vbucket):
+            return False  # the others are about to get what it has already, or to learn that their vbucket is gone
         position = stream.source.hand_over()
         if position is None:
             return False

@@ -295,10 +295,10 @@ class Producer:
             self._leave_backfills(stream)
         else:
             self._backfills.add(stream)
+        if stream.queued:
+            return
         if outcome is Outcome.IDLE:
             self._follow(stream)
-            return
-        if stream.queued:
             return
         stream.queued = True
         stays = outcome in (Outcome.FULL, Outcome.WINDOW) or (self.options.sequential_backfill and stream.backfilling)

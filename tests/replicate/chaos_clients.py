@@ -179,7 +179,9 @@ class Writer(threading.Thread):
         key = b"c%d-%d" % (self._number, self._random.randrange(4))
         message = kv.Counter(1, 1, 0, b"\0" + key, frame_infos=_durability(level))
         message.vbucket = self._vbucket(key)  # type: ignore[misc]
-        outcome, _ = self._client.send(key, message)
+        outcome, response = self._client.send(key, message)
+        if outcome is Outcome.ACKNOWLEDGED and response is not None and response.status != Status.SUCCESS:
+            raise AssertionError(f"{key!r}: status 0x{response.status:02x}")
         self.counts.setdefault(key, Counter())[outcome] += 1
 
     def _vbucket(self, key: bytes) -> int:

@@ -33,6 +33,17 @@ class Desk:
         self.tables.apply(self.number, Written.gather([written.plain()]))
         self.number += 1
 
+    def change_half(self) -> list[int]:
+        """Twenty documents, and then new versions of every other one; returns where each vbucket was between."""
+        for index in range(20):
+            self.feed.put(f"k{index}", {"n": index})
+        self.commit()
+        between = [history.seqno for history in self.feed.histories]
+        for index in range(0, 20, 2):
+            self.feed.put(f"k{index}", {"n": -1})
+        self.commit()
+        return between
+
     def read(self, name: str = "shop.orders") -> dict[str, Any]:
         return read_documents(self.root, name)
 

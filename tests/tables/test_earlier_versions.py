@@ -39,13 +39,7 @@ def earlier(tmp_path, monkeypatch) -> Desk:
     """Documents, half of which were changed, and those changes taken back."""
     monkeypatch.setattr("upriver.spark.tables.apply.void", lambda *_: {})  # those versions did not
     desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, tail_files=3))
-    for index in range(20):
-        desk.feed.put(f"k{index}", {"n": index})
-    desk.commit()
-    goods = [history.seqno for history in desk.feed.histories]
-    for index in range(0, 20, 2):
-        desk.feed.put(f"k{index}", {"n": -1})
-    desk.commit()
+    goods = desk.change_half()
     for vbucket, good in enumerate(goods):
         desk.feed.fail_over(vbucket, good)
     desk.commit()

@@ -50,13 +50,7 @@ def test_the_repair_reaches_plain_readers_of_current_when_merged(desk: Desk) -> 
 
 
 def test_a_vbucket_is_read_again_when_the_log_was_trimmed(desk: Desk) -> None:
-    for index in range(20):
-        desk.feed.put(f"k{index}", {"n": index})
-    desk.commit()
-    goods = [history.seqno for history in desk.feed.histories]
-    for index in range(0, 20, 2):
-        desk.feed.put(f"k{index}", {"n": -1})
-    desk.commit()
+    goods = desk.change_half()
     first = desk.orders.changes.pieces()[0]
     everything = pc.max(desk.orders.changes.delta.to_pyarrow_table().filter(pc.field("batch") == 0)["timestamp"])
     assert trim_log(desk.orders, everything.value + 1) == 1

@@ -56,13 +56,12 @@ class Followers:
     def __init__(self, vbuckets: int) -> None:
         from upriver.wire import bulk_frames as k
 
-        self._vbuckets = vbuckets
         self._rows: npt.NDArray[np.int64] = np.zeros((vbuckets, k.F_WIDTH), np.int64)
         self._flat = self._rows.reshape(-1)
         self._state: npt.NDArray[np.int64] = np.zeros(7, np.int64)
 
     def __len__(self) -> int:
-        return self._vbuckets
+        return len(self._rows)
 
     def add(self, vbucket: int, encoder: PackedEncoder, end: int, *, can_advance: bool, is_filtered: bool) -> None:
         """A stream that ends at ``end``; the caller keeps its encoder alive."""

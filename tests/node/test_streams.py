@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 
 import cramjam
 import pytest
@@ -220,23 +221,62 @@ def test_skipping_deletes_leaves_tombstones_out_of_the_first_backfill_only(node:
         assert isinstance(take(raw, lambda m: not isinstance(m, dcp.SnapshotMarker))[-1], dcp.Deletion)
 
 
-def test_prepares_are_for_those_who_asked_and_others_learn_how_far_the_stream_is(node: NodeThread, vb: int):
+def _durable_history(node: NodeThread, vb: int, on_disk: int) -> None:
+    """A durable write that was committed and one that was not: 4 seqnos, as many of them on disk and out of memory."""
     vbucket = node.vbucket(vb)
-    prepared = node.call(lambda: vbucket.prepare(b"k", b"v", 0, level=1))
-    node.call(lambda: vbucket.commit(b"k", 0, prepared.seqno))
-    aborted = node.call(lambda: vbucket.prepare(b"x", b"v", 0, level=2))
-    node.call(lambda: vbucket.abort(b"x", 0, aborted.seqno))
+    steps = [
+        lambda: vbucket.prepare(b"k", b"v", 0, level=1),
+        lambda: vbucket.commit(b"k", 0, 1),
+        lambda: vbucket.prepare(b"x", b"v", 0, level=2),
+        lambda: vbucket.abort(b"x", 0, 3),
+    ]
+    for step in steps[:on_disk]:
+        node.call(step)
+    to_disk(node)
+    assert node.call(node.node.buckets.get("default").store.stop_persistence)
+    for step in steps[on_disk:]:
+        node.call(step)
+
+
+@pytest.fixture(params=range(5), ids=lambda count: f"{count} of 4 on disk")
+def durable(request: pytest.FixtureRequest, node: NodeThread, vb: int) -> Iterator[int]:
+    """How much of the vbucket's history is on disk; the rest is in memory only, while the test runs."""
+    _durable_history(node, vb, request.param)
+    yield request.param
+    node.call(node.node.buckets.get("default").store.start_persistence)
+
+
+def _from_a_disk_of(count: int) -> list[type[Message]]:
+    """A commit on disk is the document that it made, and a prepare that was aborted is gone once the abort is there."""
+    kinds = [dcp.Prepare, dcp.Mutation if count >= 2 else dcp.Commit, dcp.Prepare, dcp.Abort]
+    return kinds[:2] + kinds[3:] if count == 4 else kinds
+
+
+def test_prepares_are_for_those_who_asked(node: NodeThread, vb: int, durable: int):
     with producer(node, enable_sync_writes="true", consumer_name="me") as raw:
         kinds = [type(m) for m in whole(node, raw, vb) if not isinstance(m, dcp.SnapshotMarkerV20)]
-        assert kinds == [dcp.Prepare, dcp.Commit, dcp.Prepare, dcp.Abort, dcp.StreamEnd]
+        assert kinds == [*_from_a_disk_of(durable), dcp.StreamEnd]
+
+
+def test_those_who_did_not_ask_for_prepares_learn_how_far_the_stream_is(node: NodeThread, vb: int, durable: int):
     with producer(node) as raw:
-        got = [m for m in whole(node, raw, vb) if not isinstance(m, dcp.SnapshotMarker)]
-        assert [type(m) for m in got[:1]] == [dcp.Mutation]
-        advanced = only(got, dcp.SeqnoAdvanced)[-1]
-        assert advanced.by_seqno == 4  # type: ignore[attr-defined]
+        *got, _ = whole(node, raw, vb)
+        assert {type(m) for m in got} == {dcp.SnapshotMarker, dcp.Mutation, dcp.SeqnoAdvanced}
+        assert [(m.by_seqno, m.key) for m in only(got, dcp.Mutation)] == [(2, b"\0k")]  # type: ignore[attr-defined]
+        told = [m.by_seqno for m in only(got, dcp.Mutation, dcp.SeqnoAdvanced)]  # type: ignore[attr-defined]
+        assert told == sorted(set(told))
+        assert told[-1] == 4
+        last_of_each = [m for m, after in itertools.pairwise([*got, got[0]]) if isinstance(after, dcp.SnapshotMarker)]
+        ends = [m.end_seqno for m in only(got, dcp.SnapshotMarker)]  # type: ignore[attr-defined]
+        assert [m.by_seqno for m in last_of_each] == ends  # type: ignore[attr-defined]
+
+
+def test_those_who_cannot_be_told_get_no_snapshot_that_nothing_reaches(node: NodeThread, vb: int, durable: int):
     with producer(node, *BASIC) as raw:
-        marker, mutation, _ = whole(node, raw, vb)
-        assert (marker.end_seqno, mutation.by_seqno) == (2, 2)  # type: ignore[attr-defined]
+        marker, mutation, end = whole(node, raw, vb)
+        assert isinstance(marker, dcp.SnapshotMarker)
+        assert isinstance(mutation, dcp.Mutation)
+        assert (marker.end_seqno, mutation.by_seqno, type(end)) == (2, 2, dcp.StreamEnd)
 
 
 def test_durable_writes_arrive_live_as_plain_documents_and_an_abort_is_told_as_progress(node: NodeThread, vb: int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -13,6 +14,7 @@ from upriver.wire.constants import Feature
 
 BASIC = (Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.XATTR, Feature.MUTATION_SEQNO)
 ALL = (*BASIC, Feature.SNAPPY, Feature.COLLECTIONS, Feature.ALT_REQUEST)
+_ROUNDS, _REST_S, _MARK = 5, 0.02, 0x0DD0_0DD0
 
 
 class Raw:
@@ -60,6 +62,32 @@ class Raw:
     def messages(self) -> Iterator[Message]:
         while True:
             yield self.message()
+
+    def is_silent(self, for_s: float = 0.3) -> bool:
+        """Whether nothing comes for so long."""
+        patience = self.socket.gettimeout()
+        self.socket.settimeout(for_s)
+        try:
+            self._frames.insert(0, self.receive())
+        except TimeoutError:
+            return True
+        finally:
+            self.socket.settimeout(patience)
+        return False
+
+    def until_quiet(self) -> list[Frame]:
+        """All requests that come until the node has no more, however slow it is: when asked, it only answers."""
+        found: list[Frame] = []
+        rounds = 0
+        while rounds < _ROUNDS:
+            self.send(session_messages.Noop(opaque=_MARK))
+            rounds += 1
+            while (got := self.receive()).opaque != _MARK:
+                if not got.magic.is_response:
+                    found.append(got)
+                    rounds = 0
+            time.sleep(_REST_S)
+        return found
 
     def is_closed(self) -> bool:
         """Whether the node closes the connection (reads away whatever comes before)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,15 @@ from upriver.store import Durability, StoreOptions
 
 T = TypeVar("T")
 FAST_STORE = StoreOptions(durability=Durability.LAZY, flush_delay_s=0.01)
+
+
+def eventually(look: Callable[[], T], within_s: float = 60.0) -> T:
+    """What it sees, as soon as that is something."""
+    deadline = time.monotonic() + within_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+    return seen
 
 
 class NodeThread:
@@ -32,7 +42,7 @@ class NodeThread:
         async def run() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def vbucket(self, number: int) -> Any:
         return self.node.buckets.get("default").store.vbucket(number)

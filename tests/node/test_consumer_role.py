@@ -67,7 +67,6 @@ def test_a_command_for_consumers_ends_a_producer_connection(target: NodeThread, 
 @pytest.mark.parametrize("flags", [0, OpenFlag.PRODUCER], ids=["consumer", "producer"])
 def test_a_name_belongs_to_whoever_opened_it_last(target: NodeThread, flags: int) -> None:
     with opened(target, b"twin") as old, opened(target, b"twin", flags):
-        old.socket.settimeout(5)
         assert old.is_closed()
 
 
@@ -148,11 +147,8 @@ def test_the_answer_waits_for_every_handshake(target: NodeThread) -> None:
     with opened(target, b"patient", uuid=1) as consumer, ready(target.port) as admin:
         admin.send(add_streams(b"patient", 1, 0))
         assert consumer.receive().opcode == Opcode.DCP_CONTROL
-        admin.socket.settimeout(0.3)
-        with pytest.raises(TimeoutError):
-            admin.receive()
+        assert admin.is_silent()
         consumer.socket.close()  # the consumer's connection goes, and with it the handshake
-        admin.socket.settimeout(10)
         assert statuses(admin) == {0: Status.EINTERNAL}
 
 

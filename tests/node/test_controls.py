@@ -179,8 +179,6 @@ def test_the_window_counts_for_streams_that_were_there_before(node: NodeThread):
         assert raw.ask(dcp.Control(b"connection_buffer_size", b"1")).specific == OK
         writer.ask(kv.Set(key=b"\0key", value=b"v", vbucket=5))
         assert raw.receive().opcode == Opcode.DCP_SNAPSHOT_MARKER
-        raw.socket.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            raw.receive()
+        assert raw.is_silent()
         raw.send(dcp.BufferAck(44))
         assert raw.receive().opcode == Opcode.DCP_MUTATION

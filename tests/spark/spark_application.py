@@ -7,7 +7,9 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 MASTER = os.environ.get("CHAOS_MASTER", "local-cluster[2,1,1024]")
@@ -36,15 +38,13 @@ class Application:
     def kill(self) -> None:
         """The driver with all that belongs to it, at once."""
         if self._process is not None:
-            for pid in [self._process.pid, *descendants(self._process.pid)]:
-                _kill(pid)
-            self._process.wait()
+            kill_session(self._process)
             self._process = None
 
     def kill_an_executor(self, rng: random.Random) -> bool:
         """Whether there was one."""
-        below = descendants(self._process.pid) if self._process else []
-        executors = [pid for pid in below if "CoarseGrainedExecutorBackend" in _command(pid)]
+        mine = members(self._process.pid) if self._process else []
+        executors = [pid for pid in mine if "CoarseGrainedExecutorBackend" in _command(pid)]
         if executors:
             _kill(rng.choice(executors))
         return bool(executors)
@@ -76,20 +76,29 @@ class Application:
             )  # fmt: skip
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below this one."""
-    children: dict[int, list[int]] = {}
+def kill_session(process: subprocess.Popen[Any]) -> None:
+    """``kill -9`` for a process that began a session, and for everything below it, until nothing is left.
+
+    Python workers are in process groups of their own, and one that is forked meanwhile would outlive its parents.
+    """
+    while found := members(process.pid):
+        for pid in found:
+            _kill(pid)
+        time.sleep(0.01)
+    process.wait()
+
+
+def members(session: int) -> list[int]:
+    """The processes of a session that are alive."""
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                state, _, _, mine, *_ = (entry / "stat").read_text().rsplit(")", 1)[1].split()
             except OSError:
                 continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = [], [pid]
-    while todo:
-        todo += (below := children.get(todo.pop(), []))
-        found += below
+            if int(mine) == session and state != "Z":
+                found.append(int(entry.name))
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from spark_application import Application
-from spark_world import ClusterWorld, fold
+from spark_world import PATIENCE_S, ClusterWorld, fold, wait_until
 
 from upriver.client.blocking import Database, connect
 from upriver.errors import UpriverError
@@ -26,7 +26,6 @@ from upriver.replicate.local import local_cluster
 from upriver.spark.offsets import Offset
 
 COLUMNS = ["event", "vbucket", "seqno", "epoch", "key", "value"]
-PATIENCE_S = 240.0
 
 
 class Writes(threading.Thread):
@@ -37,13 +36,16 @@ class Writes(threading.Thread):
         self.rng, self.keys, self.connection, self.count = random.Random(seed), keys, connection, 0
         self.expiring: set[bytes] = set()
         self.ended = threading.Event()
+        self.turn = threading.Lock()  # whoever holds it is the only one who writes
 
     def run(self) -> None:
         while not self.ended.is_set():
             try:
                 with connect(self.connection, "default", request_timeout_s=5.0) as db:
                     while not self.ended.is_set():
-                        self._some(db)
+                        with self.turn:
+                            self._some(db)
+                        time.sleep(0.05 + self.rng.random() * 0.2)
             except (UpriverError, OSError):
                 time.sleep(0.2)
 
@@ -61,7 +63,6 @@ class Writes(threading.Thread):
                 except UpriverError:
                     continue
         self.count += 1
-        time.sleep(0.05 + rng.random() * 0.2)
 
 
 class Chaos:
@@ -71,26 +72,31 @@ class Chaos:
         self, seed: int, folder: Path, application: Application, *, keys: int = 100_000, vbuckets: int = 16,
         say: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
-        self.rng, self.seed, self.folder, self.keys, self.vbuckets, self.say = (
-            random.Random(seed), seed, folder, keys, vbuckets, say)  # fmt: skip
+        self.seed, self.folder, self.keys, self.vbuckets, self.say = seed, folder, keys, vbuckets, say
         self.application = application
         self.done: dict[str, int] = {}
+        # What breaks depends on the seed and the plan alone, however many executors or batches there happened to be.
+        self.breaks, self.chance = random.Random(seed), random.Random(seed)
+        self.spared = set(range(vbuckets))  # vbuckets that never failed over by themselves
 
     def run(self, seconds: float, plan: list[str] | None = None) -> dict[str, int]:
         """Break things for so long (or in this order), then compare; what was done, by name."""
         options = {"vbuckets": self.vbuckets, "data": self.folder / "data", "enable_faults": True, "lazy": True}
         with local_cluster(nodes=2, replicas=1, **options) as self.cluster, ClusterWorld(self.cluster) as self.world:
             self.world.put(self.keys, "c", "first")
-            writes = Writes(self.world.connection_string, self.seed, self.keys)
-            writes.start()
+            self._wait_for_all_disks()
+            self.writes = Writes(self.world.connection_string, self.seed, self.keys)
+            self.writes.start()
             try:
                 self.start_query()
                 self._break_things(seconds, plan)
             finally:
-                writes.ended.set()
-                writes.join()
-            self.done["writes"] = writes.count
-            self._settle(writes)
+                self.writes.ended.set()
+                self.writes.join()
+            self._settle()
+            self._take_back_what_was_delivered()
+            self._settle()
+            self.done |= {"writes": self.writes.count, "spared": len(self.spared)}
             self.application.stop_query()
             self._compare()
         return self.done
@@ -101,12 +107,12 @@ class Chaos:
         weights = {"executor": 2, "driver": 1, "crash": 2, "node": 2, "move": 2, "failover": 6, "cut": 2}
         deadline, planned = time.monotonic() + seconds, list(plan or [])
         while planned if plan else time.monotonic() < deadline:
-            self._let_it_run(self.rng.uniform(0.1, 1.0))
-            name = planned.pop(0) if plan else self.rng.choices(list(weights), list(weights.values()))[0]
+            self._let_it_run(self.chance.uniform(0.1, 1.0))
+            name = planned.pop(0) if plan else self.breaks.choices(list(weights), list(weights.values()))[0]
             self.say(f"{time.strftime('%X')} {name} after {self._batches()} batches")
             actions[name]()
             self.done[name] = self.done.get(name, 0) + 1
-        time.sleep(self.rng.uniform(0.1, 1.0))
+        time.sleep(self.chance.uniform(0.1, 1.0))
 
     def _let_it_run(self, seconds: float) -> None:
         """Wait so long, and until another batch is done, but do not wait for a query that is stuck on purpose."""
@@ -119,31 +125,36 @@ class Chaos:
 
     def start_query(self) -> None:
         """Run the query, and wait until it has done something."""
-        before, patience = self._batches(), time.monotonic() + PATIENCE_S
+        before = self._batches()
         self.application.run(self.world.connection_string, self.folder)
-        while self._batches() == before and time.monotonic() < patience:
-            self.application.assert_alive()
-            time.sleep(0.1)
+        self._wait_for_the_query(lambda: self._batches() > before)
 
     def kill_driver(self) -> None:
         self.application.kill()
         self.start_query()
 
     def kill_executor(self) -> None:
-        self.application.kill_an_executor(self.rng)
+        self.application.kill_an_executor(self.chance)
 
     def crash_node(self) -> None:
         """A node dies and comes back with what was on its disk."""
-        one = self.rng.choice(self.cluster.nodes)
+        one = self.breaks.choice(self.cluster.nodes)
         one.kill()
         one.restart()
 
     def lose_node(self) -> None:
-        """A node dies, the other's replicas take over with what they have got; then it comes back, empty-handed."""
-        number = self.rng.randrange(len(self.cluster.nodes))
+        """A node dies, the other's replicas take over with what they have got; then it comes back, empty-handed.
+
+        They lack what was written a moment ago, not half of the bucket: replicas that are still being made are no
+        use to anybody, and what they would lose nobody can say.
+        """
+        number = self.breaks.randrange(len(self.cluster.nodes))
+        with self.writes.turn:
+            self._wait_for_all_disks()
+        time.sleep(self.chance.uniform(0, 0.5))
         self.cluster.nodes[number].kill()
         self.cluster.fail_over(number, force=True)
-        time.sleep(self.rng.uniform(0, 1))
+        time.sleep(self.chance.uniform(0, 1))
         self.cluster.nodes[number].restart()
         self.move()
 
@@ -152,8 +163,12 @@ class Chaos:
         self.done["vbuckets moved"] = self.done.get("vbuckets moved", 0) + self.cluster.rebalance()
 
     def fail_over(self) -> None:
-        for vb in self.rng.sample(range(self.vbuckets), self.rng.randint(1, 4)):
-            self.world.fault("failover", vbucket=vb, lose=self.rng.choice((0, 1, 5, 50, 500, 5000)))
+        for vb in self.breaks.sample(range(self.vbuckets), self.breaks.randint(1, 4)):
+            self._fail_over(vb, self.breaks.choice((0, 1, 5, 50, 500, 5000)))
+
+    def _fail_over(self, vbucket: int, lose: int) -> None:
+        self.spared.discard(vbucket)
+        self.world.fault("failover", vbucket=vbucket, lose=lose)
 
     def cut(self) -> None:
         self.world.fault("drop-connection")
@@ -164,21 +179,37 @@ class Chaos:
         rows = self.folder / "rows"
         return sum((folder / "_SUCCESS").exists() for folder in rows.iterdir()) if rows.exists() else 0
 
-    def _settle(self, writes: Writes) -> None:
+    def _settle(self) -> None:
         """Let everything that is due expire, touch every vbucket, and wait until the query has seen it."""
         time.sleep(2)
-        for key in writes.expiring:  # expiry is lazy: nothing may expire between reading and comparing
+        for key in self.writes.expiring:  # expiry is lazy: nothing may expire between reading and comparing
             try:
                 self.world.db.get(key)
             except UpriverError:
                 continue
         for vb in range(self.vbuckets):
             self.world.db.set(self.world.key_of(vb, "last"), b"last")
+        self._wait_for_the_query(self._caught_up)
+
+    def _take_back_what_was_delivered(self) -> None:
+        """One failover that must be a rollback: a query that was slow may not have read yet what the others lost."""
+        self._fail_over(self.breaks.randrange(self.vbuckets), lose=50)
+
+    def _wait_for_all_disks(self) -> None:
+        """Until actives and replicas have persisted everything; only while nobody writes."""
+
+        def persisted() -> bool:
+            branches = {vb: log.uuid for vb, log in self.world.db.failover_logs(range(self.vbuckets)).items()}
+            return self.world.db.persisted_seqnos(branches) == self.world.db.high_seqnos()
+
+        wait_until(persisted)
+
+    def _wait_for_the_query(self, true: Callable[[], bool]) -> None:
         patience = time.monotonic() + PATIENCE_S
-        while not self._caught_up():
+        while not true():
             assert time.monotonic() < patience, self.application.tail()
             self.application.assert_alive()
-            time.sleep(0.2)
+            time.sleep(0.1)
 
     def _caught_up(self) -> bool:
         """Whether the checkpoint has committed the newest branch of every vbucket up to its high seqno."""

@@ -13,6 +13,7 @@ from upriver.protocol.feed import FeedRequest
 from upriver.replicate.local import LocalCluster
 from upriver.testing import RunningNode
 
+PATIENCE_S = 240  # nobody waits so long unless something is broken, or the machine has far too much to do
 DOCUMENT = ("mutation", "deletion", "expiration")
 
 
@@ -56,7 +57,7 @@ class World:
         url = f"http://127.0.0.1:{self.http_port(arguments.get('vbucket'))}/upriver/faults/{name}"
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(url, json.dumps(arguments).encode(), headers, method="POST")
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return dict(json.loads(answer.read()))
 
     def set_manifest(self, manifest: dict[str, Any]) -> None:
@@ -155,11 +156,11 @@ def start(frame: Any, sink: Any, checkpoint: Any, **trigger: Any) -> Any:
 def drain(frame: Any, sink: Any, checkpoint: Any) -> Any:
     """Run until everything that is there now has been read."""
     query = start(frame, sink, checkpoint, availableNow=True)
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(PATIENCE_S)
     return query
 
 
-def wait_until(true: Any, seconds: float = 60) -> None:
+def wait_until(true: Any, seconds: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not happen"

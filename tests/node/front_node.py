@@ -68,7 +68,7 @@ def serve(data: Path, *arguments: str, username: str = "", password: str = "", h
             yield Served(ports["ready"], ports.get("management", 0), data, username, password)
         finally:
             process.terminate()
-            code = process.wait(30)
+            code = process.wait(60)
         assert code == 0, _text(log)
         assert "Traceback" not in _text(log), _text(log)
 

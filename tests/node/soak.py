@@ -131,7 +131,7 @@ class Soak:
 
     def _check_left_over(self) -> None:
         with ready(self.node.kv_port, *ALL) as raw:
-            for _ in range(100):
+            for _ in range(600):
                 found = statistics(raw)
                 left = int(found["curr_connections"]) - 1, int(found["upriver_streams"]), int(found["ep_dcp_count"])
                 if not any(left):

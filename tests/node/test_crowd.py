@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from node_thread import NodeThread
+from node_thread import NodeThread, eventually
 from raw import ALL, BASIC, Raw, frame, ready
 from streaming import producer
 
@@ -147,7 +147,7 @@ def test_a_reader_that_never_acknowledges_pins_no_memory(crowd: NodeThread, clie
         store = crowd.node.buckets.get("default").store
         assert crowd.call(lambda: store.memory_bytes) <= quota
         assert unsent(crowd) < 1 << 20
-        assert is_served(client)
+        assert eventually(lambda: is_served(client)), "as soon as the disk has caught up"
 
 
 def test_requests_that_wait_for_a_pending_vbucket_are_bounded_in_bytes(crowd: NodeThread, client: Raw):
@@ -156,14 +156,20 @@ def test_requests_that_wait_for_a_pending_vbucket_are_bounded_in_bytes(crowd: No
         greedy.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
             send_for_ever(greedy, kv.Set(key=b"\0parked", value=bytes(100_000), vbucket=40).frame().encode())
-        waiting = crowd.call(lambda: max(conn._waiting_bytes for conn in crowd.node.connections))
-        assert (1 << 20) < waiting < 64 << 20
+        eventually(lambda: parked(crowd)[0] > 1 << 20)
+        size, count = parked(crowd)
+        assert size < 64 << 20
         assert is_served(client)
         assert client.ask(cluster.SetVbucket(VbucketState.ACTIVE, vbucket=40)).specific == OK
-        greedy.socket.settimeout(30)
-        done = {greedy.response().specific for _ in range(100)}
+        greedy.socket.settimeout(60)
+        done = {greedy.response().specific for _ in range(count)}
         assert OK in done
         assert done <= {OK, Status.ETMPFAIL}, "more at once than the quota holds"
+
+
+def parked(crowd: NodeThread) -> tuple[int, int]:
+    """Bytes and number of the requests that wait, of the connection that has most."""
+    return crowd.call(lambda: max((conn._waiting_bytes, conn._waiting) for conn in crowd.node.connections))
 
 
 @pytest.mark.parametrize(
@@ -198,11 +204,11 @@ def test_who_fails_to_log_in_again_is_a_stranger_again(make_node):  # type: igno
 
 
 def test_a_slow_reader_is_not_taken_for_a_dead_one(make_node):  # type: ignore[no-untyped-def]
-    node = make_node(limits=Limits(dcp_idle_s=1.5))
+    node = make_node(limits=Limits(dcp_idle_s=3.0))
     node.call(lambda: node.vbucket(0).set(b"large", bytes(19 << 20)))
     with producer(node, set_noop_interval="3600") as raw:
         raw.send(dcp.StreamRequest(vbucket=0))
-        for _ in range(30):  # 12 MB in 3 s: longer than a dead one would live, and there is always something left
+        for _ in range(40):  # 16 MB in 4 s: longer than a dead one would live, and there is always something left
             left = 400_000
             while left > 0:
                 left -= len(raw.socket.recv(left))
@@ -214,6 +220,7 @@ def test_a_slow_reader_is_not_taken_for_a_dead_one(make_node):  # type: ignore[n
 @pytest.mark.parametrize("closed_first", [False, True])
 def test_who_has_gone_is_freed_without_the_garbage_collector(crowd: NodeThread, client: Raw, closed_first: bool):
     """Full collections are rare, because they hold up everybody: nothing may depend on them."""
+    eventually(lambda: crowd.call(lambda: all(conn.dcp is None for conn in crowd.node.connections)))
     gc.disable()
     try:
         with producer(crowd) as raw:

@@ -66,7 +66,7 @@ def test_the_terse_config_is_the_one_that_the_kv_port_gives(node: Served) -> Non
 
 def test_the_streaming_config_comes_at_once_and_ends_with_its_bucket(node: Served) -> None:
     assert node.http(BUCKETS, "POST", {"name": "short-lived", "numVBuckets": 4})[0] == 202
-    connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=60)
     connection.request("GET", "/pools/default/bs/short-lived")
     response = connection.getresponse()
     assert response.headers["Transfer-Encoding"] == "chunked"
@@ -78,13 +78,13 @@ def test_the_streaming_config_comes_at_once_and_ends_with_its_bucket(node: Serve
 
 def test_the_streaming_config_brings_a_new_map_when_there_is_one(node: Served) -> None:
     assert node.http(BUCKETS, "POST", {"name": "moving", "numVBuckets": 4})[0] == 202
-    connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=60)
     connection.request("GET", "/pools/default/bs/moving")
     response = connection.getresponse()
     assert json.loads(piece(response))["rev"] == 1
     me = {"host": "127.0.0.1", "kv": node.kv_port, "mgmt": node.http_port}
     new = {"nodes": [me], "owners": [[0]] * 4, "revision": 7, "epoch": 1, "replicas": 0}
-    pushed = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+    pushed = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=60)
     pushed.request("POST", "/upriver/cluster/moving", json.dumps(new), {"Content-Type": "application/json"})
     assert pushed.getresponse().status == 200
     pushed.close()
@@ -113,7 +113,7 @@ def test_what_is_not_there_is_said_in_json(node: Served, method: str, path: str,
 
 
 def test_head_has_no_body(node: Served) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=60)
     for _ in range(2):  # also: one connection serves several requests
         connection.request("HEAD", "/pools")
         response = connection.getresponse()
@@ -239,7 +239,7 @@ def test_a_web_page_of_another_site_cannot_use_the_port(node: Served) -> None:
     (b"POST /pools/default/buckets HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n?", b"400"),
 ])  # fmt: skip
 def test_a_request_that_breaks_the_rules_is_refused(node: Served, sent: bytes, status: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", node.http_port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", node.http_port), timeout=60) as connection:
         connection.sendall(sent)
         assert connection.recv(4096).split(b" ")[1] == status
     assert get(node, "/pools")

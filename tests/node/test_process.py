@@ -160,8 +160,8 @@ class TestFaults:
             assert fault(node, "drop-connection", "--name", "victim") == {"dropped": 1}
             assert victim.is_closed()
             assert fault(node, "slow", "--name", "other", "--bytes-per-second", "100000") == {"slowed": 1}
-            assert fault(node, "stall", "--name", "other", "--seconds", "1") == {"stalled": 1}
-            began = time.monotonic()
+            assert fault(node, "stall", "--name", "other", "--seconds", "4") == {"stalled": 1}
+            began = time.monotonic()  # some time after the stall began: the command has to end first
             other.send(dcp.StreamRequest(vbucket=0))
             assert other.receive().opcode == Opcode.DCP_STREAM_REQ
             assert other.receive().opcode == Opcode.DCP_SNAPSHOT_MARKER

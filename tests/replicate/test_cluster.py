@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_clients import Reader
+from chaos_clients import Client, Reader
 from click.testing import CliRunner
 
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.client.changes import Mutation
 from upriver.errors import UpriverError
-from upriver.model import VbucketState
+from upriver.model import VbucketState, vbucket_of
 from upriver.replicate import LocalCluster, local_cluster
 from upriver.replicate.manager import UnsafeFailover
 from upriver.replicate.plan import ClusterState, Move
+from upriver.wire.constants import Opcode
+from upriver.wire.session import Persistence
 
 VBUCKETS = 16
 
@@ -100,12 +102,24 @@ def test_a_failover_that_could_lose_durable_writes_is_refused_unless_forced(pair
     pair.nodes[1].resume()
 
 
-def test_a_node_that_crashed_does_not_lead_again_before_its_replicas_had_a_chance() -> None:
+def test_a_node_that_crashed_leads_again_only_where_nobody_has_more() -> None:
     with local_cluster(3, 1, VBUCKETS, lazy=True) as cluster:
+        cluster.sync()
+        led = [vb for vb, chain in enumerate(cluster.state.owners) if chain[0] == 0]
+        forgotten = next(key for key in (b"k%d" % n for n in range(100)) if vbucket_of(key, VBUCKETS) in led)
+        client = Client(cluster.connection_string)
+        lead = client._connection(forgotten)
+        assert lead is not None
+        assert lead.ask([Persistence.under(Opcode.STOP_PERSISTENCE)()])[0].status == 0
+        client.close()
+        with connect(cluster.connection_string) as database:
+            database.set(forgotten, b"[1]")
         cluster.sync()
         cluster.nodes[0].kill()
         cluster.nodes[0].restart()
-        assert actives(cluster.state)[0] == 0
+        assert actives(cluster.state)[0] == len(led) - 1
+        with connect(cluster.connection_string) as database:
+            assert database.get(forgotten).value == b"[1]"
         cluster.sync()
         cluster.rebalance()
         assert sorted(actives(cluster.state).values()) == [5, 5, 6]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
 import pytest
 from chaos_clients import Client
+from click.testing import CliRunner
 
+from upriver.cli import cli
 from upriver.errors import Status
 from upriver.model import vbucket_of
 from upriver.replicate.local import LocalCluster, local_cluster
+from upriver.replicate.manager import Manager, UnsafeFailover
+from upriver.replicate.nodes import Nodes
 from upriver.wire import Message, kv
 from upriver.wire.constants import Opcode, RequestFrameId
 from upriver.wire.framing import FrameInfo
+from upriver.wire.session import Persistence
 
 VBUCKETS = 4
 
@@ -154,3 +160,91 @@ def test_a_prepare_that_was_under_way_when_its_node_crashed_is_resolved(cluster:
     assert value_of(fresh, key) == b"[3]"
     fresh.close()
     cluster.rebalance()
+
+
+@pytest.fixture
+def three() -> Iterator[LocalCluster]:
+    with local_cluster(3, 2, VBUCKETS, lazy=True, enable_faults=True) as made:
+        yield made
+
+
+def put_in_memory_only(cluster: LocalCluster, key: bytes) -> None:
+    """A write that the lead acknowledges to the client, and then cannot have after a crash."""
+    client = Client(cluster.connection_string)
+    assert ask(client, key, Persistence.under(Opcode.STOP_PERSISTENCE)()) == 0
+    assert put(client, key, b"[1]") == Status.SUCCESS
+    client.close()
+
+
+def read_when_possible(cluster: LocalCluster, key: bytes) -> bytes:
+    client = Client(cluster.connection_string)
+    _, response = client.send(key, get(key))
+    client.close()
+    assert response is not None
+    return response.value
+
+
+def get(key: bytes) -> Message:
+    message = kv.Get(b"\0" + key)
+    message.vbucket = vbucket_of(key, VBUCKETS)  # type: ignore[misc]
+    return message
+
+
+def test_a_node_that_crashed_does_not_lead_again_while_a_replica_has_what_it_forgot(three: LocalCluster) -> None:
+    """Nobody had noted that the other replicas were complete: one had just crashed, too."""
+    key = key_led_by(three, 0, "forgotten-")
+    three.nodes[2].kill()
+    put_in_memory_only(three, key)
+    three.nodes[0].kill()
+    three.nodes[2].start()
+    three.nodes[0].restart()
+    assert read_when_possible(three, key) == b"[1]"
+    three.sync()
+
+
+def test_a_node_that_crashed_waits_until_those_are_asked_who_may_know_more(three: LocalCluster) -> None:
+    key = key_led_by(three, 0, "waits-")
+    three.nodes[1].kill()
+    put_in_memory_only(three, key)  # on 0, which forgets it, and on 2
+    three.nodes[2].pause()
+    three.nodes[0].kill()
+    three.nodes[0].start()
+    three.nodes[1].start()
+    three.manager = Manager(three.directory, timeout_s=1.0)
+    three.manager.watch()
+    assert three.manager.waiting(three.manager.node_reports()) == {0: [2], 1: [2]}
+    command = ["cluster", "status", "--json", "--data", str(three.directory)]
+    shown = json.loads(CliRunner().invoke(cli, command, catch_exceptions=False).stdout)
+    assert [node["status"] for node in shown["nodes"]] == ["waiting for node 2", "waiting for node 2", "away"]
+    with pytest.raises(UnsafeFailover):
+        three.fail_over(2)  # who leads nothing here, but may be the only one who knows
+    three.nodes[2].resume()
+    three.manager.watch()
+    assert read_when_possible(three, key) == b"[1]"
+    three.sync()
+
+
+def test_a_fenced_replica_acknowledges_nothing_until_the_next_map(cluster: LocalCluster, client: Client) -> None:
+    """So that a node which only seems to be gone cannot be told that a write is durable, and then be replaced."""
+    key = key_led_by(cluster, 0, "fenced-")
+    assert put(client, key, b"[1]") == 0
+    state = cluster.state
+    report = Nodes().fence(state.members[1], state.bucket, state.members[0])
+    assert report.fenced
+    assert put(client, key, b"[2]", timeout_ms=500) == Status.SYNC_WRITE_AMBIGUOUS
+    after = cluster.manager.node_reports()[1]
+    vb = vbucket_of(key, VBUCKETS)
+    assert after.vbuckets[vb].high_seqno == report.vbuckets[vb].high_seqno
+    cluster.manager.watch()  # whoever fenced it has died: everybody goes on with a new map
+    cluster.sync()
+    assert put(client, key, b"[3]") == 0
+
+
+def test_a_failover_that_is_refused_leaves_everybody_following_as_before(three: LocalCluster) -> None:
+    key = key_led_by(three, 0, "refused-")
+    three.nodes[2].kill()
+    with pytest.raises(UnsafeFailover):
+        three.fail_over(0)
+    client = Client(three.connection_string)
+    assert put(client, key, b"[1]") == 0
+    client.close()

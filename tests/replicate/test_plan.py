@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import ConfigError
+from upriver.model import FailoverEntry
 from upriver.replicate.approach import is_close
 from upriver.replicate.plan import (
     NOBODY,
@@ -40,7 +41,8 @@ def members(count: int) -> list[Member]:
 def report(
     consistent: int, high: int | None = None, branches: tuple[int, ...] = (1,), state: int = REPLICA
 ) -> VbucketReport:
-    return VbucketReport(state, consistent if high is None else high, 0, consistent, branches)
+    entries = tuple(FailoverEntry(uuid, 0) for uuid in branches)
+    return VbucketReport(state, consistent if high is None else high, 0, consistent, entries)
 
 
 STATES = st.integers(1, 5).flatmap(

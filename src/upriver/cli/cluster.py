@@ -133,16 +133,21 @@ def status(data: Path, username: str, password: str, as_json: bool) -> None:
     """Show the nodes, what each owns, and how far replicas are behind."""
     manager = _manager(data, username, password)
     state, reports = manager.state, manager.node_reports()
-    rows = [_node_row(state, number, reports) for number in range(len(state.members))]
+    waiting = manager.waiting(reports)
+    rows = [_node_row(state, number, reports, waiting.get(number)) for number in range(len(state.members))]
     if as_json:
         click.echo(json.dumps({"bucket": state.bucket, "revision": state.revision, "nodes": rows}, indent=2))
         return
     _print_nodes(state, rows)
 
 
-def _node_row(state: ClusterState, number: int, reports: dict[int, NodeReport]) -> dict[str, Any]:
+def _node_row(
+    state: ClusterState, number: int, reports: dict[int, NodeReport], needs: list[int] | None
+) -> dict[str, Any]:
     report = reports.get(number)
     word = "away" if report is None else "ok" if report.is_member else "waiting for its map"
+    if needs:  # it crashed, and they may have durable writes that it lost
+        word = f"waiting for node {', '.join(map(str, needs))}"
     if report is not None and report.is_member and report.revision < state.revision:
         word = f"has revision {report.revision}"
     leads = Counter(member for chain in state.owners for member in chain[:1])

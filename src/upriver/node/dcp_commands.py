@@ -145,6 +145,8 @@ def stream_request(conn: Connection, request: Any, producer: Producer) -> None:
         raise NotMyVbucket from None
     conn.reply(request, value=_log_bytes(conn.vbucket(request.vbucket)))
     producer.add(stream)
+    if producer.options.sync_replication:
+        producer.bucket.sync_writes.forget(request.vbucket, producer.options.consumer_name)
     log.info(
         "stream_open", connection=conn.id, vbucket=attempt.vbucket_id, start=attempt.start, end=attempt.end,
         flags=f"0x{attempt.flags:x}", sid=attempt.stream_id,

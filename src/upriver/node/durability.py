@@ -33,7 +33,6 @@ class _Wait:
     """One prepare and who has it besides us."""
 
     seqno: int
-    needed: int
     done: asyncio.Future[None]
     by: set[str] = field(default_factory=set)
 
@@ -58,15 +57,33 @@ class SyncWrites:
         return majority - 1
 
     def acknowledged(self, vbucket_id: int, consumer: str, seqno: int) -> None:
-        """A replica has every prepare up to ``seqno``; one that the map does not know does not count."""
-        waiting = self._waiting.get(vbucket_id)
-        if not waiting or consumer not in self._replica_names(vbucket_id):
-            return
-        for wait in waiting:
+        """A replica has every prepare up to ``seqno``."""
+        for wait in self._waiting.get(vbucket_id, ()):
             if wait.seqno <= seqno:
                 wait.by.add(consumer)
-                if len(wait.by) >= wait.needed and not wait.done.done():
-                    wait.done.set_result(None)
+        self._decide(vbucket_id)
+
+    def forget(self, vbucket_id: int, consumer: str) -> None:
+        """A replica begins anew: what it had, it may have lost; what it still has, it will say."""
+        for wait in self._waiting.get(vbucket_id, ()):
+            wait.by.discard(consumer)
+
+    def map_changed(self) -> None:
+        for vbucket_id in list(self._waiting):
+            self._decide(vbucket_id)
+
+    def _decide(self, vbucket_id: int) -> None:
+        """The majority is that of the newest map; a replica that it does not know does not count."""
+        waiting = self._waiting.get(vbucket_id)
+        if not waiting:
+            return
+        try:
+            needed, names = self.replicas_needed(vbucket_id), self._replica_names(vbucket_id)
+        except DurabilityImpossible:
+            return
+        for wait in waiting:
+            if len(wait.by & names) >= needed and not wait.done.done():
+                wait.done.set_result(None)
 
     def _replica_names(self, vbucket_id: int) -> set[str]:
         current = self._node.cluster_map(self._bucket)
@@ -91,13 +108,14 @@ class SyncWrites:
     async def _resolve(
         self, vb: VBucket, key: bytes, collection_id: int, seqno: int, level: int, timeout_s: float | None
     ) -> Stored:
-        wait = _Wait(seqno, self.replicas_needed(vb.id), self._node.loop.create_future())
+        wait = _Wait(seqno, self._node.loop.create_future())
+        needed = self.replicas_needed(vb.id)
         self._waiting[vb.id].append(wait)
         try:
             async with asyncio.timeout(timeout_s):
                 if level >= DurabilityLevel.MAJORITY_AND_PERSIST_ON_ACTIVE:
                     await self._bucket.waits.until(vb.id, seqno)
-                if wait.needed:
+                if needed:
                     await wait.done
             return vb.commit(key, collection_id, seqno)
         except TimeoutError as error:

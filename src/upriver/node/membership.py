@@ -62,6 +62,7 @@ def apply_map(node: Node, bucket: NodeBucket, new: ClusterMap, *, welcome: bool 
     bucket.member = bucket.traffic = True
     bucket.waits_for_map = False
     _replicate(node, bucket, new, me)
+    bucket.sync_writes.map_changed()
     _resume(bucket)
     log.info("cluster_map", bucket=bucket.name, revision=new.revision, changed=len(changes))
     return {"changed": len(changes)}
@@ -121,23 +122,41 @@ def push(node: Node, request: Request, name: str) -> Result:
 @route("GET", "/upriver/cluster/*")
 def report(node: Node, request: Request, name: str) -> Result:
     """Revision, and per vbucket state, seqnos and history: what a manager decides by."""
-    bucket = bucket_or_404(node, name)
+    return Answer(_report(node, bucket_or_404(node, name)))
+
+
+def _report(node: Node, bucket: NodeBucket) -> dict[str, Any]:
     current = node.cluster_map(bucket)
-    return Answer(
-        {
-            "revision": current.revision,
-            "epoch": current.epoch,
-            "member": bucket.member,
-            "clean": bucket.store.opened_clean,
-            "vbuckets": {str(vb.id): _standing(vb) for vb in bucket.store.existing()},
-        }
-    )
+    return {
+        "revision": current.revision,
+        "epoch": current.epoch,
+        "member": bucket.member,
+        "clean": bucket.store.opened_clean,
+        "fenced": bucket.replicator is not None and bucket.replicator.fenced,
+        "vbuckets": {str(vb.id): _standing(vb) for vb in bucket.store.existing()},
+    }
+
+
+@route("POST", "/upriver/fence/*")
+def fence(node: Node, request: Request, name: str) -> Result:
+    """Consume nothing from one node until the next map, and report: whoever is to take over is chosen by that.
+
+    Were it otherwise, a node that only seems to be gone could be acknowledged a write behind the choice's back.
+    """
+    bucket = bucket_or_404(node, name)
+    try:
+        source = str(orjson.loads(request.body)["source"])
+    except (KeyError, TypeError, orjson.JSONDecodeError) as error:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f'not {{"source": "host:port"}}: {error}') from error
+    if bucket.replicator is not None:
+        bucket.replicator.fence(source)
+    return Answer(_report(node, bucket))
 
 
 def _standing(vb: VBucket) -> list[Any]:
     """State, high seqno, persisted seqno, the last seqno where it is consistent, and its branches."""
     consistent = vb.high_seqno if vb.state is VbucketState.ACTIVE or vb.snapshot_complete else vb.complete_seqno
-    return [int(vb.state), vb.high_seqno, vb.persisted_seqno, consistent, [entry.uuid for entry in vb.failover_log]]
+    return [int(vb.state), vb.high_seqno, vb.persisted_seqno, consistent, list(vb.failover_log)]
 
 
 def replicator_of(bucket: NodeBucket) -> Replicator:

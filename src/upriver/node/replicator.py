@@ -49,9 +49,11 @@ class Replicator:
     def __init__(self, node: Node, bucket: NodeBucket) -> None:
         self._node, self._bucket = node, bucket
         self._sources: dict[NodeAddress, ReplicationSource] = {}
+        self.fenced = False
 
     def want(self, wanted: dict[NodeAddress, set[int]]) -> None:
         """From now on consume these vbuckets from these nodes, and nothing else."""
+        self.fenced = False
         for address in list(self._sources):
             if address not in wanted:
                 self._sources.pop(address).stop()
@@ -59,6 +61,12 @@ class Replicator:
             if address not in self._sources:
                 self._sources[address] = ReplicationSource(self._node, self._bucket, address)
             self._sources[address].want(vbuckets)
+
+    def fence(self, source: str) -> None:
+        """Take nothing more from a node, given as ``host:port``, before ``want`` says so again."""
+        self.fenced = True
+        for address in [each for each in self._sources if f"{each.host}:{each.kv}" == source]:
+            self._sources.pop(address).stop()
 
     async def take_over(self, vb: int, timeout_s: float) -> None:
         """Become the active owner of a vbucket that is consumed now; raises if that did not happen (7.1)."""
@@ -128,7 +136,9 @@ class ReplicationSource:
             await self._bucket.state_change(vb, CHECK_S)
 
     def stop(self) -> None:
+        """Nothing is taken any more when this returns."""
         self._task.cancel()
+        self._forget()
 
     async def _run(self) -> None:
         delay = RETRY_S

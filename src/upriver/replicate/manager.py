@@ -38,6 +38,7 @@ from upriver.replicate.plan import (
     new_state,
     newly_synced,
     not_moved,
+    recover,
     unsafe_without,
     with_followers,
     with_replicas,
@@ -131,28 +132,45 @@ class Manager:
                 if not report.is_member:
                     self._welcome(number, report, reports)
             self._mend(reports)
-            state = newly_synced(self.state, _rows(reports), self.reports())
-            if state != self.state:
-                self._save(state)
-            return state
+            return self._note_synced(reports, self.reports())
+
+    def _note_synced(self, before: dict[int, NodeReport], after: Reports) -> ClusterState:
+        """Keep who was seen to be complete; of leads that do not know this map yet, nothing can be said."""
+        state = newly_synced(self.state, self._current(before), after)
+        if state != self.state:
+            self._save(state)
+        return state
+
+    def _current(self, reports: dict[int, NodeReport]) -> Reports:
+        revision = self.state.revision
+        return {n: report.vbuckets for n, report in reports.items() if report.is_member and report.revision == revision}
 
     def _welcome(self, number: int, report: NodeReport, reports: dict[int, NodeReport]) -> None:
-        """After a crash a node may lack what its replicas have acknowledged: those of them that can take over, do."""
+        """Give a node that was away its map; after a crash only once everybody was asked who may know more."""
         state = self.state
         if not report.clean:
-            others = {n: each.vbuckets for n, each in reports.items() if n != number and each.is_member}
-            unsafe = set(unsafe_without(state, number, others))
-            led = {vb for vb, chain in enumerate(state.owners) if chain[0] == number}
-            state = fail_over(state.without_sync(number), number, others, only=led - unsafe)
-            state = with_replicas(state, sorted({*others, number, *state.used()}))
+            state, unclear = recover(state, number, _rows(reports))
+            if unclear:
+                return
+            members = {n for n, each in reports.items() if each.is_member}
+            state = with_replicas(state, sorted({*members, number, *state.used()}))
         self._commit(replace(state, revision=state.revision + 1), welcome=number)
+
+    def waiting(self, reports: dict[int, NodeReport]) -> dict[int, list[int]]:
+        """Members that wait after a crash, each with those that must answer (or be failed over) before it may serve."""
+        state, found = self.state, {}
+        for number, report in reports.items():
+            if not report.is_member and not report.clean:
+                _, unclear = recover(state, number, _rows(reports))
+                found[number] = sorted({member for silent in unclear.values() for member in silent})
+        return {number: silent for number, silent in found.items() if silent}
 
     def _mend(self, reports: dict[int, NodeReport]) -> None:
         """A node that missed a map gets it; one that does not do what its map says gets a new one."""
         state = self.state
         behind = [n for n, report in reports.items() if report.is_member and report.revision < state.revision]
         current = {n: r for n, r in reports.items() if r.is_member and r.revision == state.revision}
-        if any(_lead_is_lost(state, n, report) for n, report in current.items()):
+        if any(report.fenced or _lead_is_lost(state, n, report) for n, report in current.items()):
             self._commit(replace(state, revision=state.revision + 1))
         elif behind:
             self._push(state, behind)
@@ -161,15 +179,21 @@ class Manager:
         """Wait until every replica has everything that its active has now."""
         deadline = time.monotonic() + timeout_s
         while True:
-            state = self.watch()
-            actives = self.reports()
-            seen = newly_synced(replace(state, synced=((),) * len(state.owners)), actives, self.reports())
-            behind = [vb for vb, chain in enumerate(state.owners) if len(seen.synced[vb]) < _replicas_in(chain)]
+            behind = self._behind()
             if not behind:
                 return
             if time.monotonic() > deadline:
                 raise UpriverError(f"the replicas of {len(behind)} vbuckets (first {behind[0]}) are behind")
             time.sleep(0.05)
+
+    def _behind(self) -> list[int]:
+        """Vbuckets with replicas that lack something, after a round of upkeep."""
+        with self._alone():
+            state = self.watch()
+            actives, followers = self.node_reports(), self.reports()
+            self._note_synced(actives, followers)
+            seen = newly_synced(replace(state, synced=((),) * len(state.owners)), self._current(actives), followers)
+            return [vb for vb, chain in enumerate(state.owners) if len(seen.synced[vb]) < _replicas_in(chain)]
 
     # ---------------------------------------------------------------------------------------------- commands
 
@@ -178,16 +202,25 @@ class Manager:
         with self._alone():
             state = self.state
             lost = state.index(name)
-            members = {n: report for n, report in self.node_reports().items() if n != lost and report.is_member}
-            reports = _rows(members)
+            reports = self._fence(lost)
             unsafe = unsafe_without(state, lost, reports)
             if unsafe and not force:
+                self._commit(replace(state, revision=state.revision + 1))  # everybody follows it again
                 raise UnsafeFailover(
                     f"{len(unsafe)} vbuckets of {state.members[lost]} (first {unsafe[0]}) have no replica known "
                     f"to be complete; bring the node back, or fail over with --force and lose what is missing"
                 )
             new = fail_over(state, lost, reports)
             return self._commit(with_replicas(new, sorted(reports)) if len(reports) > 1 else new)
+
+    def _fence(self, lost: int) -> Reports:
+        """What all others have, who from now on take nothing more from the node: it may be slow, not gone."""
+        state = self.state
+        others = [number for number in range(len(state.members)) if number != lost]
+        source = state.members[lost]
+        found = at_once([partial(self._nodes.fence, state.members[n], state.bucket, source) for n in others])
+        answers = zip(others, found, strict=True)
+        return {n: each.vbuckets for n, each in answers if isinstance(each, NodeReport) and each.is_member}
 
     def add(self, member: Member) -> ClusterState:
         """Make a node a member; a rebalance gives it something to do."""
@@ -286,8 +319,11 @@ class Manager:
         return state
 
     def _settle(self, moves: list[Move]) -> ClusterState:
-        """Whoever is active now stays it; where nobody is, a takeover was interrupted, and the source is again."""
-        reports = self.reports()
+        """Whoever is active now stays it; where nobody is, a takeover was interrupted, and the source is again.
+
+        A target that does not know this map is active by an older one, if at all, or was so before it crashed.
+        """
+        reports = self._current(self.node_reports())
         done = [m for m in moves if _state_of(reports, m.target, m.vbucket) == VbucketState.ACTIVE]
         undone = [m for m in moves if m not in done]
         state = moved(self.state, done)

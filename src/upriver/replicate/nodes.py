@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from upriver.client.options import ConnectOptions
 from upriver.errors import UpriverError
+from upriver.model import FailoverEntry
 from upriver.protocol.topology import Address
 from upriver.replicate.plan import Member, VbucketReport
 
@@ -30,11 +31,16 @@ class NodeRefused(UpriverError):
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node says of itself. ``is_member``: it has had a map since it started."""
+    """What a node says of itself.
+
+    ``is_member``: it has had a map since it started; ``clean``: nothing was lost when it stopped before that;
+    ``fenced``: it was told to stop consuming from some node until the next map.
+    """
 
     revision: int
     is_member: bool
     clean: bool
+    fenced: bool
     vbuckets: dict[int, VbucketReport]
 
 
@@ -51,9 +57,11 @@ class Nodes:
         return ConnectOptions((Address(member.host, member.kv),), bucket, self._username, self._password)
 
     def report(self, member: Member, bucket: str) -> NodeReport:
-        found = self.call(member, "GET", f"/upriver/cluster/{bucket}")
-        rows = {int(vb): _report(*row) for vb, row in found["vbuckets"].items()}
-        return NodeReport(found["revision"], found["member"], found["clean"], rows)
+        return _node_report(self.call(member, "GET", f"/upriver/cluster/{bucket}"))
+
+    def fence(self, member: Member, bucket: str, source: Member) -> NodeReport:
+        """Make it consume nothing more from ``source``; what it has then, it has acknowledged at the most."""
+        return _node_report(self.call(member, "POST", f"/upriver/fence/{bucket}", {"source": str(source)}))
 
     def push(self, member: Member, bucket: str, state: dict[str, Any], *, welcome: bool = False) -> None:
         self.call(member, "POST", f"/upriver/cluster/{bucket}", {**state, "welcome": welcome})
@@ -81,8 +89,13 @@ class Nodes:
             raise NodeUnreachable(f"{member} (management port {member.mgmt}): {error}") from error
 
 
-def _report(state: int, high: int, persisted: int, consistent: int, branches: list[int]) -> VbucketReport:
-    return VbucketReport(state, high, persisted, consistent, tuple(branches))
+def _node_report(found: dict[str, Any]) -> NodeReport:
+    rows = {int(vb): _report(*row) for vb, row in found["vbuckets"].items()}
+    return NodeReport(found["revision"], found["member"], found["clean"], found["fenced"], rows)
+
+
+def _report(state: int, high: int, persisted: int, consistent: int, branches: list[tuple[int, int]]) -> VbucketReport:
+    return VbucketReport(state, high, persisted, consistent, tuple(FailoverEntry(*entry) for entry in branches))
 
 
 def at_once(work: Sequence[Callable[[], T]]) -> list[T | UpriverError]:

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from upriver.errors import ConfigError
-from upriver.model import VbucketState
+from upriver.model import FailoverEntry, VbucketState
 
 NOBODY = -1
 Chain = tuple[int, ...]
@@ -38,11 +38,27 @@ class VbucketReport:
     high_seqno: int
     persisted_seqno: int
     consistent: int
-    branches: tuple[int, ...]
+    branches: tuple[FailoverEntry, ...]  # newest first
 
     @property
     def uuid(self) -> int:
-        return self.branches[0]
+        return self.branches[0].uuid
+
+    def _branches_in_use(self) -> list[int]:
+        """Those that hold anything: one that begins at the high seqno, as after a crash, gives nothing up."""
+        return [entry.uuid for entry in self.branches if entry.seqno < self.high_seqno]
+
+    def lacks(self, other: VbucketReport) -> bool:
+        """Whether the other has something of the newest history that is not here.
+
+        A node that was away may have more seqnos of a branch that was given up since.
+        """
+        ours, theirs = self._branches_in_use(), other._branches_in_use()
+        if not ours or not theirs:
+            return bool(theirs)
+        if ours[0] == theirs[0]:
+            return (other.consistent, other.high_seqno) > (self.consistent, self.high_seqno)
+        return ours[0] in theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +102,21 @@ class ClusterState:
         raise ConfigError(f"no node {name!r}; there are {', '.join(map(str, self.members))}")
 
     def with_owners(self, owners: list[Chain]) -> ClusterState:
-        """The next revision. Who leads a vbucket anew has its replicas checked anew."""
+        """The next revision. Who leads a vbucket anew, or without a replica it had, has its replicas checked anew."""
         synced = [self._still_synced(vb, chain) for vb, chain in enumerate(owners)]
         return replace(self, owners=tuple(owners), synced=tuple(synced), revision=self.revision + 1)
 
     def _still_synced(self, vb: int, chain: Chain) -> Chain:
-        before = self.synced[vb] if vb < len(self.synced) else ()
-        same_lead = chain[0] == self.owners[vb][0]
-        return tuple(member for member in before if same_lead and member in chain[1:])
+        """A durable write may have been on the lead and on a replica that is gone, while the others were late."""
+        before = self.owners[vb]
+        stays = chain[0] == before[0] and {*before} <= {*chain, NOBODY}
+        return self.synced[vb] if stays and vb < len(self.synced) else ()
 
     def without_sync(self, member: int) -> ClusterState:
         """A member has forgotten what was not on its disk."""
-        synced = tuple(tuple(each for each in row if each != member) for row in self.synced)
-        return replace(self, synced=synced)
+        rows = zip(self.owners, self.synced, strict=True)
+        synced = (() if chain[0] == member else tuple(each for each in row if each != member) for chain, row in rows)
+        return replace(self, synced=tuple(synced))
 
     def used(self) -> list[int]:
         """Members that own or replicate anything."""
@@ -134,26 +152,23 @@ Reports = Mapping[int, Mapping[int, VbucketReport]]
 
 
 def best_replica(candidates: Mapping[int, VbucketReport]) -> int:
-    """The member to promote: on the newest branch, with the longest consistent history; the first of equals.
-
-    A node that was away may have more seqnos of a branch that was given up since.
-    """
-    older = {uuid for report in candidates.values() for uuid in report.branches[1:]}
-    current = {member: report for member, report in candidates.items() if report.uuid not in older} or candidates
-    return max(current, key=lambda member: (current[member].consistent, current[member].high_seqno))
+    """The member to promote: on the newest branch, with the longest consistent history; the first of equals."""
+    best, *others = candidates
+    for member in others:
+        best = member if candidates[best].lacks(candidates[member]) else best
+    return best
 
 
-def fail_over(state: ClusterState, lost: int, reports: Reports, only: Collection[int] | None = None) -> ClusterState:
-    """Without a node: of each vbucket's replicas that answer, the best takes over. ``only`` some vbuckets, if given.
+def fail_over(state: ClusterState, lost: int, reports: Reports) -> ClusterState:
+    """Without a node: of each vbucket's replicas that answer, the best takes over.
 
     A vbucket that nobody else has stays with the lost node: it is away until that comes back.
     """
     chains = []
     for vb, chain in enumerate(state.owners):
         left = [member for member in chain if member not in (lost, NOBODY)]
-        candidates = {member: reports[member][vb] for member in left if vb in reports.get(member, {})}
-        keeps = chain[0] == lost and not candidates
-        if lost not in chain or keeps or (only is not None and vb not in only):
+        candidates = _candidates(state, vb, left, reports)
+        if lost not in chain or (chain[0] == lost and not candidates):
             chains.append(chain)
             continue
         if chain[0] == lost:
@@ -163,24 +178,62 @@ def fail_over(state: ClusterState, lost: int, reports: Reports, only: Collection
     return state.with_owners(chains)
 
 
-def unsafe_without(state: ClusterState, lost: int, reachable: Collection[int]) -> list[int]:
-    """Vbuckets of which a durable write may be on no node that is left, so that a failover could lose it.
-
-    A write is durable when a majority of the chain has it. The best replica has all of them if so many synced ones
-    can be asked that every majority must include one.
-    """
-    found = []
-    for vb, chain in enumerate(state.owners):
-        if chain[0] != lost:
-            continue
-        asked = [member for member in state.synced[vb] if member in reachable]
-        if len(asked) < len(chain) - len(chain) // 2:
-            found.append(vb)
+def _candidates(
+    state: ClusterState, vb: int, members: Iterable[int], reports: Reports
+) -> dict[int, VbucketReport]:
+    """Who may be promoted: those in sync, if they are enough; others may have more of a branch that was given up."""
+    found = {member: reports[member][vb] for member in members if vb in reports.get(member, {})}
+    if _every_majority_is_among(state, vb, found):
+        return {member: report for member, report in found.items() if member in state.synced[vb]}
     return found
 
 
+def unsafe_without(state: ClusterState, lost: int, reachable: Collection[int]) -> list[int]:
+    """Vbuckets of which a durable write may be on no node that is left, so that a failover could lose it.
+
+    Not only those that it leads: of one whose lead is away, it may be the only one who knows more.
+    """
+    left = {*reachable} - {lost}
+    return [
+        vb
+        for vb, chain in enumerate(state.owners)
+        if lost in chain and chain[0] not in left and not _every_majority_is_among(state, vb, left)
+    ]
+
+
+def _every_majority_is_among(state: ClusterState, vb: int, asked: Collection[int]) -> bool:
+    """A write is durable when a majority of the chain has it.
+
+    The best replica has all of them if so many synced ones can be asked that every majority must include one.
+    """
+    chain = state.owners[vb]
+    return sum(member in asked for member in state.synced[vb]) >= len(chain) - len(chain) // 2
+
+
+def recover(state: ClusterState, crashed: int, reports: Reports) -> tuple[ClusterState, dict[int, list[int]]]:
+    """A node is back after a crash, and may lack what its replicas have acknowledged: who has more, leads from now on.
+
+    Also the vbuckets of which that cannot be told, with the replicas that would have to be asked.
+    """
+    chains, unclear = [], {}
+    for vb, chain in enumerate(state.owners):
+        if chain[0] == crashed:
+            if silent := [member for member in chain[1:] if member not in (*reports, NOBODY)]:
+                unclear[vb] = silent
+            others = {member: reports[member][vb] for member in chain[1:] if vb in reports.get(member, {})}
+            chain = _led_by_the_best(chain, reports[crashed].get(vb), others)
+        chains.append(chain)
+    return state.without_sync(crashed).with_owners(chains), unclear
+
+
+def _led_by_the_best(chain: Chain, own: VbucketReport | None, others: Mapping[int, VbucketReport]) -> Chain:
+    better = {member: report for member, report in others.items() if own is None or own.lacks(report)}
+    best = best_replica(better) if better else chain[0]
+    return (best, *(member for member in chain if member != best))
+
+
 def newly_synced(state: ClusterState, actives: Reports, followers: Reports) -> ClusterState:
-    """Note which replicas have what their active had in an earlier report."""
+    """Note which replicas have what their active had in an earlier report, when it knew this map already."""
     rows = []
     for vb, chain in enumerate(state.owners):
         lead = actives.get(chain[0], {}).get(vb)

@@ -63,7 +63,7 @@ def connect(node: NodeThread, as_producer: bool) -> Raw:
     return raw
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(frames=st.lists(FRAMES, min_size=1, max_size=10), as_producer=st.booleans())
 def test_nonsense_is_answered_or_refused_and_nothing_breaks(
     node: NodeThread, failures: list[str], frames: list[bytes], as_producer: bool

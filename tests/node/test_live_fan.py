@@ -189,7 +189,7 @@ def act(reader: Reader, kind: str, vbucket: int) -> None:
         reader.open(vbucket)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS, windows=st.lists(st.sampled_from([0, 0, 200, 5000]), min_size=READERS, max_size=READERS))
 def test_every_follower_ends_with_the_contents_of_the_store(tmp_path: Path, steps: list[Any], windows: list[int]):
     crowd = Crowd(tmp_path / str(next(_paths)), windows)

@@ -451,7 +451,7 @@ stored = st.sampled_from([b"{}", b"[]", b'{"a":{"b":[1]},"c.d":5}', b"5", b"not 
 specs = st.lists(st.tuples(opcodes, path_flags, paths, fragments), min_size=1, max_size=4)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=stored, wanted=specs, doc_flags=st.none() | st.integers(0, 0x3F), deleted=st.booleans())
 def test_whatever_is_asked_the_document_stays_whole_and_the_answer_has_a_status(
     raw: Raw, content: bytes, wanted: list[tuple[int, int, bytes, bytes]], doc_flags: int | None, deleted: bool

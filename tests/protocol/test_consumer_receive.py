@@ -462,7 +462,7 @@ def test_collections_arrive_as_system_events(talk: Talk, flat: bool) -> None:
     assert talk.vb().manifest_uid == 1
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cuts=st.lists(st.integers(1, 400), max_size=40))
 def test_it_does_not_matter_how_the_bytes_are_cut(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
     store = Store(tmp_path_factory.mktemp("cut") / "bucket")

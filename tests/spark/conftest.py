@@ -8,6 +8,13 @@ from spark_world import World
 from upriver.testing import node
 
 
+def pytest_collection_modifyitems(items):
+    """A JVM takes seconds to start, or minutes where others want the processors too; only what hangs shall fail."""
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def spark():
     import upriver.spark

@@ -6,7 +6,7 @@ import pytest
 from spark_application import Application
 from spark_chaos import Chaos
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 KEYS, VBUCKETS = 100_000, 16
 RUNS = {  # each loses thousands of changes of a vbucket, and a few of others

@@ -30,6 +30,6 @@ def test_vbuckets_that_moved_to_a_node_that_the_map_does_not_know_are_found(worl
     assert world.cluster.rebalance() > 0
     everything = set(range(8))
     assert set(asked_once.high_seqnos()) == everything
-    wait_until(lambda: set(streaming.reachable_highs()) == everything, 10)
+    wait_until(lambda: set(streaming.reachable_highs()) == everything)
     asked_once.close()
     streaming.close()

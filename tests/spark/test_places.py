@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import pyspark
 import pytest
-from spark_world import World, wait_until
+from spark_servers import HOME, connect_server, standalone_cluster
+from spark_world import World
 
 pytestmark = pytest.mark.spark
 
@@ -33,9 +30,8 @@ spark.stop()
 
 
 def run(code: str, *arguments: str, env: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, timeout=240, check=False
-    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -71,36 +67,12 @@ def test_the_module_that_spark_looks_for_is_cheap_to_import():
     assert said.strip() == "[]"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.mark.slow
 def test_a_standalone_cluster(world: World, tmp_path):
     world.put(100)
-    home = Path(pyspark.__file__).parent
-    env = environment(SPARK_HOME=str(home), PYSPARK_PYTHON=sys.executable, SPARK_WORKER_DIR=str(tmp_path))
-    port = free_port()
-    launch = [str(home / "bin" / "spark-class")]
-    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
-    worker = ["org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0",
-              f"spark://127.0.0.1:{port}"]  # fmt: skip
-    quiet = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    started = [subprocess.Popen([*launch, *command], **quiet) for command in (master, worker)]
-    try:
-        wait_until(lambda: _listens(port))
-        assert "rows 100" in run(PLAIN, world.connection_string, f"spark://127.0.0.1:{port}", env=env)
-    finally:
-        for process in started:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(30)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    env = environment(SPARK_HOME=str(HOME), PYSPARK_PYTHON=sys.executable, SPARK_WORKER_DIR=str(tmp_path))
+    with standalone_cluster(env, tmp_path / "log") as address:
+        assert "rows 100" in run(PLAIN, world.connection_string, address, env=env)
 
 
 CONNECT = """
@@ -113,7 +85,7 @@ print("rows", changes.count())
 stream = spark.readStream.format("dcp").option("connection", sys.argv[1]).load()
 query = stream.writeStream.format("parquet").option("path", sys.argv[3] + "/out")
 query = query.option("checkpointLocation", sys.argv[3] + "/c").trigger(availableNow=True).start()
-query.awaitTermination(120)
+query.awaitTermination()
 print("streamed", spark.read.parquet(sys.argv[3] + "/out").count())
 """
 
@@ -121,20 +93,8 @@ print("streamed", spark.read.parquet(sys.argv[3] + "/out").count())
 @pytest.mark.slow
 def test_spark_connect(world: World, tmp_path):
     world.put(100)
-    home, port = Path(pyspark.__file__).parent, free_port()
-    env = environment(SPARK_HOME=str(home), PYSPARK_PYTHON=sys.executable)
-    command = [str(home / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
-               "--master", "local[2]", "--conf", f"spark.connect.grpc.binding.port={port}", "--conf",
-               "spark.ui.enabled=false", "spark-internal"]  # fmt: skip
-    server = subprocess.Popen(
-        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        wait_until(lambda: _listens(port), 120)
-        time.sleep(1)
-        said = run(CONNECT, world.connection_string, f"sc://127.0.0.1:{port}", str(tmp_path), env=env)
-        assert "rows 100" in said
-        assert "streamed 100" in said
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
+    env = environment(SPARK_HOME=str(HOME), PYSPARK_PYTHON=sys.executable)
+    with connect_server(env, tmp_path / "log") as address:
+        said = run(CONNECT, world.connection_string, address, str(tmp_path), env=env)
+    assert "rows 100" in said
+    assert "streamed 100" in said

@@ -52,13 +52,14 @@ def test_reports_on_an_older_batch_are_refused(desk):
 
 
 def test_nobody_listening_is_harmless_until_somebody_was_heard():
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    quiet = Reporter(Channel("127.0.0.1", port, "plan", 0, required=False))
-    quiet.begin()
-    quiet.end(Summary([(3, 0xA, 17)]))
-    with pytest.raises(Unheard, match="cannot tell the driver"):
-        Reporter(Channel("127.0.0.1", port, "plan", 0, required=True)).begin()
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # so that nobody else gets the port; connections are refused all the same
+        port = deaf.getsockname()[1]
+        quiet = Reporter(Channel("127.0.0.1", port, "plan", 0, required=False))
+        quiet.begin()
+        quiet.end(Summary([(3, 0xA, 17)]))
+        with pytest.raises(Unheard, match="cannot tell the driver"):
+            Reporter(Channel("127.0.0.1", port, "plan", 0, required=True)).begin()
 
 
 def test_nonsense_does_not_stop_the_desk(desk):

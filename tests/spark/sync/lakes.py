@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import Any
 
 import orjson
 from deltalake import DeltaTable
+from spark_application import kill_session
 from spark_world import World
 
 import upriver.spark
@@ -73,7 +71,7 @@ class LakeWorld:
         return verify(SyncOptions.parse(self.options()), [DEFAULT], rounds=1)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """``upriver sync`` as a process group of its own, to be killed as one."""
+        """``upriver sync`` as a session of its own, to be killed as one."""
         command = [sys.executable, "-c", "from upriver.cli import main; main()", "sync"]
         command += [self.world.node.connection_string, "--to", self.lake, "--master", "local[2]", *arguments]
         log = (Path(self.lake).parent / "sync.log").open("ab")
@@ -83,8 +81,6 @@ class LakeWorld:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """``kill -9`` for the sync, its JVM and its workers, at once."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=30)
+    kill_session(process)
     if process.stdout:
         process.stdout.close()

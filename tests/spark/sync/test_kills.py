@@ -64,7 +64,7 @@ class Writer(threading.Thread):
 def caught_up(lake: LakeWorld, process: subprocess.Popen[bytes]) -> None:
     """Wait until a sync has everything that the node has; nobody writes meanwhile."""
     lake.world.put(1, f"sentinel{time.time_ns()}-")
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(ConfigError):  # no tables yet
             if lake.fresh() == lake.truth():
@@ -73,7 +73,6 @@ def caught_up(lake: LakeWorld, process: subprocess.Popen[bytes]) -> None:
     pytest.fail(f"the sync did not catch up; it ended with {process.poll()}")
 
 
-@pytest.mark.timeout(900)
 def test_both_tables_equal_the_node_after_every_kill(lake: LakeWorld) -> None:
     """Documents, types and history change all the time; kills come at instants that the seeds choose."""
     seeds = [int(seed) for seed in os.environ.get("SEEDS", "1,2,3").split(",")]
@@ -95,7 +94,7 @@ def test_both_tables_equal_the_node_after_every_kill(lake: LakeWorld) -> None:
             writer.join(timeout=30)
         assert writer.error is None
     process = lake.start("--once", "--json")
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     lake.assert_equal()
     identity = ["batch", "vbucket", "seqno", "epoch", "event"]

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 from lakes import DEFAULT, LakeWorld
-from spark_world import wait_until
+from spark_servers import HOME, connect_server
 
 from upriver.spark.sessions import prepare
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
-HOME = Path(pyspark.__file__).parent
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 JOB = """
 import sys
@@ -47,7 +40,7 @@ def environment() -> dict[str, str]:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -70,37 +63,8 @@ def test_spark_submit(lake: LakeWorld, job: str) -> None:
     check_two_runs(lake, *submit, job, lake.world.connection_string, lake.lake)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextlib.contextmanager
-def connect_server() -> Iterator[str]:
-    port = free_port()
-    command = [str(HOME / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
-               "--master", "local[2]", "--conf", f"spark.connect.grpc.binding.port={port}",
-               "--conf", "spark.ui.enabled=false", "spark-internal"]
-    server = subprocess.Popen(
-        command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        wait_until(lambda: listens(port), 120)
-        time.sleep(1)
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
-
-
-def test_spark_connect(lake: LakeWorld, job: str) -> None:
+def test_spark_connect(lake: LakeWorld, job: str, tmp_path: Path) -> None:
     pytest.importorskip("grpc_status", reason="needs pip install pyspark[connect]")
-    with connect_server() as address:
+    with connect_server(environment(), tmp_path / "log") as address:
         check_two_runs(lake, sys.executable, job, lake.world.connection_string, lake.lake, address)
     assert Path(lake.lake, "changes", DEFAULT).is_dir()

@@ -20,6 +20,7 @@ class NameServer:
 
     def __init__(self, records: Mapping[str, list[Record]], *, answers: bool = True) -> None:
         self.asked: list[str] = []
+        self.was_asked = threading.Event()
         self._records, self._answers = records, answers
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
@@ -33,6 +34,7 @@ class NameServer:
                 return
             query = dns.message.from_wire(data[0])
             self.asked.append(str(query.question[0].name).rstrip("."))
+            self.was_asked.set()
             if self._answers:
                 self._socket.sendto(self._answer(query).to_wire(), data[1])
 

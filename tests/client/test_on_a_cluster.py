@@ -11,6 +11,7 @@ import pytest
 
 import upriver
 from upriver.client.blocking import connect
+from upriver.client.blocking_feed import BlockingFeed
 from upriver.client.changes import Deletion, Mutation, Rollback
 from upriver.replicate.local import LocalCluster, local_cluster
 
@@ -35,6 +36,13 @@ class Table:
         elif isinstance(change, Mutation | Deletion):
             self.changes[change.vbucket, change.seqno] = change
 
+    def follow(self, feed: BlockingFeed, wanted: dict[bytes, bytes]) -> None:
+        """Read until these are the documents, however long that takes."""
+        deadline = time.monotonic() + 60
+        while self.documents != wanted and time.monotonic() < deadline:
+            for change in feed.changes(idle_s=0.2):
+                self.apply(change)
+
     @property
     def documents(self) -> dict[bytes, bytes]:
         latest = {change.key: change for _, change in sorted(self.changes.items(), key=lambda entry: entry[0])}
@@ -50,18 +58,14 @@ def test_a_reader_survives_the_death_of_a_node(cluster: LocalCluster) -> None:
         cluster.sync()  # let the replicas catch up: what they do not have is lost
         table = Table()
         with db.feed() as feed:
-            for change in feed.changes(idle_s=0.5):
-                table.apply(change)
+            table.follow(feed, before)
             assert table.documents == before
             assert len(feed.feed.links) == 2
             cluster.nodes[0].kill()
             cluster.fail_over(0)
             db.refresh()
             db.set_many(after)
-            deadline = time.monotonic() + 30
-            while table.documents != {**before, **after} and time.monotonic() < deadline:
-                for change in feed.changes(idle_s=0.2):
-                    table.apply(change)
+            table.follow(feed, {**before, **after})
             assert table.documents == {**before, **after}
 
 
@@ -88,17 +92,22 @@ def test_the_async_client_survives_it_too(cluster: LocalCluster) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+def follow(feed: BlockingFeed, seen: list[tuple[int, int]], count: int) -> None:
+    """Read on until so many changes were seen."""
+    deadline = time.monotonic() + 60
+    while len(seen) < count and time.monotonic() < deadline:
+        seen += [(change.vbucket, change.seqno) for change in feed.changes(idle_s=0.3)]
+
+
 def test_vbuckets_that_move_are_followed_without_a_gap_or_a_repetition(cluster: LocalCluster) -> None:
     with connect(cluster.connection_string) as db, db.feed() as feed:
         seen: list[tuple[int, int]] = []
         db.set_many({b"first:%d" % n: b"x" for n in range(200)})
-        seen += [(change.vbucket, change.seqno) for change in feed.changes(idle_s=0.5)]
+        follow(feed, seen, 200)
         cluster.add()
         assert cluster.rebalance() > 0
         db.refresh()
         db.set_many({b"second:%d" % n: b"x" for n in range(200)})
-        deadline = time.monotonic() + 30
-        while len(seen) < 400 and time.monotonic() < deadline:
-            seen += [(change.vbucket, change.seqno) for change in feed.changes(idle_s=0.3)]
+        follow(feed, seen, 400)
         assert len(seen) == len(set(seen)) == 400
         assert len({feed.feed.topology.active(vb) for vb in range(8)}) == 3

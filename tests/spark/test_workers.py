@@ -9,10 +9,12 @@ from spark_world import World
 
 TASKS = """
 import gc, sys
+from upriver.spark import pool
 from upriver.spark.driver import Driver
 from upriver.spark.options import ReadOptions
 from upriver.spark.pool import POOL
 from upriver.spark.reading import Reader
+pool.IDLE_S = 1e6  # however long a task takes here
 options = ReadOptions.parse({"connection": sys.argv[1]})
 for _ in range(3):
     rows = sum(batch.num_rows for task in Driver(options).batch_tasks() for batch in Reader(task, options).batches())
@@ -26,7 +28,7 @@ def test_a_worker_keeps_its_connection_and_spares_the_collector_what_it_imported
     """Spark collects garbage after every task; with the compiler in sight that takes longer than the task."""
     world.put(500)
     command = [sys.executable, "-c", TASKS, world.connection_string]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split("\n")[:3]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout.split("\n")[:3]
     assert len(set(said)) == 1, said
     rows, spared, connections, _ = said[0].split()
     assert (rows, spared, connections) == ("500", "True", "1")

@@ -61,7 +61,7 @@ def run(scenario: Coroutine[Any, Any, None], fast: bool) -> None:
         gc.collect()
         await asyncio.sleep(0.01)
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            _, others = await asyncio.wait(others, timeout=30)  # to end; on a busy machine that may take a moment
+            _, others = await asyncio.wait(others, timeout=10)  # to end; on a busy machine that may take a moment
         assert others == set(), "tasks are left"
 
     (uvloop.run if fast else asyncio.run)(watched())

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from pyspark.sql import functions as f
-from spark_world import World, drain, forget_commits, read, stream, wait_until
+from spark_world import PATIENCE_S, World, drain, forget_commits, read, stream, wait_until
 
 from upriver.errors import KeyNotFound
 from upriver.testing import node
@@ -113,7 +113,7 @@ def test_a_stream_with_metadata_is_a_replica(spark, world: World, tmp_path):
         for _ in range(2):
             writer = frame.writeStream.format("dcp").options(**target.options(withMeta="true"))
             query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-            assert query.awaitTermination(60)
+            assert query.awaitTermination(PATIENCE_S)
             forget_commits(tmp_path)
         keep = ("event", "value", "cas", "rev_seqno", "flags", "expiry", "datatype")
         copied, original = ({row["key"]: [row[name] for name in keep] for row in w.rows()} for w in (target, world))

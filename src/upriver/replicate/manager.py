@@ -205,7 +205,7 @@ class Manager:
             reports = self._fence(lost)
             unsafe = unsafe_without(state, lost, reports)
             if unsafe and not force:
-                self._commit(replace(state, revision=state.revision + 1))  # everybody follows it again
+                self._lift_fence(state, list(reports))
                 raise UnsafeFailover(
                     f"{len(unsafe)} vbuckets of {state.members[lost]} (first {unsafe[0]}) have no replica known "
                     f"to be complete; bring the node back, or fail over with --force and lose what is missing"
@@ -221,6 +221,12 @@ class Manager:
         found = at_once([partial(self._nodes.fence, state.members[n], state.bucket, source) for n in others])
         answers = zip(others, found, strict=True)
         return {n: each.vbuckets for n, each in answers if isinstance(each, NodeReport) and each.is_member}
+
+    def _lift_fence(self, state: ClusterState, members: list[int]) -> None:
+        """With a new map they follow it again; whoever cannot be reached now, gets it from ``watch``."""
+        again = replace(state, revision=state.revision + 1)
+        self._save(again)
+        self._push(again, members)
 
     def add(self, member: Member) -> ClusterState:
         """Make a node a member; a rebalance gives it something to do."""

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.pipelines.graph_element_registry import GraphElementRegistry, graph_element_registration_context
+from spark_world import PATIENCE_S
 
 import upriver.spark
 from upriver.spark.tables.options import SyncOptions
@@ -66,7 +67,7 @@ def test_the_job_with_ones_own_tables_gets_as_far_as_the_missing_connector(spark
     exec(compile(text.replace("changes.writeStream", "query = changes.writeStream"), "docs/sync.md", "exec"), names)
     assert "MERGE INTO lake.travel" in capsys.readouterr().out
     with pytest.raises(StreamingQueryException, match=r"DATA_SOURCE_NOT_FOUND.*iceberg"):
-        names["query"].awaitTermination(120)
+        names["query"].awaitTermination(PATIENCE_S)
 
 
 class Registry(GraphElementRegistry):

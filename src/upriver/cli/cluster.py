@@ -99,8 +99,10 @@ def _start_given(data: Path, members: list[Member], stop: threading.Event, optio
     if not (data / STATE_FILE).exists():
         manager.create(options["bucket"], members, options["vbuckets"], options["replicas"])
     _ready(manager.watch())
+    told: dict[int, list[int]] = {}
     while not stop.wait(1.0):
         manager.watch()
+        told = _tell_who_waits(manager, told)
 
 
 def _start_local(data: Path, restart: bool, stop: threading.Event, options: dict[str, Any]) -> None:
@@ -110,8 +112,10 @@ def _start_local(data: Path, restart: bool, stop: threading.Event, options: dict
         del options["username"], options["password"]
     with local_cluster(data=data, **options) as running:
         _ready(running.manager.watch())
+        told: dict[int, list[int]] = {}
         while not stop.wait(1.0):
             _look_after(running, restart)
+            told = _tell_who_waits(running.manager, told)
 
 
 def _look_after(running: LocalCluster, restart: bool) -> None:
@@ -122,6 +126,16 @@ def _look_after(running: LocalCluster, restart: bool) -> None:
             if restart:
                 node.start()
     running.manager.watch()
+
+
+def _tell_who_waits(manager: Manager, told: dict[int, list[int]]) -> dict[int, list[int]]:
+    """Say it once, and again when it is otherwise."""
+    waiting = manager.waiting(manager.node_reports())
+    for number, needs in waiting.items():
+        if told.get(number) != needs:
+            others = ", ".join(map(str, needs))
+            click.echo(f"node {number} has crashed and waits for node {others}, which may know more", err=True)
+    return waiting
 
 
 # ---------------------------------------------------------------------------------------------- status

@@ -129,7 +129,7 @@ class Manager:
         with self._alone():
             reports = self.node_reports()
             for number, report in reports.items():
-                if not report.is_member:
+                if not report.is_member and number not in self.waiting(reports):
                     self._welcome(number, report, reports)
             self._mend(reports)
             return self._note_synced(reports, self.reports())
@@ -149,9 +149,7 @@ class Manager:
         """Give a node that was away its map; after a crash only once everybody was asked who may know more."""
         state = self.state
         if not report.clean:
-            state, unclear = recover(state, number, _rows(reports))
-            if unclear:
-                return
+            state, _ = recover(state, number, _rows(reports))
             members = {n for n, each in reports.items() if each.is_member}
             state = with_replicas(state, sorted({*members, number, *state.used()}))
         self._commit(replace(state, revision=state.revision + 1), welcome=number)

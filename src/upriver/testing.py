@@ -19,7 +19,7 @@ from typing import Any
 
 from upriver.errors import UpriverError
 
-START_S = 120.0  # the first start on a machine compiles kernels
+START_S = 600.0  # the first start on a machine compiles kernels, and may not have the machine to itself
 
 
 class RunningNode:

@@ -12,7 +12,7 @@ def pytest_collection_modifyitems(items):
     """A JVM takes seconds to start, or minutes where others want the processors too; only what hangs shall fail."""
     for item in items:
         if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from upriver.protocol.feed import FeedRequest
 from upriver.replicate.local import LocalCluster
 from upriver.testing import RunningNode
 
-PATIENCE_S = 240  # nobody waits so long unless something is broken, or the machine has far too much to do
+PATIENCE_S = 600  # nobody waits so long unless something is broken, or the machine has far too much to do
 DOCUMENT = ("mutation", "deletion", "expiration")
 
 

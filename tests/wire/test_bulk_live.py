@@ -28,6 +28,7 @@ class Snapshot(NamedTuple):
     options: FrameOptions | None  # None: nobody
     advance: bool
     ends_here: bool
+    replica: bool
 
     @property
     def last(self) -> int:
@@ -36,7 +37,7 @@ class Snapshot(NamedTuple):
     def frames(self, window: int, room: int) -> list[bytes] | str:
         """By objects, marker and all; or why not: the room is too small ("full"), or it takes thought ("left out")."""
         assert self.options is not None
-        found, size = by_objects(self.run, self.options, 0, self.last), MARKER
+        found, size = by_objects(self.run, self.options, 0, self.last), MARKER + 17 * self.replica
         for frame in found:
             if isinstance(frame, int) or size >= window:
                 return "left out"
@@ -55,6 +56,8 @@ class Snapshot(NamedTuple):
         start = min(1 if self.begins else alive[0], end)
         span = start, end, 5 if self.begins else 1
         made = dcp.SnapshotMarker(*span, **names).encode()
+        if self.replica:
+            made = dcp.SnapshotMarkerV20(0, *span, self.last, 0, **names).encode()
         return [made, *documents, *([dcp.SeqnoAdvanced(end, **names).encode()] if end != sent else [])]
 
 
@@ -62,7 +65,7 @@ plain = st.integers(1, 4).map(mutations)  # most of what there is in life
 snapshots = st.builds(
     Snapshot, st.one_of(plain, plain, runs()), st.booleans(),
     st.one_of(st.none(), st.just(FrameOptions()), options.map(lambda each: replace(each, stream_id=0))), st.booleans(),
-    st.booleans(),
+    st.booleans(), st.booleans(),
 )  # fmt: skip
 
 
@@ -108,7 +111,7 @@ def test_each_follower_gets_its_whole_snapshot_or_nothing(given: list[Snapshot],
         if encoder is not None and snapshot.options is not None:
             followers.add(
                 row, encoder, snapshot.last if snapshot.ends_here else 2**64 - 1, can_advance=snapshot.advance,
-                is_filtered=snapshot.options.collection_ids is not None,
+                is_filtered=snapshot.options.collection_ids is not None, is_replica=snapshot.replica,
             )  # fmt: skip
     news = News(rows)
     done, records = followers.encode(news, 0, out, window)

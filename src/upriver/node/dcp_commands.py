@@ -120,6 +120,7 @@ def seqno_acknowledged(conn: Connection, request: dcp.SeqnoAcknowledged, produce
     stream = producer.streams.get((request.vbucket, 0))
     if stream is None or stream.opaque != request.opaque:
         return  # of a stream that has ended: what it acknowledged may be of another branch
+    producer.settle(stream)
     if request.prepared_seqno > max(stream.last_sent_seqno, stream.start_seqno):
         conn.close(f"acknowledged seqno {request.prepared_seqno}, which was never sent")
         return

@@ -132,7 +132,7 @@ class Producer:
             if self.bucket.fan.join(stream):
                 self._followers.add(
                     stream.vbucket_id, encoder, stream.end_seqno, can_advance=stream.can_advance,
-                    is_filtered=stream.filter.is_filtered,
+                    is_filtered=stream.filter.is_filtered, is_replica=stream.options.sync_replication,
                 )  # fmt: skip
 
     def unfollow(self, stream: ProducerStream) -> None:

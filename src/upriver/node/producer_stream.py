@@ -96,9 +96,7 @@ class ProducerStream:
         self._invisible = 0  # the last prepare or abort of a collection that the stream follows
         self._initial = attempt.start == 0 and OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in options.flags
         # Of the usual kind, whose markers the bulk encoder can write too.
-        self._live = attempt.dialect is Dialect.DCP and not (
-            options.sync_writes or attempt.stream_id or options.force_value_compression
-        )
+        self._live = attempt.dialect is Dialect.DCP and not (attempt.stream_id or options.force_value_compression)
         self._encoder: Encoder | None = None  # made when there is something to encode, and after changes
         self._live_encoder: PackedEncoder | None = None
 

@@ -47,7 +47,7 @@ END, FULL, WINDOW, PAST, SPECIAL, CORRUPT = range(6)
 _HEADER = 24
 _MUTATION, _DELETION, _EXPIRATION = 0x57, 0x58, 0x59
 _MARKER, _SEQNO_ADVANCED = 0x56, 0x64
-_MARKER_FRAME, _ADVANCED_FRAME = 44, 32
+_MARKER_FRAME, _REPLICA_MARKER_FRAME, _ADVANCED_FRAME = 44, 61, 32
 _AT_SIZE, _AT_KIND, _AT_DATATYPE, _AT_KEY_LEN = packed.AT_SIZE, packed.AT_KIND, packed.AT_DATATYPE, packed.AT_KEY_LEN
 _AT_SEQNO, _AT_REV, _AT_CAS = packed.AT_SEQNO, packed.AT_REV, packed.AT_CAS
 _AT_FLAGS, _AT_TIME, _AT_PREV = packed.AT_FLAGS, packed.AT_TIME, packed.AT_PREV
@@ -252,16 +252,17 @@ def first_live(base, size, after):
 
 
 @njit(**INLINE)
-def put_snapshot(base, size, out, written, room, plan, after, upto, budget, start, end, flags, state):
-    """A whole snapshot of few records: its marker (of version 1, without a stream-id), and their frames.
+def put_snapshot(base, size, out, written, room, plan, after, upto, budget, start, end, flags, replica, state):
+    """A whole snapshot of few records: its marker (for a replica of version 2.0, else of 1), and their frames.
 
     ``start`` 0 is the first record's seqno, ``end`` 0 the last one sent; any other ``end`` that is not sent is told
     with a SEQNO_ADVANCED. Returns (written, records, last seqno sent, reason), and has written all of it or nothing.
     """
+    marker = _REPLICA_MARKER_FRAME if replica else _MARKER_FRAME
     store_le64(plan + 8 * AFTER, after)
     store_le64(plan + 8 * UPTO, upto)
-    store_le64(plan + 8 * BUDGET, budget - _MARKER_FRAME)
-    state[OFFSET], state[WRITTEN], state[LAST], state[INVISIBLE] = 0, written + _MARKER_FRAME, 0, 0
+    store_le64(plan + 8 * BUDGET, budget - marker)
+    state[OFFSET], state[WRITTEN], state[LAST], state[INVISIBLE] = 0, written + marker, 0, 0
     encode_run(base, size, out, room - _ADVANCED_FRAME, plan, state)
     last, done = state[LAST], state[WRITTEN]
     if state[REASON] != END or not last:
@@ -274,7 +275,13 @@ def put_snapshot(base, size, out, written, room, plan, after, upto, budget, star
         done += _ADVANCED_FRAME
     end = end if end else last
     start = start if start else first_live(base, size, after)
-    o = put_head(out + written, _MARKER, 0, 20, 0, word(plan, P_VBUCKET), 0, word(plan, P_OPAQUE), 0, 0)
+    if replica:
+        o = 1 + put_head(out + written, _MARKER, 0, 1, 0, word(plan, P_VBUCKET), 36, word(plan, P_OPAQUE), 0, 0)
+        store8(o - 1, 0)
+        store_be64(o + 20, upto)  # all of it is visible: a prepare would have needed thought
+        store_be64(o + 28, 0)
+    else:
+        o = put_head(out + written, _MARKER, 0, 20, 0, word(plan, P_VBUCKET), 0, word(plan, P_OPAQUE), 0, 0)
     store_be64(o, start if start < end else end)
     store_be64(o + 8, end)
     store_be32(o + 16, flags)
@@ -284,7 +291,7 @@ def put_snapshot(base, size, out, written, room, plan, after, upto, budget, star
 # What is new in a vbucket, and what follows it: the columns of the two tables of ``encode_followed``.
 N_VBUCKET, N_FIRST, N_LAST, N_START, N_FLAGS, N_ADDRESS, N_SIZE, N_WIDTH = range(8)
 F_PLAN, F_SWITCHES, F_END, F_RECORDS, F_SENT, F_ADVANCED, F_WIDTH = range(7)
-F_CAN_ADVANCE, F_FILTERED = 1, 2
+F_CAN_ADVANCE, F_FILTERED, F_REPLICA = 1, 2, 4
 # What became of a follower: there was none, it has it, it has it and that was all it wanted, it must go another way.
 NOBODY, SERVED, FINISHED, LEFT_OUT = range(4)
 
@@ -307,7 +314,8 @@ def encode_followed(news, row, rows, followers, out, written, room, budget, outc
             end = last if switches & F_CAN_ADVANCE else 0
             done, count, sent, reason = put_snapshot(
                 news[new + N_ADDRESS], news[new + N_SIZE], out, written, room, followers[at + F_PLAN],
-                news[new + N_FIRST] - 1, last, budget, news[new + N_START], end, news[new + N_FLAGS], state,
+                news[new + N_FIRST] - 1, last, budget, news[new + N_START], end, news[new + N_FLAGS],
+                switches & F_REPLICA, state,
             )  # fmt: skip
             if reason == FULL and written:
                 break

@@ -63,9 +63,13 @@ class Followers:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, vbucket: int, encoder: PackedEncoder, end: int, *, can_advance: bool, is_filtered: bool) -> None:
-        """A stream that ends at ``end``; the caller keeps its encoder alive."""
-        self._rows[vbucket] = encoder.address, can_advance | is_filtered << 1, min(end, _I64_MAX), 0, 0, 0
+    def add(
+        self, vbucket: int, encoder: PackedEncoder, end: int, *, can_advance: bool, is_filtered: bool,
+        is_replica: bool = False,
+    ) -> None:  # fmt: skip
+        """A stream that ends at ``end``, with markers of version 2.0 for a replica; the caller keeps its encoder."""
+        switches = can_advance | is_filtered << 1 | is_replica << 2
+        self._rows[vbucket] = encoder.address, switches, min(end, _I64_MAX), 0, 0, 0
 
     def progress(self, vbucket: int) -> Progress:
         """What it was sent since it was added, or since this was last asked."""

@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,11 +100,7 @@ def _start_given(data: Path, members: list[Member], stop: threading.Event, optio
     manager = _manager(data, options["username"], options["password"])
     if not (data / STATE_FILE).exists():
         manager.create(options["bucket"], members, options["vbuckets"], options["replicas"])
-    _ready(manager.watch())
-    told: dict[int, list[int]] = {}
-    while not stop.wait(1.0):
-        manager.watch()
-        told = _tell_who_waits(manager, told)
+    _watch(manager, stop)
 
 
 def _start_local(data: Path, restart: bool, stop: threading.Event, options: dict[str, Any]) -> None:
@@ -111,11 +109,21 @@ def _start_local(data: Path, restart: bool, stop: threading.Event, options: dict
     if not options["username"]:
         del options["username"], options["password"]
     with local_cluster(data=data, **options) as running:
-        _ready(running.manager.watch())
-        told: dict[int, list[int]] = {}
-        while not stop.wait(1.0):
-            _look_after(running, restart)
-            told = _tell_who_waits(running.manager, told)
+        _watch(running.manager, stop, partial(_look_after, running, restart))
+
+
+def _watch(manager: Manager, stop: threading.Event, first: Callable[[], None] = lambda: None) -> None:
+    """A round every second; who waits for whom is said once, and again when it is otherwise."""
+    _ready(manager.watch())
+    told: dict[int, list[int]] = {}
+    while not stop.wait(1.0):
+        first()
+        manager.watch()
+        for number, needs in manager.waits.items():
+            if told.get(number) != needs:
+                others = ", ".join(map(str, needs))
+                click.echo(f"node {number} has crashed and waits for node {others}, which may know more", err=True)
+        told = manager.waits
 
 
 def _look_after(running: LocalCluster, restart: bool) -> None:
@@ -125,17 +133,6 @@ def _look_after(running: LocalCluster, restart: bool) -> None:
             node.forget()
             if restart:
                 node.start()
-    running.manager.watch()
-
-
-def _tell_who_waits(manager: Manager, told: dict[int, list[int]]) -> dict[int, list[int]]:
-    """Say it once, and again when it is otherwise."""
-    waiting = manager.waiting(manager.node_reports())
-    for number, needs in waiting.items():
-        if told.get(number) != needs:
-            others = ", ".join(map(str, needs))
-            click.echo(f"node {number} has crashed and waits for node {others}, which may know more", err=True)
-    return waiting
 
 
 # ---------------------------------------------------------------------------------------------- status

@@ -27,6 +27,9 @@ class NodeAddress:
     mgmt: int | None = None
     kv_tls: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.host}:{self.kv}"
+
     def services(self) -> dict[str, int]:
         named = {"kv": self.kv, "mgmt": self.mgmt, "kvSSL": self.kv_tls}
         return {name: port for name, port in named.items() if port is not None}
@@ -92,6 +95,6 @@ class ClusterMap:
         return {
             "hashAlgorithm": "CRC",
             "numReplicas": self.replicas,
-            "serverList": [f"{node.host}:{node.kv}" for node in self.nodes],
+            "serverList": [str(node) for node in self.nodes],
             "vBucketMap": [list(row) for row in self.owners],
         }

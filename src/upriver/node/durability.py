@@ -87,8 +87,7 @@ class SyncWrites:
 
     def _replica_names(self, vbucket_id: int) -> set[str]:
         current = self._node.cluster_map(self._bucket)
-        nodes = (current.nodes[member] for member in current.owners[vbucket_id][1:] if member >= 0)
-        return {f"{node.host}:{node.kv}" for node in nodes}
+        return {str(current.nodes[member]) for member in current.owners[vbucket_id][1:] if member >= 0}
 
     def resolve(
         self, vb: VBucket, key: bytes, collection_id: int, prepared: Stored, level: int, timeout_s: float | None

@@ -65,7 +65,7 @@ class Replicator:
     def fence(self, source: str) -> None:
         """Take nothing more from a node, given as ``host:port``, before ``want`` says so again."""
         self.fenced = True
-        for address in [each for each in self._sources if f"{each.host}:{each.kv}" == source]:
+        for address in [each for each in self._sources if str(each) == source]:
             self._sources.pop(address).stop()
 
     async def take_over(self, vb: int, timeout_s: float) -> None:
@@ -176,8 +176,7 @@ class ReplicationSource:
         async with asyncio.timeout(CONNECT_S):
             reader, self._writer = await asyncio.open_connection(self.address.host, self.address.kv, limit=1 << 20)
             await self._handshake(reader, self._writer)
-        me = self._node.address
-        options = ConsumerOptions(consumer_name=f"{me.host}:{me.kv}")
+        options = ConsumerOptions(consumer_name=str(self._node.address))
         machine = self._machine = Consumer(BucketStore(self._bucket), self._bucket.passive_streams, options)
         acks = PrepareAcks(machine, self._bucket, self._flush)
         self._retry_at.clear()
@@ -241,8 +240,7 @@ class ReplicationSource:
         while messages:
             messages = session.receive(await conversation.ask(messages[0]))
         await conversation.ask(replication_hello("upriver-node"))
-        me = self._node.address
-        name = f"replication:{self.address.host}:{self.address.kv}->{me.host}:{me.kv}:{self._bucket.name}"
+        name = f"replication:{self.address}->{self._node.address}:{self._bucket.name}"
         answer = await conversation.ask(Open(0, _FLAGS, name.encode()))
         if answer.status != Status.SUCCESS:
             raise StatusError.of(answer.status, "open the replication connection")

@@ -62,6 +62,7 @@ class Manager:
         self._nodes = Nodes(username, password, timeout_s)
         self._mutex = threading.RLock()
         self._held = 0
+        self.waits: dict[int, list[int]] = {}  # who waited for whom in the last round of ``watch``, see ``waiting``
 
     # ---------------------------------------------------------------------------------------------- state
 
@@ -128,9 +129,8 @@ class Manager:
         """One round: give maps to nodes that came back, mend what differs from the map, note who is in sync."""
         with self._alone():
             reports = self.node_reports()
-            for number, report in reports.items():
-                if not report.is_member and number not in self.waiting(reports):
-                    self._welcome(number, report, reports)
+            away = [number for number, report in reports.items() if not report.is_member]
+            self.waits = {number: silent for number in away if (silent := self._welcome(number, reports))}
             self._mend(reports)
             return self._note_synced(reports, self.reports())
 
@@ -145,23 +145,23 @@ class Manager:
         revision = self.state.revision
         return {n: report.vbuckets for n, report in reports.items() if report.is_member and report.revision == revision}
 
-    def _welcome(self, number: int, report: NodeReport, reports: dict[int, NodeReport]) -> None:
-        """Give a node that was away its map; after a crash only once everybody was asked who may know more."""
+    def _welcome(self, number: int, reports: dict[int, NodeReport]) -> list[int]:
+        """Give a node that was away its map; after a crash not before all answer who may know more. Who does not?"""
         state = self.state
-        if not report.clean:
-            state, _ = recover(state, number, _rows(reports))
+        if not reports[number].clean:
+            state, silent = recover(state, number, _rows(reports))
+            if silent:
+                return silent
             members = {n for n, each in reports.items() if each.is_member}
             state = with_replicas(state, sorted({*members, number, *state.used()}))
         self._commit(replace(state, revision=state.revision + 1), welcome=number)
+        return []
 
     def waiting(self, reports: dict[int, NodeReport]) -> dict[int, list[int]]:
         """Members that wait after a crash, each with those that must answer (or be failed over) before it may serve."""
-        state, found = self.state, {}
-        for number, report in reports.items():
-            if not report.is_member and not report.clean:
-                _, unclear = recover(state, number, _rows(reports))
-                found[number] = sorted({member for silent in unclear.values() for member in silent})
-        return {number: silent for number, silent in found.items() if silent}
+        state, rows = self.state, _rows(reports)
+        crashed = [number for number, report in reports.items() if not report.is_member and not report.clean]
+        return {number: silent for number in crashed if (silent := recover(state, number, rows)[1])}
 
     def _mend(self, reports: dict[int, NodeReport]) -> None:
         """A node that missed a map gets it; one that does not do what its map says gets a new one."""

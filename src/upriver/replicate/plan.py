@@ -178,11 +178,15 @@ def fail_over(state: ClusterState, lost: int, reports: Reports) -> ClusterState:
     return state.with_owners(chains)
 
 
+def _copies(vb: int, members: Iterable[int], reports: Reports) -> dict[int, VbucketReport]:
+    return {member: reports[member][vb] for member in members if vb in reports.get(member, {})}
+
+
 def _candidates(
     state: ClusterState, vb: int, members: Iterable[int], reports: Reports
 ) -> dict[int, VbucketReport]:
     """Who may be promoted: those in sync, if they are enough; others may have more of a branch that was given up."""
-    found = {member: reports[member][vb] for member in members if vb in reports.get(member, {})}
+    found = _copies(vb, members, reports)
     if _every_majority_is_among(state, vb, found):
         return {member: report for member, report in found.items() if member in state.synced[vb]}
     return found
@@ -210,20 +214,18 @@ def _every_majority_is_among(state: ClusterState, vb: int, asked: Collection[int
     return sum(member in asked for member in state.synced[vb]) >= len(chain) - len(chain) // 2
 
 
-def recover(state: ClusterState, crashed: int, reports: Reports) -> tuple[ClusterState, dict[int, list[int]]]:
+def recover(state: ClusterState, crashed: int, reports: Reports) -> tuple[ClusterState, list[int]]:
     """A node is back after a crash, and may lack what its replicas have acknowledged: who has more, leads from now on.
 
-    Also the vbuckets of which that cannot be told, with the replicas that would have to be asked.
+    Also the replicas that do not answer: while there are any, it cannot be told.
     """
-    chains, unclear = [], {}
+    chains, silent = [], set()
     for vb, chain in enumerate(state.owners):
         if chain[0] == crashed:
-            if silent := [member for member in chain[1:] if member not in (*reports, NOBODY)]:
-                unclear[vb] = silent
-            others = {member: reports[member][vb] for member in chain[1:] if vb in reports.get(member, {})}
-            chain = _led_by_the_best(chain, reports[crashed].get(vb), others)
+            silent |= {*chain[1:]} - {*reports, NOBODY}
+            chain = _led_by_the_best(chain, reports[crashed].get(vb), _copies(vb, chain[1:], reports))
         chains.append(chain)
-    return state.without_sync(crashed).with_owners(chains), unclear
+    return state.without_sync(crashed).with_owners(chains), sorted(silent)
 
 
 def _led_by_the_best(chain: Chain, own: VbucketReport | None, others: Mapping[int, VbucketReport]) -> Chain:

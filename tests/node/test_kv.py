@@ -415,6 +415,7 @@ class TestLimits:
         node = make_node(limits=Limits(max_connections=3))
         taken = [ready(node.port) for _ in range(3)]
         with Raw(node.port) as extra:
+            extra.send(session.Noop())
             assert extra.is_closed()
         assert all(each.ask(session.Noop()).specific == OK for each in taken)
         taken.pop().socket.close()

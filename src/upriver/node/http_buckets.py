@@ -54,7 +54,8 @@ def describe_bucket(node: Node, bucket: NodeBucket) -> dict[str, Any]:
 
 @route("GET", "/pools/default/buckets")
 def list_buckets(node: Node, request: Request) -> Result:
-    return Answer([describe_bucket(node, bucket) for bucket in node.buckets])
+    mine = [bucket for bucket in node.buckets if request.access.inside(bucket.name)]
+    return Answer([describe_bucket(node, bucket) for bucket in mine])
 
 
 @route("GET", "/pools/default/buckets/*")

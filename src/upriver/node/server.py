@@ -13,8 +13,10 @@ from functools import partial
 from upriver.errors import UpriverError
 from upriver.node import auth, commands, log, warmup
 from upriver.node.buckets import Buckets, NodeBucket
+from upriver.node.budget import Memory
 from upriver.node.cluster_map import ClusterMap, NodeAddress
 from upriver.node.connection import Connection
+from upriver.node.doors import Doors
 from upriver.node.durability import SyncWrites
 from upriver.node.housekeeping import Housekeeping
 from upriver.node.map_pushes import push_map
@@ -32,10 +34,12 @@ class Node:
         self.options = options
         self.version = VERSION
         self.connections: set[Connection] = set()
+        self.logins = auth.Logins()
         self.send_buffers = SendBuffers()
         self.started = time.monotonic()
         self.kv_port = self.http_port = self.tls_port = 0
-        self.refused_connections = 0
+        self.doors = Doors(options.limits)
+        self.memory = Memory(options.limits)
         self.total_connections = 0
         self._servers: list[asyncio.Server] = []
         self._maps: dict[str, ClusterMap] = {}
@@ -57,6 +61,7 @@ class Node:
         if options.bucket and self.buckets.find(options.bucket) is None and options.bucket not in self.buckets.broken:
             self.buckets.create(options.bucket)
         self.users = commands.load_users(options)
+        self._users_seen = self.users.version
         await self._listen()
         self._housekeeping.start()
         log.info("serving", host=options.host, kv_port=self.kv_port, http_port=self.http_port or "-")
@@ -95,6 +100,7 @@ class Node:
         for conn in list(self.connections):
             conn.abort("the node has stopped")
         await asyncio.sleep(0)
+        self.logins.close()
         await self.buckets.close()
         log.info("stopped")
 
@@ -103,18 +109,24 @@ class Node:
     def connected(self, conn: Connection) -> None:
         self.total_connections += 1
         self.connections.add(conn)
-        if len(self.connections) > self.options.limits.max_connections:
-            self.refused_connections += 1
-            conn.abort("too many connections")
-            return
-        auth.welcome(conn)
+        self.doors.connected(conn)
         if self.options.default_bucket:
-            conn.bucket = self.buckets.find(self.options.default_bucket)
+            conn.bucket = self.buckets.find(self.options.default_bucket)  # what may be done there is asked at login
+        auth.welcome(conn)
         log.info("connection_open", connection=conn.id, peer=conn.peer)
 
     def disconnected(self, conn: Connection, reason: str) -> None:
         self.connections.discard(conn)
+        self.doors.disconnected(conn)
         log.info("connection_closed", connection=conn.id, peer=conn.peer, reason=reason)
+
+    def refresh_rights(self) -> None:
+        """Users that were changed in the file have their new rights on open connections, too."""
+        self.users.refresh()
+        if self.users.version != self._users_seen:
+            self._users_seen = self.users.version
+            for conn in [each for each in self.connections if each.user]:
+                conn.grant(self.users.access(conn.user))
 
     # ------------------------------------------------------------------------------------------ cluster map
 
@@ -163,7 +175,7 @@ class Node:
                 conn.abort("its bucket was deleted")
                 if conn.dcp is not None:
                     conn.dcp.close()
-                conn.bucket = None
+                conn.select(None)
         self._maps.pop(name, None)
         self._map_json.pop(name, None)
         self.buckets.delete(name)

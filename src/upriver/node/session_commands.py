@@ -77,17 +77,18 @@ def select_bucket(conn: Connection, request: session.SelectBucket) -> None:
     if conn.dcp is not None:
         raise NotSupported("a DCP connection keeps its bucket")
     if request.name == _NO_BUCKET:
-        conn.bucket = None
+        conn.select(None)
     else:
         bucket = conn.node.buckets.find(request.name.decode("utf-8", "backslashreplace"))
         if bucket is None:
             raise KeyNotFound("no such bucket")
-        conn.bucket = bucket
+        conn.select(bucket)
     conn.reply(request)
 
 
 def list_buckets(conn: Connection, request: session.ListBuckets) -> None:
-    conn.reply(request, value=" ".join(conn.node.buckets.names()).encode())
+    visible = [name for name in conn.node.buckets.names() if conn.access.inside(name)]
+    conn.reply(request, value=" ".join(visible).encode())
 
 
 def bodiless(conn: Connection, request: Any) -> None:

@@ -44,7 +44,8 @@ class Synced:
         self.db.set_many({f"{prefix}{n}".encode(): (value % n).encode() for n in range(count)})
 
     def keys_of(self, vbucket: int, prefix: str) -> list[str]:
-        return [key for key in (f"{prefix}{n}" for n in range(200)) if vbucket_of(key.encode(), self.vbuckets) == vbucket]
+        keys = [f"{prefix}{n}" for n in range(200)]
+        return [key for key in keys if vbucket_of(key.encode(), self.vbuckets) == vbucket]
 
     def sync(self, *, apply: bool = True, note: bool = True) -> None:
         """A batch with everything that is new. Without ``apply`` it is lost, without ``note`` its offset is."""

@@ -13,7 +13,8 @@ from upriver.spark.tables.columns import Kind, evolve, observe, row_schema, to_c
 from upriver.spark.tables.state import text_keys
 
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.integers(-(10**30), 10**30), st.floats(allow_nan=False, allow_infinity=False),
+    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.integers(-(10**30), 10**30),
+    st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=8).filter(lambda text: text.isprintable()),
 )
 values = st.recursive(scalars, lambda inner: st.one_of(

@@ -46,9 +46,10 @@ class Lake:
 
     def settings(self) -> dict[str, Any]:
         """What this lake was made with: its id, vbuckets, bucket."""
-        return self._load("lake.json")
+        return self.load("lake.json")
 
-    def _load(self, name: str) -> dict[str, Any]:
+    def load(self, name: str) -> dict[str, Any]:
+        """A small file of the lake's own, ``{}`` if it was never stored."""
         fs, base = filesystem(self.root)
         path = f"{base}/_upriver/{name}"
         if fs.get_file_info(path).type != pafs.FileType.File:
@@ -57,7 +58,7 @@ class Lake:
             loaded: dict[str, Any] = json.loads(source.read())
         return loaded
 
-    def _store(self, name: str, content: dict[str, Any]) -> None:
+    def store(self, name: str, content: dict[str, Any]) -> None:
         """Whole or not at all, also when the disk fills up half way."""
         fs, base = filesystem(self.root)
         fs.create_dir(f"{base}/_upriver", recursive=True)
@@ -67,17 +68,17 @@ class Lake:
 
     def epochs(self) -> dict[int, int]:
         """The newest epoch of every vbucket that ever rolled back."""
-        return {int(vbucket): epoch for vbucket, epoch in self._load("epochs.json").items()}
+        return {int(vbucket): epoch for vbucket, epoch in self.load("epochs.json").items()}
 
     def write_epochs(self, epochs: dict[int, int]) -> None:
-        self._store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
+        self.store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
 
     def cleaned(self) -> float:
         """When old files were last deleted, 0 for never."""
-        return float(self._load("cleaned.json").get("at", 0.0))
+        return float(self.load("cleaned.json").get("at", 0.0))
 
     def note_cleaned(self, at: float) -> None:
-        self._store("cleaned.json", {"at": at})
+        self.store("cleaned.json", {"at": at})
 
     def settle(self, bucket: str, vbuckets: int) -> dict[str, Any]:
         """Make the lake, or check that it is of the same bucket."""
@@ -90,7 +91,7 @@ class Lake:
                 )
             return known
         made = {"id": secrets.token_hex(8), "bucket": bucket, "vbuckets": vbuckets, "made_at": int(time.time())}
-        self._store("lake.json", made)
+        self.store("lake.json", made)
         return made
 
     @contextmanager

@@ -150,8 +150,8 @@ class DurableWrites(Documents, Replica):
             self.pending.pop(wire_key, None)  # also when a later prepare was completed before this one
             self._finish_snapshot()
 
-    def begin_snapshot(self, start: int, end: int, flags: int = 0x01) -> None:
-        super().begin_snapshot(start, end, flags)
+    def begin_snapshot(self, start: int, end: int, flags: int = 0x01, purge_seqno: int = 0) -> None:
+        super().begin_snapshot(start, end, flags, purge_seqno)
         self._unsettled = self._unsettled or bool(flags & DISK_FLAG)
 
     def _finish_snapshot(self) -> None:

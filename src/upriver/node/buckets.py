@@ -167,6 +167,8 @@ class Buckets:
         bucket.sync_writes = self._make_sync_writes(bucket)
         bucket.traffic = not self._member
         bucket.waits_for_map = self._member
+        if not self._member:  # a member has to hear from its manager first what it is
+            bucket.sync_writes.resume_all()
         return bucket
 
     def create(self, name: str, vbuckets: int | None = None) -> NodeBucket:

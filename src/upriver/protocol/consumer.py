@@ -302,7 +302,7 @@ class Consumer(StreamSetup):
             raise StatusError.of(self._broken_status(stream), "something before it was refused")
         replica = self.store.vbucket(stream.vbucket)
         if isinstance(message, SnapshotMarker | SnapshotMarkerV20 | SnapshotMarkerV22):
-            self._marker(stream, *marker_range(message))
+            self._marker(stream, *marker_range(message), getattr(message, "purge_seqno", 0))
         elif isinstance(message, UprSnapshotMarker):
             self._upr_snapshot_is_complete(replica)
             stream.snapshot_start = replica.high_seqno
@@ -346,13 +346,13 @@ class Consumer(StreamSetup):
             return False
         self._charge(len(frame))
         try:
-            self._marker(stream, found.start, found.end, found.flags)
+            self._marker(stream, found.start, found.end, found.flags, found.purge_seqno)
         except StatusError as error:
             self._error(Opcode.DCP_SNAPSHOT_MARKER, found.opaque, error.status)
         return True
 
-    def _marker(self, stream: PassiveStream, start: int, end: int, flags: int) -> None:
-        self.store.vbucket(stream.vbucket).begin_snapshot(start, end, flags)
+    def _marker(self, stream: PassiveStream, start: int, end: int, flags: int, purge_seqno: int = 0) -> None:
+        self.store.vbucket(stream.vbucket).begin_snapshot(start, end, flags, purge_seqno)
         self._table.snapshot(stream.vbucket, start, end)
         stream.snapshot_end = end
         stream.ack_marker = bool(flags & _ACK)

@@ -47,11 +47,13 @@ class Marker(NamedTuple):
     start: int
     end: int
     flags: int
+    purge_seqno: int = 0
 
 
 _PLACE, _RANGE = Struct(">HxxxxI"), Struct(">QQI")
 _V1, _V2 = (bytes((0x80, Opcode.DCP_SNAPSHOT_MARKER, 0, 0, extras, 0)) for extras in (20, 1))
 _V2_SIZES = {0: 61, 2: 77}  # by the version that the extras give
+_PURGE_SEQNO, _PURGE_AT = Struct(">Q"), HEADER_SIZE + 37
 
 
 def usual_marker(frame: memoryview) -> Marker | None:
@@ -63,7 +65,8 @@ def usual_marker(frame: memoryview) -> Marker | None:
         found = _RANGE.unpack_from(frame, HEADER_SIZE + 1)
     else:
         return None
-    marker = Marker(*_PLACE.unpack_from(frame, 6), *found)
+    purged = _PURGE_SEQNO.unpack_from(frame, _PURGE_AT) if len(frame) == _V2_SIZES[2] else ()
+    marker = Marker(*_PLACE.unpack_from(frame, 6), *found, *purged)
     return marker if marker.start <= marker.end else None
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import ConfigError, KeyExists, KeyNotFound, UpriverError
+from upriver.errors import ConfigError, DirectoryInUse, KeyExists, KeyNotFound, TemporaryFailure, UpriverError
 from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.live_fan import LiveFan
 from upriver.protocol.consumer_streams import Registry
-from upriver.store import Bucket, StoreOptions
+from upriver.store import Bucket, StoreOptions, claim
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
@@ -145,7 +145,7 @@ class Buckets:
         self.broken: dict[str, str] = {}
 
     def open_all(self) -> None:
-        """Open every bucket directory that is there."""
+        """Open every bucket directory that is there; raises ``DirectoryInUse`` if another process has one of them."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._root.iterdir()):
             if (path / _MARK).is_file():
@@ -155,6 +155,8 @@ class Buckets:
         try:
             vbuckets = int((path / _MARK).read_text())
             store = Bucket.open(path, name=path.name, vbuckets=vbuckets, options=self._options)
+        except DirectoryInUse:
+            raise
         except (UpriverError, OSError, ValueError) as error:
             self.broken[path.name] = str(error) or type(error).__name__
             log.warning("bucket_broken", bucket=path.name, reason=self.broken[path.name])
@@ -192,12 +194,24 @@ class Buckets:
     def delete(self, name: str) -> None:
         """Close a bucket and erase its data. The caller has cut the connections that use it."""
         bucket = self._open.pop(name, None)
-        if bucket is None and self.broken.pop(name, None) is None:
+        if bucket is None and name not in self.broken:
             raise KeyNotFound(f"no bucket {name}")
         if bucket is not None:
             bucket.close()
-        shutil.rmtree(self._root / name)
+        self._erase(self._root / name)
+        self.broken.pop(name, None)
         log.info("bucket_deleted", bucket=name)
+
+    def _erase(self, path: Path) -> None:
+        """Only what no other process has open: it would go on writing to files without a name."""
+        if not path.exists():
+            return
+        try:
+            owner = claim(path)
+        except (DirectoryInUse, OSError) as error:
+            raise TemporaryFailure(f"{path.name} is not erased: {error}") from error
+        with owner:
+            shutil.rmtree(path)
 
     def find(self, name: str) -> NodeBucket | None:
         return self._open.get(name)

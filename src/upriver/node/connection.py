@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from upriver.errors import FramingError, InvalidMessage, NoBucket, Status, StatusError
 from upriver.model import Datatype
 from upriver.node import answers, dispatch, kv_fast, log, tracing
+from upriver.node.stored_values import body_of
 from upriver.wire import Context, Message
 from upriver.wire.constants import Feature, RequestFrameId
 from upriver.wire.framing import HEADER, HEADER_SIZE, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME, Frame, cut_frame, frame_size
 from upriver.wire.keys import split_key
-from upriver.wire.values import inflate, split_xattrs
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -332,10 +332,7 @@ class Connection(asyncio.Protocol):
     def datatype_out(self, datatype: int, value: bytes) -> tuple[int, bytes]:
         """A stored value as this client may see it in a GET: never xattrs, snappy and JSON as HELLO agreed."""
         if datatype & Datatype.XATTR or (datatype & Datatype.SNAPPY and not self.context.datatypes & Datatype.SNAPPY):
-            if datatype & Datatype.SNAPPY:
-                value = inflate(value)
-            if datatype & Datatype.XATTR:
-                value = split_xattrs(value)[1]
+            value = body_of(datatype, value)
             datatype &= Datatype.JSON
         return datatype & self.context.datatypes, value
 

@@ -177,7 +177,6 @@ def test_the_deletion_of_a_key_that_is_not_here_leaves_a_tombstone(talk: Talk) -
             deflate(join_xattrs({"_sync": b"{}"}, b"[]")),
             (Datatype.XATTR, join_xattrs({"_sync": b"{}"})),
         ),
-        (Datatype.XATTR, b"\xff\xff\xff\xffdamaged", (0, b"")),
     ],
 )
 @pytest.mark.parametrize("kind", [DeletionV2, Expiration, Prepare])

@@ -13,15 +13,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from upriver.errors import AccessDenied, FramingError, InvalidMessage, NoBucket, Status, StatusError
+from upriver.errors import FramingError, InvalidMessage, NoBucket, Status, StatusError
 from upriver.model import Datatype
 from upriver.node import answers, dispatch, kv_fast, log, tracing
 from upriver.node.roles import Access, Privilege
+from upriver.node.stored_values import body_of
 from upriver.wire import Context, Message
 from upriver.wire.constants import Feature, RequestFrameId
 from upriver.wire.framing import HEADER, HEADER_SIZE, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME, Frame, cut_frame, frame_size
 from upriver.wire.keys import split_key
-from upriver.wire.values import inflate, split_xattrs
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -358,9 +358,7 @@ class Connection(asyncio.Protocol):
             self.abort("its user may no longer use DCP here")
 
     def select(self, bucket: NodeBucket | None) -> None:
-        """Make it the bucket of the requests that follow; ``AccessDenied`` for who may do nothing there."""
-        if bucket is not None and not self.access.inside(bucket.name):
-            raise AccessDenied
+        """Make it the bucket of the requests that follow."""
         self.bucket = bucket
         self._update_privileges()
 
@@ -387,10 +385,7 @@ class Connection(asyncio.Protocol):
     def datatype_out(self, datatype: int, value: bytes) -> tuple[int, bytes]:
         """A stored value as this client may see it in a GET: never xattrs, snappy and JSON as HELLO agreed."""
         if datatype & Datatype.XATTR or (datatype & Datatype.SNAPPY and not self.context.datatypes & Datatype.SNAPPY):
-            if datatype & Datatype.SNAPPY:
-                value = inflate(value)
-            if datatype & Datatype.XATTR:
-                value = split_xattrs(value)[1]
+            value = body_of(datatype, value)
             datatype &= Datatype.JSON
         return datatype & self.context.datatypes, value
 

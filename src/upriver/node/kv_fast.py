@@ -93,6 +93,7 @@ def _get(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
         if vbucket.state is not VbucketState.ACTIVE or vbucket.locks:
             return False
         document = vbucket.get(bytes(data[key_at + prefix : at + size]), 0)
+        datatype, value = conn.datatype_out(document.datatype, document.value)
     except KeyNotFound as error:
         if opcode == Opcode.GET:
             answers.fail_with(conn, _Request(opcode, opaque), error)
@@ -100,7 +101,6 @@ def _get(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
     except StatusError as error:
         answers.fail_with(conn, _Request(opcode, opaque), error)
         return True
-    datatype, value = conn.datatype_out(document.datatype, document.value)
     if conn.tracing:
         extras = document.flags.to_bytes(4, "big")
         conn.reply(_Request(opcode, opaque), extras=extras, value=value, cas=document.cas, datatype=datatype)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from upriver.errors import InvalidArguments, KeyNotFound, NotSupported
+from upriver.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported, StatusError
 from upriver.model import Datatype
 from upriver.node import log
 from upriver.node.dispatch import Handler
@@ -80,10 +80,17 @@ def select_bucket(conn: Connection, request: session.SelectBucket) -> None:
         conn.select(None)
     else:
         bucket = conn.node.buckets.find(request.name.decode("utf-8", "backslashreplace"))
-        if bucket is None:
-            raise KeyNotFound("no such bucket")
+        if bucket is None or not conn.access.inside(bucket.name):
+            raise _no_such_bucket(conn, request.name)
         conn.select(bucket)
     conn.reply(request)
+
+
+def _no_such_bucket(conn: Connection, name: bytes) -> StatusError:
+    """SDKs take "no such key" for a bucket that is being made and ask again until they time out; access is final."""
+    shown = name.decode("utf-8", "backslashreplace")
+    reason = f"there is no bucket {shown!r} for you: it is misspelt, was not created or was dropped, or you have no role"
+    return AccessDenied(reason) if conn.has(Feature.XERROR) else KeyNotFound(reason)
 
 
 def list_buckets(conn: Connection, request: session.ListBuckets) -> None:

@@ -23,7 +23,7 @@ from upriver.client.changes import Mutation
 from upriver.errors import UpriverError
 from upriver.model import VbucketState, vbucket_of
 from upriver.replicate import LocalCluster, local_cluster
-from upriver.replicate.manager import UnsafeFailover
+from upriver.replicate.manager import STATE_FILE, UnsafeFailover
 from upriver.replicate.plan import ClusterState, Move
 from upriver.wire.constants import Opcode
 from upriver.wire.session import Persistence
@@ -159,6 +159,28 @@ def test_a_move_to_a_node_that_does_not_answer_leaves_everything_where_it_was(pa
     assert pair.state.owners[0] == (0, 1)
     with connect(pair.connection_string) as database:
         database.set_many({b"k%d" % n: b"[2]" for n in range(50)})
+    pair.sync()
+
+
+def test_an_old_copy_of_the_managers_state_does_not_make_a_second_active(pair: LocalCluster, tmp_path: Path) -> None:
+    """Somebody restores the manager's file from a backup, after a failover, and starts the node again."""
+    pair.sync()
+    file, copy = pair.directory / STATE_FILE, tmp_path / "backup"
+    copy.write_text(file.read_text())
+    pair.nodes[0].stop()
+    pair.fail_over(0)
+    with connect(pair.connection_string) as database:
+        database.set_many({b"after%d" % n: b"[1]" for n in range(50)})
+    file.write_text(copy.read_text())
+    pair.nodes[0].restart()
+    reports = pair.manager.reports()
+    led = Counter(vb for rows in reports.values() for vb, row in rows.items() if row.state == VbucketState.ACTIVE)
+    assert led == dict.fromkeys(range(VBUCKETS), 1)
+    assert actives(pair.state) == {1: VBUCKETS}
+    with connect(pair.connection_string) as database:
+        assert database.get(b"after7").value == b"[1]"
+    pair.sync()
+    pair.rebalance()
     pair.sync()
 
 

@@ -124,6 +124,8 @@ def _watch(manager: Manager, stop: threading.Event, first: Callable[[], None] = 
                 others = ", ".join(map(str, needs))
                 click.echo(f"node {number} has crashed and waits for node {others}, which may know more", err=True)
         told = manager.waits
+        while manager.notes:
+            click.echo(manager.notes.pop(0), err=True)
 
 
 def _look_after(running: LocalCluster, restart: bool) -> None:

@@ -20,6 +20,7 @@ from upriver.store import Bucket, StoreOptions, claim
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
     from upriver.node.durability import SyncWrites
+    from upriver.node.kept_map import KeptMap
     from upriver.node.persistence import PersistenceWaits
     from upriver.node.replicator import Replicator
     from upriver.store import VBucket
@@ -45,6 +46,7 @@ class NodeBucket:
         self.waits_for_map = False  # and none came in this run yet: what is on disk may be from before a failover
         self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
+        self.kept_map: KeptMap | None = None  # the newest that a manager pushed, read when it is first asked for
         self.backed_up: set[int] = set()  # vbuckets whose writers wait for a takeover to catch up
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno

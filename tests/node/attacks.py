@@ -204,8 +204,9 @@ def garbage(target: Target, until: float, stack: ExitStack) -> None:
                 body = chance.randbytes(chance.randrange(120))
                 extras = chance.randrange(min(len(body), 40) + 1)
                 key = chance.randrange(min(len(body) - extras, 20) + 1)
-                raw.send(struct.pack(">BBHBBHIIQ", 0x80, chance.randrange(256), key, extras, chance.randrange(8) & 5,
-                                     chance.randrange(70), len(body), sent, chance.choice([0, 0, 1])) + body)  # fmt: skip
+                datatype, vbucket, cas = chance.randrange(8) & 5, chance.randrange(70), chance.choice([0, 0, 1])
+                head = (0x80, chance.randrange(256), key, extras, datatype, vbucket, len(body), sent, cas)
+                raw.send(struct.pack(">BBHBBHIIQ", *head) + body)
                 sent += 1
             raw.socket.settimeout(0.01)
             with suppress(TimeoutError):

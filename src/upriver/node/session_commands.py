@@ -89,7 +89,7 @@ def select_bucket(conn: Connection, request: session.SelectBucket) -> None:
 def _no_such_bucket(conn: Connection, name: bytes) -> StatusError:
     """SDKs take "no such key" for a bucket that is being made and ask again until they time out; access is final."""
     shown = name.decode("utf-8", "backslashreplace")
-    reason = f"there is no bucket {shown!r} for you: it is misspelt, was not created or was dropped, or you have no role"
+    reason = f"there is no bucket {shown!r} for you: it is misspelt, not created or dropped, or you have no role"
     return AccessDenied(reason) if conn.has(Feature.XERROR) else KeyNotFound(reason)
 
 

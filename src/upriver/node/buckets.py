@@ -14,6 +14,7 @@ from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.live_fan import LiveFan
+from upriver.node.proposals import Proposals
 from upriver.protocol.consumer_streams import Registry
 from upriver.store import Bucket, StoreOptions, claim
 
@@ -46,6 +47,7 @@ class NodeBucket:
         self.waits_for_map = False  # and none came in this run yet: what is on disk may be from before a failover
         self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
+        self.proposals = Proposals()  # of changes that the manager decides on
         self.kept_map: KeptMap | None = None  # the newest that a manager pushed, read when it is first asked for
         self.backed_up: set[int] = set()  # vbuckets whose writers wait for a takeover to catch up
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail

@@ -21,6 +21,7 @@ from upriver.node.http_cluster import bucket_or_404
 from upriver.node.http_server import Result, route
 from upriver.node.http_wire import Answer, HttpError, Request
 from upriver.node.kept_map import KeptMap, parse_map
+from upriver.node.proposals import take_manifest
 from upriver.node.replicator import Replicator
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = Fals
     me = node.index_in(new)
     changes = _changes(bucket, new, me)
     bucket.set_states(changes)
+    take_manifest(bucket, data.get("manifest"))
     node.set_cluster_map(bucket, new)
     bucket.member = bucket.traffic = True
     bucket.waits_for_map = False
@@ -138,6 +140,7 @@ def _report(node: Node, bucket: NodeBucket) -> dict[str, Any]:
         "uuid": kept.map.uuid if kept.map is not None else "",
         "member": bucket.member,
         "clean": bucket.store.opened_clean,
+        "manifest_uid": bucket.store.manifest.uid,
         "fenced": bucket.replicator is not None and bucket.replicator.fenced,
         "vbuckets": {str(vb.id): _standing(vb) for vb in bucket.store.existing()},
     }
@@ -201,3 +204,41 @@ def _check_revision(node: Node, bucket: NodeBucket, revision: int) -> None:
     current = node.cluster_map(bucket).revision
     if revision != current:
         raise ConfigError(f"the takeover was planned for revision {revision}, this is {current}")
+
+
+# ---------------------------------------------------------------------------------------------- collections
+
+
+@route("GET", "/upriver/proposals/*")
+def proposals(node: Node, request: Request, name: str) -> Result:
+    """What clients have asked this member for."""
+    return Answer(orjson.dumps(bucket_or_404(node, name).proposals.waiting()))
+
+
+@route("POST", "/upriver/proposals/*")
+def outcomes(node: Node, request: Request, name: str) -> Result:
+    """What the manager has decided about them."""
+    bucket_or_404(node, name).proposals.decide(_object(request))
+    return Answer({})
+
+
+@route("GET", "/upriver/manifest/*")
+def own_manifest(node: Node, request: Request, name: str) -> Result:
+    return Answer(bucket_or_404(node, name).store.manifest.to_json())
+
+
+@route("POST", "/upriver/manifest/*")
+def push_manifest(node: Node, request: Request, name: str) -> Result:
+    """The manifest that this member could not take together with its map."""
+    take_manifest(bucket_or_404(node, name), _object(request))
+    return Answer({})
+
+
+def _object(request: Request) -> dict[str, Any]:
+    try:
+        found = orjson.loads(request.body)
+    except orjson.JSONDecodeError as error:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise HttpError(HTTPStatus.BAD_REQUEST, "the body must be a JSON object")
+    return found

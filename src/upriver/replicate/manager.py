@@ -18,11 +18,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.replicate.approach import Approach
+from upriver.replicate.collections import decided
 from upriver.replicate.nodes import TIMEOUT_S, NodeRefused, NodeReport, Nodes, at_once
 from upriver.replicate.plan import (
     ClusterState,
@@ -48,6 +50,7 @@ from upriver.replicate.plan import (
 
 STATE_FILE = "cluster.json"
 STREAMED = 128  # vbuckets that are replicated to their new owners at the same time
+DECISIONS_KEPT = 1000
 BATCH = 8  # of those, how many are handed over between two maps
 
 
@@ -69,6 +72,7 @@ class Manager:
         self._held = 0
         self._branch = self._written = ""  # what this process has written last, and under which branch
         self.waits: dict[int, list[int]] = {}  # who waited for whom in the last round of ``watch``, see ``waiting``
+        self._decided: dict[str, Any] = {}  # the last proposals of members, and what became of them
         self.notes: list[str] = []  # what an operator should know; whoever shows them takes them
 
     # ---------------------------------------------------------------------------------------------- state
@@ -246,6 +250,51 @@ class Manager:
             self._commit(replace(state, revision=state.revision + 1))
         elif behind:
             self._push(state, behind)
+        self._mend_manifests({n: report.manifest_uid for n, report in current.items()})
+
+    def _mend_manifests(self, uids: dict[int, int]) -> None:
+        """Who could not take the manifest gets it again; nodes that had collections before there was a cluster keep
+        them."""
+        state = self.state
+        if state.manifest is not None:
+            late = [state.members[n] for n, uid in uids.items() if uid < state.manifest_uid]
+            at_once([partial(self._nodes.push_manifest, each, state.bucket, state.manifest) for each in late])
+        elif any(uids.values()):
+            best = max(uids, key=lambda number: uids[number])
+            manifest = self._nodes.manifest(state.members[best], state.bucket)
+            self._commit(replace(state, manifest=manifest, revision=state.revision + 1))
+
+    def answer_proposals(self) -> None:
+        """Decide on changes of the manifest that members were asked for; answered when all who can be reached have it.
+
+        An answer that got lost is given again, so that nobody is told that what they have just made exists already.
+        """
+        state = self.state
+        found = at_once([partial(self._nodes.proposals, member, state.bucket) for member in state.members])
+        asked = {m: each for m, each in zip(state.members, found, strict=True) if isinstance(each, dict) and each}
+        if not asked:
+            return
+        with self._alone():
+            try:
+                self._caught_up()
+            except StaleState:
+                return
+            self._decide({name: edit for each in asked.values() for name, edit in each.items()})
+        outcomes = self._decided
+        at_once(
+            [
+                partial(self._nodes.decide, member, state.bucket, {name: outcomes[name] for name in each})
+                for member, each in asked.items()
+            ]
+        )
+
+    def _decide(self, edits: dict[str, Any]) -> None:
+        state = self.state
+        new = {name: edit for name, edit in edits.items() if name not in self._decided}
+        manifest, outcomes = decided(state.manifest, new)
+        self._decided = {**dict(list(self._decided.items())[-DECISIONS_KEPT:]), **outcomes}
+        if manifest != state.manifest:
+            self._commit(replace(state, manifest=manifest, revision=state.revision + 1))
 
     def sync(self, timeout_s: float = 60.0) -> None:
         """Wait until every replica has everything that its active has now."""
@@ -307,6 +356,8 @@ class Manager:
             state = self.state
             if member in state.members:
                 raise ConfigError(f"{member} is a member already")
+            if self._nodes.report(member, state.bucket).manifest_uid > state.manifest_uid:
+                raise ConfigError(f"{member} has collections of its own: erase its data, and add it then")
             return self._commit(replace(state, members=(*state.members, member), revision=state.revision + 1))
 
     def remove(self, name: str, on_move: Callable[[int, int, Move], None] | None = None) -> ClusterState:

@@ -6,7 +6,7 @@ import base64
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -45,6 +45,7 @@ class NodeReport:
     clean: bool
     fenced: bool
     vbuckets: dict[int, VbucketReport]
+    manifest_uid: int = 0
 
     @property
     def revision(self) -> int:
@@ -77,6 +78,21 @@ class Nodes:
         """The newest state of the cluster that the member was ever given."""
         return ClusterState.from_json(self.call(member, "GET", f"/upriver/cluster/{bucket}/map"))
 
+    def manifest(self, member: Member, bucket: str) -> dict[str, Any]:
+        """The member's own."""
+        return dict(self.call(member, "GET", f"/upriver/manifest/{bucket}"))
+
+    def push_manifest(self, member: Member, bucket: str, manifest: Mapping[str, Any]) -> None:
+        self.call(member, "POST", f"/upriver/manifest/{bucket}", manifest)
+
+    def proposals(self, member: Member, bucket: str) -> dict[str, Any]:
+        """Changes of the manifest that clients have asked the member for, by names that it gave them."""
+        return dict(self.call(member, "GET", f"/upriver/proposals/{bucket}"))
+
+    def decide(self, member: Member, bucket: str, outcomes: Mapping[str, Any]) -> None:
+        """What became of them."""
+        self.call(member, "POST", f"/upriver/proposals/{bucket}", outcomes)
+
     def take_over(
         self, member: Member, bucket: str, vbuckets: Sequence[int], revision: int, timeout_s: float
     ) -> dict[int, str]:
@@ -103,7 +119,9 @@ class Nodes:
 def _node_report(found: dict[str, Any]) -> NodeReport:
     rows = {int(vb): _report(*row) for vb, row in found["vbuckets"].items()}
     version = Version(found["epoch"], found["revision"], found["branch"])
-    return NodeReport(version, found["uuid"], found["member"], found["clean"], found["fenced"], rows)
+    return NodeReport(
+        version, found["uuid"], found["member"], found["clean"], found["fenced"], rows, found["manifest_uid"]
+    )
 
 
 def _report(state: int, high: int, persisted: int, consistent: int, branches: list[tuple[int, int]]) -> VbucketReport:

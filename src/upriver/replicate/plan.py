@@ -79,8 +79,13 @@ class ClusterState:
     epoch: int = 1
     synced: tuple[Chain, ...] = ()
     uuid: str = ""  # of the bucket, by which readers know that they come back to the same one
+    manifest: Mapping[str, Any] | None = None  # scopes and collections; None while there are none but the default
     branch: str = ""  # of the manager's process that wrote it, see ``Version``
     ancestors: Mapping[str, int] = field(default_factory=dict)  # the last revision of each branch before it
+
+    @property
+    def manifest_uid(self) -> int:
+        return int(self.manifest["uid"], 16) if self.manifest else 0
 
     @property
     def lineage(self) -> Lineage:
@@ -106,7 +111,7 @@ class ClusterState:
             members = tuple(Member(n["host"], n["kv"], n["mgmt"]) for n in data["nodes"])
             owners, synced = (tuple(tuple(row) for row in data[name]) for name in ("owners", "synced"))
             kept = {name: data[name] for name in ("bucket", "replicas", "revision", "epoch")}
-            kept |= {name: data[name] for name in ("uuid", "branch", "ancestors") if name in data}
+            kept |= {name: data[name] for name in ("uuid", "branch", "ancestors", "manifest") if name in data}
             return cls(members=members, owners=owners, synced=synced, **kept)
         except (KeyError, TypeError) as error:
             raise ConfigError(f"the cluster's state cannot be read: {error!r} is missing") from error

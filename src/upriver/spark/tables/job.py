@@ -49,6 +49,7 @@ class Applier:
 
     def __init__(self, options: SyncOptions, lake_id: str, vbuckets: int, expected: int = 0) -> None:
         self.options, self.lake_id, self.vbuckets, self.expected = options, lake_id, vbuckets, expected
+        self.started_at = time.time()
         self._tables: Tables | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,10 +115,16 @@ class Applier:
             batch=batch_id, at=time.time(), rows=written.rows, value_bytes=written.value_bytes, log_bytes=log_bytes,
             table_bytes=sum(step.bytes_written for step in steps), read_s=read_s,
             total_s=time.monotonic() - started,
-            behind_s=max(0.0, time.time() - written.newest_us / 1e6) if written.rows else 0.0,
+            behind_s=self._behind_s(written),
             rollbacks=sum(mark.event == Event.ROLLBACK for mark in written.marks),
             tables={step.name: asdict(step) for step in steps if step.rows or step.held},
         ))
+
+    def _behind_s(self, written: Written) -> float:
+        """The age of the newest change; what was there before this run waited for nobody until it began."""
+        if not written.rows:
+            return 0.0
+        return max(0.0, time.time() - max(written.newest_us / 1e6, self.started_at))
 
 
 def clean_sometimes(tables: Tables, options: SyncOptions) -> None:

@@ -34,6 +34,8 @@ class Live:
 
     expected: int = 0  # changes in the bucket when the run started
     lag: int | None = None  # changes that the bucket has and the tables do not
+    away_s: float = 0.0  # for how long the bucket has not answered
+    away_because: str = ""
     loading: bool = True  # until the tables have caught up once
     started: float = field(default_factory=time.time)
     rows: int = 0
@@ -106,6 +108,7 @@ def _wait(query: Any) -> None:
 
 
 def _look(query: Any, journal: Journal, live: Live, lag: LagWatch) -> None:
+    live.away_s, live.away_because = lag.away or (0.0, "")
     progress = query.lastProgress
     if progress:
         lag.committed(progress)
@@ -137,7 +140,7 @@ def _finish(tables: Tables, options: SyncOptions) -> None:
     clean_sometimes(tables, options)
 
 
-def session(master: str) -> Any:
+def session(master: str, *, ui: bool = False) -> Any:
     """The session that ``spark-submit`` has prepared, or one of our own."""
     import upriver.spark
 
@@ -145,4 +148,5 @@ def session(master: str) -> Any:
         from pyspark.sql import SparkSession
 
         return upriver.spark.register(SparkSession.builder.getOrCreate())
-    return upriver.spark.session(master, settings={"spark.driver.extraJavaOptions": QUICK_JAVA})
+    settings = {"spark.driver.extraJavaOptions": QUICK_JAVA, "spark.ui.enabled": str(ui).lower()}
+    return upriver.spark.session(master, settings=settings)

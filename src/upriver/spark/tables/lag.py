@@ -27,8 +27,8 @@ class LagWatch:
         self._options = options
         self._highs: dict[int, int] = {}
         self._reached: dict[int, int] = {}
-        self._away_since: float | None = None
-        self._away_because = ""
+        self._answered_at = time.monotonic()
+        self._trouble = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="upriver lag", daemon=True)
 
@@ -58,10 +58,9 @@ class LagWatch:
         return sum(max(0, high - reached.get(vbucket, 0)) for vbucket, high in highs.items())
 
     @property
-    def away(self) -> tuple[float, str] | None:
-        """For how many seconds the bucket has not answered, and why; None while it does."""
-        since = self._away_since
-        return None if since is None else (time.monotonic() - since, self._away_because)
+    def away(self) -> tuple[float, str]:
+        """For how many seconds the bucket has not answered, about one at the most while it does; and the last error."""
+        return time.monotonic() - self._answered_at, self._trouble or "no answer yet"
 
     def _ask(self) -> None:
         while not self._ended.is_set():
@@ -69,9 +68,8 @@ class LagWatch:
                 with bucket.database(self._options) as database:
                     while not self._ended.is_set():
                         self._highs = database.high_seqnos()
-                        self._away_since = None
+                        self._answered_at, self._trouble = time.monotonic(), ""
                         self._ended.wait(EVERY_S)
             except (UpriverError, OSError) as error:
-                self._away_because = str(error)
-                self._away_since = self._away_since or time.monotonic()
+                self._trouble = str(error)
             self._ended.wait(EVERY_S)

@@ -34,7 +34,7 @@ class Live:
 
     expected: int = 0  # changes in the bucket when the run started
     lag: int | None = None  # changes that the bucket has and the tables do not
-    away_s: float = 0.0  # for how long the bucket has not answered
+    away_s: float = 0.0  # for how long the bucket has not answered; it is asked every second
     away_because: str = ""
     loading: bool = True  # until the tables have caught up once
     started: float = field(default_factory=time.time)
@@ -108,7 +108,7 @@ def _wait(query: Any) -> None:
 
 
 def _look(query: Any, journal: Journal, live: Live, lag: LagWatch) -> None:
-    live.away_s, live.away_because = lag.away or (0.0, "")
+    live.away_s, live.away_because = lag.away
     progress = query.lastProgress
     if progress:
         lag.committed(progress)

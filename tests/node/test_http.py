@@ -140,12 +140,13 @@ def test_a_bucket_is_created_used_and_dropped(node: Served) -> None:
         assert raw.is_closed()
     with Raw(node.kv_port) as raw:
         raw.hello(*ALL)
-        assert raw.ask(SelectBucket(b"extra")).specific == Status.KEY_ENOENT
+        assert raw.ask(SelectBucket(b"extra")).specific == Status.EACCESS
 
 
 @pytest.mark.parametrize("form", [
     {}, {"name": ""}, {"name": "../up"}, {"name": "a/b"}, {"name": "x" * 101}, {"name": "n", "numVBuckets": "0"},
     {"name": "n", "numVBuckets": "many"}, {"name": "n", "numVBuckets": "70000"},
+    {"name": "n", "numVBuckets": "0000000000012000000"}, {"name": "n", "numVBuckets": "1" * 5000},
 ])  # fmt: skip
 def test_a_bucket_that_cannot_be_is_refused(node: Served, form: dict[str, str]) -> None:
     status, content = node.http(BUCKETS, "POST", form)
@@ -184,6 +185,27 @@ def test_scopes_and_collections_come_and_go_with_new_ids(node: Served) -> None:
     assert collection_id(node, b"shop.orders") != first
     assert node.http(f"{scopes}/shop", "DELETE")[0] == 200
     assert collection_id(node, b"shop.orders") == Status.UNKNOWN_SCOPE
+
+
+def test_what_was_switched_on_for_a_collection_can_be_switched_off(node: Served) -> None:
+    scopes = f"{BUCKETS}/default/scopes"
+    collection = f"{scopes}/_default/collections/altered"
+    assert node.http(f"{scopes}/_default/collections", "POST", {"name": "altered", "maxTTL": 60, "history": "true"})
+    assert altered(node) == {"maxTTL": 60, "history": True}
+    assert node.http(collection, "PATCH", {"history": "false"})[0] == 200
+    assert altered(node) == {"maxTTL": 60}
+    assert node.http(collection, "PATCH", {"maxTTL": "0"})[0] == 200
+    assert altered(node) == {}
+    assert node.http(collection, "PATCH", {"maxTTL": "-1"})[0] == 200  # never, whatever the bucket says
+    assert altered(node) == {"maxTTL": -1}
+    assert node.http(collection, "PATCH", {"history": "perhaps"})[0] == 400
+    assert node.http(collection, "DELETE")[0] == 200
+
+
+def altered(node: Served) -> dict[str, Any]:
+    [default, *_] = get(node, f"{BUCKETS}/default/scopes")["scopes"]
+    [found] = [each for each in default["collections"] if each["name"] == "altered"]
+    return {name: value for name, value in found.items() if name not in ("name", "uid")}
 
 
 @pytest.mark.parametrize(("method", "path", "form", "status", "text"), [

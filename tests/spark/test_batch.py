@@ -6,6 +6,7 @@ import json
 from datetime import UTC
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, StringType, StructType, VariantType
 from spark_world import World, read
@@ -70,8 +71,34 @@ def test_values_become_a_struct_of_the_users_schema_and_null_where_they_do_not_f
     live = frame.where("event = 'mutation'")
     assert live.select(f.sum("value.n")).first()[0] == sum(range(3000))
     assert live.where("value is null").count() == 2
-    with_array = read(spark, shared, valueSchema="n STRING")
-    assert with_array.where("value.n is not null").count() == 0
+    assert live.where("value_unfit is not null").count() == 2
+    as_text = read(spark, shared, valueSchema="n STRING, missing MAP<STRING, VARIANT>", keyFormat="string")
+    assert as_text.where("key = 'k7'").select("value.n").first()[0] == "7"
+
+
+DOCUMENT = {"n": 300, "s": 1.5, "at": "2026-01-31 12:00:00Z", "day": "2026-01-31", "m": {"a": 1}, "d": 1.005,
+            "deep": {"x": "no", "y": [1, "2"]}}
+SCHEMA = ("n TINYINT, s STRING, at TIMESTAMP, day DATE, m MAP<STRING, INT>, d DECIMAL(5,2), "
+          "deep STRUCT<x: INT, y: ARRAY<STRING>>")  # fmt: skip
+
+
+def test_a_document_is_read_as_from_json_reads_it(spark, shared):
+    shared.db.set(b"document", json.dumps(DOCUMENT).encode())
+    one = read(spark, shared, valueSchema=SCHEMA).where("key = cast('document' as binary)")
+    texts = spark.createDataFrame([(json.dumps(DOCUMENT),)], "t STRING")
+    theirs = texts.select(f.from_json("t", SCHEMA).alias("value"))
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    try:
+        assert one.first()["value"].asDict(recursive=True) == theirs.first()["value"].asDict(recursive=True)
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+    assert json.loads(one.first()["value_unfit"]) == {"n": 300, "deep": DOCUMENT["deep"]}
+    shared.db.delete(b"document")
+
+
+def test_a_typo_in_the_value_schema_is_told_by_its_field(spark, shared):
+    with pytest.raises(AnalysisException, match=r"valueSchema: field 'name': 'STRNG' is no type"):
+        read(spark, shared, valueSchema="name STRNG")
 
 
 def test_without_values_the_wire_carries_none(spark, shared):

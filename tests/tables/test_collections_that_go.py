@@ -101,7 +101,7 @@ def test_a_drop_of_a_collection_that_has_no_name_any_more_is_heard_after_its_log
     assert (in_current(desk), desk.read()) == (0, {})
 
 
-def test_the_documents_of_an_old_collection_end_when_a_new_one_of_its_name_comes_and_no_drop_was_heard(tmp_path) -> None:
+def test_documents_of_an_old_collection_end_when_a_new_one_of_its_name_comes_and_no_drop_was_heard(tmp_path) -> None:
     desk = Desk(tmp_path / "lake", policy=POLICIES["tail"])
     put(desk, 40)
     desk.feed.drop("orders")

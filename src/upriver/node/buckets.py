@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import ConfigError, KeyExists, KeyNotFound, UpriverError
+from upriver.errors import ConfigError, DirectoryInUse, KeyExists, KeyNotFound, TemporaryFailure, UpriverError
 from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.live_fan import LiveFan
+from upriver.node.proposals import Proposals
 from upriver.protocol.consumer_streams import Registry
-from upriver.store import Bucket, StoreOptions
+from upriver.store import Bucket, StoreOptions, claim
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
     from upriver.node.durability import SyncWrites
+    from upriver.node.kept_map import KeptMap
     from upriver.node.persistence import PersistenceWaits
     from upriver.node.replicator import Replicator
     from upriver.store import VBucket
@@ -45,6 +47,8 @@ class NodeBucket:
         self.waits_for_map = False  # and none came in this run yet: what is on disk may be from before a failover
         self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
+        self.proposals = Proposals()  # of changes that the manager decides on
+        self.kept_map: KeptMap | None = None  # the newest that a manager pushed, read when it is first asked for
         self.backed_up: set[int] = set()  # vbuckets whose writers wait for a takeover to catch up
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
@@ -145,7 +149,7 @@ class Buckets:
         self.broken: dict[str, str] = {}
 
     def open_all(self) -> None:
-        """Open every bucket directory that is there."""
+        """Open every bucket directory that is there; raises ``DirectoryInUse`` if another process has one of them."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._root.iterdir()):
             if (path / _MARK).is_file():
@@ -155,6 +159,8 @@ class Buckets:
         try:
             vbuckets = int((path / _MARK).read_text())
             store = Bucket.open(path, name=path.name, vbuckets=vbuckets, options=self._options)
+        except DirectoryInUse:
+            raise
         except (UpriverError, OSError, ValueError) as error:
             self.broken[path.name] = str(error) or type(error).__name__
             log.warning("bucket_broken", bucket=path.name, reason=self.broken[path.name])
@@ -167,6 +173,8 @@ class Buckets:
         bucket.sync_writes = self._make_sync_writes(bucket)
         bucket.traffic = not self._member
         bucket.waits_for_map = self._member
+        if not self._member:  # a member has to hear from its manager first what it is
+            bucket.sync_writes.resume_all()
         return bucket
 
     def create(self, name: str, vbuckets: int | None = None) -> NodeBucket:
@@ -190,12 +198,24 @@ class Buckets:
     def delete(self, name: str) -> None:
         """Close a bucket and erase its data. The caller has cut the connections that use it."""
         bucket = self._open.pop(name, None)
-        if bucket is None and self.broken.pop(name, None) is None:
+        if bucket is None and name not in self.broken:
             raise KeyNotFound(f"no bucket {name}")
         if bucket is not None:
             bucket.close()
-        shutil.rmtree(self._root / name)
+        self._erase(self._root / name)
+        self.broken.pop(name, None)
         log.info("bucket_deleted", bucket=name)
+
+    def _erase(self, path: Path) -> None:
+        """Only what no other process has open: it would go on writing to files without a name."""
+        if not path.exists():
+            return
+        try:
+            owner = claim(path)
+        except (DirectoryInUse, OSError) as error:
+            raise TemporaryFailure(f"{path.name} is not erased: {error}") from error
+        with owner:
+            shutil.rmtree(path)
 
     def find(self, name: str) -> NodeBucket | None:
         return self._open.get(name)

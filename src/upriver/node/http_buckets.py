@@ -1,4 +1,4 @@
-"""Routes that list, make and drop buckets, scopes and collections, at the paths of Couchbase's REST API.
+"""Routes that list, make and drop buckets, at the paths of Couchbase's REST API.
 
 The texts of some refusals are those that Couchbase's SDKs look for.
 """
@@ -6,13 +6,13 @@ The texts of some refusals are those that Couchbase's SDKs look for.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import ConfigError, KeyExists
 from upriver.model import VbucketState
 from upriver.node import log
+from upriver.node.arguments import number_or_none
 from upriver.node.http_cluster import bucket_or_404, describe_node
 from upriver.node.http_server import Result, route
 from upriver.node.http_wire import Answer, HttpError, Request
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
     from upriver.node.server import Node
 
-_FIRST_ID = 8  # ids 1 to 7 are reserved (9.1)
 _BAD = HTTPStatus.BAD_REQUEST
-
-# ---------------------------------------------------------------------------------------------- buckets
-
 
 def describe_bucket(node: Node, bucket: NodeBucket) -> dict[str, Any]:
     store = bucket.store
@@ -54,7 +50,8 @@ def describe_bucket(node: Node, bucket: NodeBucket) -> dict[str, Any]:
 
 @route("GET", "/pools/default/buckets")
 def list_buckets(node: Node, request: Request) -> Result:
-    return Answer([describe_bucket(node, bucket) for bucket in node.buckets])
+    mine = [bucket for bucket in node.buckets if request.access.inside(bucket.name)]
+    return Answer([describe_bucket(node, bucket) for bucket in mine])
 
 
 @route("GET", "/pools/default/buckets/*")
@@ -68,7 +65,7 @@ def create_bucket(node: Node, request: Request) -> Result:
     arguments = request.arguments()
     name = str(arguments.get("name", ""))
     try:
-        node.buckets.create(name, _number(arguments, "numVBuckets", 1, 0xFFFF))
+        node.buckets.create(name, number_or_none(arguments, "numVBuckets", 1, 0xFFFF))
     except KeyExists as error:
         raise HttpError(_BAD, "Bucket with given name already exists", "name") from error
     except ConfigError as error:
@@ -92,127 +89,3 @@ def flush_bucket(node: Node, request: Request, name: str) -> Result:
     bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name)
     return Answer()
-
-
-def _number(arguments: dict[str, Any], name: str, low: int, high: int) -> int | None:
-    """A number among the arguments; None if it is not there."""
-    text = str(arguments.get(name, "")).strip()
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or not low <= int(text[:12]) <= high:
-        raise HttpError(_BAD, f"{name} must be a number from {low} to {high}", name)
-    return int(text)
-
-
-# ---------------------------------------------------------------------------------------------- collections
-
-Manifest = dict[str, Any]
-
-
-@route("GET", "/pools/default/buckets/*/scopes")
-def get_manifest(node: Node, request: Request, bucket: str) -> Result:
-    return Answer(bucket_or_404(node, bucket).store.manifest.to_json())
-
-
-@route("POST", "/pools/default/buckets/*/scopes")
-def create_scope(node: Node, request: Request, bucket: str) -> Result:
-    name = str(request.arguments().get("name", ""))
-
-    def change(manifest: Manifest, new_id: str) -> None:
-        if any(scope["name"] == name for scope in manifest["scopes"]):
-            raise HttpError(_BAD, f'Scope with name "{name}" already exists', "name")
-        manifest["scopes"].append({"name": name, "uid": new_id, "collections": []})
-
-    return _apply(node, bucket, change)
-
-
-@route("DELETE", "/pools/default/buckets/*/scopes/*")
-def drop_scope(node: Node, request: Request, bucket: str, scope: str) -> Result:
-    return _apply(node, bucket, lambda manifest, _: manifest["scopes"].remove(_scope(manifest, scope)))
-
-
-@route("POST", "/pools/default/buckets/*/scopes/*/collections")
-def create_collection(node: Node, request: Request, bucket: str, scope: str) -> Result:
-    arguments = request.arguments()
-    name = str(arguments.get("name", ""))
-
-    def change(manifest: Manifest, new_id: str) -> None:
-        inside = _scope(manifest, scope)["collections"]
-        if any(collection["name"] == name for collection in inside):
-            raise HttpError(_BAD, f'Collection with name "{name}" in scope "{scope}" already exists', "name")
-        inside.append({"name": name, "uid": new_id, **_properties(arguments)})
-
-    return _apply(node, bucket, change)
-
-
-@route("PATCH", "/pools/default/buckets/*/scopes/*/collections/*")
-def alter_collection(node: Node, request: Request, bucket: str, scope: str, collection: str) -> Result:
-    properties = _properties(request.arguments())
-    return _apply(node, bucket, lambda manifest, _: _collection(manifest, scope, collection).update(properties))
-
-
-@route("DELETE", "/pools/default/buckets/*/scopes/*/collections/*")
-def drop_collection(node: Node, request: Request, bucket: str, scope: str, collection: str) -> Result:
-    def change(manifest: Manifest, _: str) -> None:
-        _scope(manifest, scope)["collections"].remove(_collection(manifest, scope, collection))
-
-    return _apply(node, bucket, change)
-
-
-@route("POST", "/pools/default/buckets/*/scopes/@ensureManifest/*")
-def ensure_manifest(node: Node, request: Request, bucket: str, uid: str) -> Result:
-    """Has every node this manifest? There is one node, and it has what it told."""
-    current = bucket_or_404(node, bucket).store.manifest.uid
-    try:
-        known = int(uid, 16) <= current
-    except ValueError as error:
-        raise HttpError(_BAD, f"{uid!r} is not a manifest uid") from error
-    if not known:
-        raise HttpError(HTTPStatus.GATEWAY_TIMEOUT, f"the manifest is at {current:x}")
-    return Answer({})
-
-
-def _apply(node: Node, bucket_name: str, change: Callable[[Manifest, str], None]) -> Result:
-    """Change a copy of the manifest and apply it under the next uid; the store checks names and rules."""
-    bucket = bucket_or_404(node, bucket_name)
-    manifest: Manifest = json.loads(bucket.store.manifest.to_json())
-    uid = int(manifest["uid"], 16) + 1
-    manifest["uid"] = f"{uid:x}"
-    change(manifest, f"{_unused_id(manifest, uid):x}")
-    bucket.apply_manifest(json.dumps(manifest).encode())
-    log.info("manifest_applied", bucket=bucket.name, uid=manifest["uid"])
-    return Answer({"uid": manifest["uid"]})
-
-
-def _unused_id(manifest: Manifest, uid: int) -> int:
-    """An id that was never used: as the uid only grows, so does this, past drops and all."""
-    taken = [int(scope["uid"], 16) for scope in manifest["scopes"]]
-    taken += [int(each["uid"], 16) for scope in manifest["scopes"] for each in scope["collections"]]
-    return max(uid + _FIRST_ID - 1, *(each + 1 for each in taken))
-
-
-def _scope(manifest: Manifest, name: str) -> dict[str, Any]:
-    for scope in manifest["scopes"]:
-        if scope["name"] == name:
-            found: dict[str, Any] = scope
-            return found
-    raise HttpError(HTTPStatus.NOT_FOUND, f'Scope with name "{name}" is not found')
-
-
-def _collection(manifest: Manifest, scope: str, name: str) -> dict[str, Any]:
-    for collection in _scope(manifest, scope)["collections"]:
-        if collection["name"] == name:
-            found: dict[str, Any] = collection
-            return found
-    raise HttpError(HTTPStatus.NOT_FOUND, f'Collection with name "{name}" in scope "{scope}" is not found')
-
-
-def _properties(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Of a collection; a TTL of 0 means that there is none."""
-    properties: dict[str, Any] = {}
-    max_ttl = _number(arguments, "maxTTL", 0, 0x7FFF_FFFF)
-    if max_ttl:
-        properties["maxTTL"] = max_ttl
-    if str(arguments.get("history", "")).lower() == "true":
-        properties["history"] = True
-    return properties

@@ -49,7 +49,7 @@ def _versions(node: Node) -> dict[str, Any]:
 @route("GET", "/pools")
 def pools(node: Node, request: Request) -> Result:
     pool = {"name": "default", "uri": "/pools/default", "streamingUri": "/poolsStreaming/default"}
-    return Answer({**_versions(node), "pools": [pool], "isAdminCreds": True})
+    return Answer({**_versions(node), "pools": [pool], "isAdminCreds": bool(request.access.outside)})
 
 
 @route("GET", "/versions")
@@ -59,7 +59,7 @@ def versions(node: Node, request: Request) -> Result:
 
 @route("GET", "/pools/default")
 def pool(node: Node, request: Request) -> Result:
-    names = node.buckets.names()
+    names = [name for name in node.buckets.names() if request.access.inside(name)]
     return Answer(
         {
             "name": "default",
@@ -108,7 +108,7 @@ async def _configs(node: Node, bucket: NodeBucket) -> AsyncIterator[bytes]:
 @route("GET", "/whoami")
 def whoami(node: Node, request: Request) -> Result:
     given = request.basic_credentials()
-    roles = [{"role": "admin"}]
+    roles = [grant.to_json() for grant in request.access.grants]
     return Answer({"id": given[0] if given else "", "domain": "local", "roles": roles})
 
 

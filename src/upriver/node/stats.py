@@ -7,9 +7,10 @@ reported. A long group lets the other connections work in between, and waits for
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.node import stats_dcp, stats_general, stats_vbuckets
@@ -69,7 +70,7 @@ def _options(request: Stat) -> dict[str, Any]:
     if not request.value:
         return {}
     try:
-        options = json.loads(request.value)
+        options = orjson.loads(request.value)
     except ValueError:
         options = None
     if not isinstance(options, dict):

@@ -143,13 +143,14 @@ def check_order(specs: Sequence[Spec]) -> None:
         fail(Status.SUBDOC_INVALID_COMBO, "an operation on the whole body excludes other paths of the body")
 
 
-def check_doc_flags(flags: int, allowed: int, cas: int) -> DocFlag:
+def check_doc_flags(flags: int, allowed: int, cas: int, *, is_multi: bool = False) -> DocFlag:
+    """The flags of a whole request; with several paths a tombstone may be changed as one that was made as such."""
     foreign = flags & ~int(allowed)
     if foreign:
         raise InvalidArguments(f"document flags 0x{foreign:02x} are not allowed here")
     if flags & DocFlag.ADD and (flags & DocFlag.MKDOC or cas):
         raise InvalidArguments("a document that must not exist has no CAS, and excludes the make-document flag")
-    if flags & DocFlag.CREATE_AS_DELETED and not flags & (DocFlag.ADD | DocFlag.MKDOC):
+    if flags & DocFlag.CREATE_AS_DELETED and not is_multi and not flags & (DocFlag.ADD | DocFlag.MKDOC):
         raise InvalidArguments("create-as-deleted needs add or make-document")
     if flags & DocFlag.REVIVE and flags & DocFlag.CREATE_AS_DELETED:
         raise InvalidArguments("a document cannot be revived and created as deleted at once")

@@ -25,6 +25,7 @@ from upriver.wire.events import (
     of_record,
     to_record,
 )
+from upriver.wire.keys import split_key
 from upriver.wire.packed import Kind, Packed, pack, unpack
 
 EPOCH = Manifest()
@@ -103,6 +104,8 @@ class Collections(Core):
         if entry is None:
             return
         known = self.collections[:, k.C_ID] == np.uint64(entry.id)
+        if event is not Event.MODIFY_COLLECTION and self.pending:
+            self._forget_pending(entry.id)
         if event is Event.END_COLLECTION:
             self.collections = self.collections[~known].copy()
             self.erasing = True
@@ -112,6 +115,11 @@ class Collections(Core):
             self.erasing = self.erasing or bool(known.any())
             row = np.array([[entry.id, 0, seqno, seqno, seqno]], np.uint64)
             self.collections = np.concatenate([self.collections[~known], row])
+
+    def _forget_pending(self, collection_id: int) -> None:
+        """Durable writes of a collection that is dropped or flushed end with it: nobody can commit them any more."""
+        for wire_key in [key for key in self.pending if split_key(key)[0] == collection_id]:
+            del self.pending[wire_key]
 
     def _write_event(
         self, event: int, version: int, key: bytes, value: bytes, collection_id: int, seqno: int

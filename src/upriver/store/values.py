@@ -43,8 +43,8 @@ def surviving_xattrs(document: Document) -> tuple[bytes, int]:
     """(value, datatype) that a tombstone keeps: the system xattrs, whose names begin with ``_``."""
     if not document.datatype & Datatype.XATTR:
         return b"", 0
-    blob, _ = split_value(document)
     try:
+        blob, _ = split_value(document)
         attributes, _ = split_xattrs(blob)
     except InvalidMessage:
         return b"", 0  # it was stored unchecked; there is nothing in it that could be kept

@@ -94,6 +94,7 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
             self.failover_log = self.failover_log.branch(
                 self.shared.random_uuid(), min(complete, high), self.shared.options.max_failover_entries
             )
+        self.purge_seqno = min(self.purge_seqno, high)  # the rest of a snapshot that was cut short is no history
         self.memory.settle(high)
         self.snap_start = self.snap_end = self.complete_seqno = high
         self.registers[k.DEDUPED] = 0

@@ -105,7 +105,7 @@ def _check_datatype(declared: Declaration, frame: Frame, context: Context) -> No
         raise InvalidMessage(f"datatype 0x{frame.datatype:02x} is not allowed here", "datatype", 5)
     if frame.datatype & ~context.datatypes and not frame.magic.is_response:
         raise InvalidMessage(f"datatype 0x{frame.datatype:02x} was not agreed on in HELLO", "datatype", 5)
-    if context.check_values and frame.value:
+    if context.check_values and not frame.magic.is_response:
         values.check_value(frame.value, frame.datatype, frame.value_at)
 
 

@@ -81,10 +81,10 @@ class Lake:
 
     def collections(self) -> dict[str, list[int]]:
         """The ids that the collection of a name has had, newest last: 0 of them when it was dropped unheard of."""
-        return self._load("collections.json")
+        return self.load("collections.json")
 
     def write_collections(self, known: dict[str, list[int]]) -> None:
-        self._store("collections.json", known)
+        self.store("collections.json", known)
 
     @property
     def checkpoint(self) -> str:
@@ -92,9 +92,10 @@ class Lake:
 
     def settings(self) -> dict[str, Any]:
         """What this lake was made with: its id, vbuckets, bucket."""
-        return self._load("lake.json")
+        return self.load("lake.json")
 
-    def _load(self, name: str) -> dict[str, Any]:
+    def load(self, name: str) -> dict[str, Any]:
+        """A small file of the lake's own, ``{}`` if it was never stored."""
         fs, base = filesystem(self.root)
         path = f"{base}/_upriver/{name}"
         if fs.get_file_info(path).type != pafs.FileType.File:
@@ -103,7 +104,7 @@ class Lake:
             loaded: dict[str, Any] = json.loads(source.read())
         return loaded
 
-    def _store(self, name: str, content: dict[str, Any]) -> None:
+    def store(self, name: str, content: dict[str, Any]) -> None:
         """Whole or not at all, also when the disk fills up half way."""
         fs, base = filesystem(self.root)
         fs.create_dir(f"{base}/_upriver", recursive=True)
@@ -113,33 +114,33 @@ class Lake:
 
     def epochs(self) -> dict[int, int]:
         """The newest epoch of every vbucket that ever rolled back."""
-        return {int(vbucket): epoch for vbucket, epoch in self._load("epochs.json").items()}
+        return {int(vbucket): epoch for vbucket, epoch in self.load("epochs.json").items()}
 
     def write_epochs(self, epochs: dict[int, int]) -> None:
-        self._store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
+        self.store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
 
     def floors(self, name: str) -> dict[int, int] | None:
         """Up to which seqno the log of a collection was forgotten, by vbucket; None when nothing was ever noted."""
-        found = self._load("trimmed.json").get(name)
+        found = self.load("trimmed.json").get(name)
         return None if found is None else {int(vbucket): seqno for vbucket, seqno in found.items()}
 
     def write_floors(self, name: str, floors: dict[int, int]) -> None:
         noted = {str(vbucket): seqno for vbucket, seqno in sorted(floors.items())}
-        self._store("trimmed.json", {**self._load("trimmed.json"), name: noted})
+        self.store("trimmed.json", {**self.load("trimmed.json"), name: noted})
 
     def cleaned(self) -> float:
         """When old files were last deleted, 0 for never."""
-        return float(self._load("cleaned.json").get("at", 0.0))
+        return float(self.load("cleaned.json").get("at", 0.0))
 
     def note_cleaned(self, at: float) -> None:
-        self._store("cleaned.json", {"at": at})
+        self.store("cleaned.json", {"at": at})
 
     def checked(self) -> bool:
         """Were the tables looked through for what earlier versions may have left?"""
-        return "at" in self._load("checked.json")
+        return "at" in self.load("checked.json")
 
     def note_checked(self, at: float) -> None:
-        self._store("checked.json", {"at": at})
+        self.store("checked.json", {"at": at})
 
     def settle(self, bucket: str, vbuckets: int) -> dict[str, Any]:
         """Make the lake, or check that it is of the same bucket."""
@@ -152,7 +153,7 @@ class Lake:
                 )
             return known
         made = {"id": secrets.token_hex(8), "bucket": bucket, "vbuckets": vbuckets, "made_at": int(time.time())}
-        self._store("lake.json", made)
+        self.store("lake.json", made)
         return made
 
     @contextmanager

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _ID = Struct(">QI")
 
 
-def set_manifest(conn: Connection, request: cluster.SetManifest) -> None:
+async def set_manifest(conn: Connection, request: cluster.SetManifest) -> None:
     bucket = conn.require_bucket()
-    bucket.apply_manifest(request.manifest)
+    await bucket.apply_manifest(request.manifest)
     log.info("manifest_applied", bucket=bucket.name, uid=f"{bucket.store.manifest.uid:x}")
     conn.reply(request)
 

@@ -85,11 +85,11 @@ def drop_bucket(node: Node, request: Request, name: str) -> Result:
 
 
 @route("POST", "/pools/default/buckets/*/controller/doFlush")
-def flush_bucket(node: Node, request: Request, name: str) -> Result:
+async def flush_bucket(node: Node, request: Request, name: str) -> Result:
     bucket = bucket_or_404(node, name)
     if not node.options.enable_flush:
         raise HttpError(_BAD, "Flush is disabled for the bucket; start the node with --enable-flush")
-    bucket.empty()
+    await bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name)
     return Answer()
 
@@ -115,7 +115,7 @@ def get_manifest(node: Node, request: Request, bucket: str) -> Result:
 
 
 @route("POST", "/pools/default/buckets/*/scopes")
-def create_scope(node: Node, request: Request, bucket: str) -> Result:
+async def create_scope(node: Node, request: Request, bucket: str) -> Result:
     name = str(request.arguments().get("name", ""))
 
     def change(manifest: Manifest, new_id: str) -> None:
@@ -123,16 +123,16 @@ def create_scope(node: Node, request: Request, bucket: str) -> Result:
             raise HttpError(_BAD, f'Scope with name "{name}" already exists', "name")
         manifest["scopes"].append({"name": name, "uid": new_id, "collections": []})
 
-    return _apply(node, bucket, change)
+    return await _apply(node, bucket, change)
 
 
 @route("DELETE", "/pools/default/buckets/*/scopes/*")
-def drop_scope(node: Node, request: Request, bucket: str, scope: str) -> Result:
-    return _apply(node, bucket, lambda manifest, _: manifest["scopes"].remove(_scope(manifest, scope)))
+async def drop_scope(node: Node, request: Request, bucket: str, scope: str) -> Result:
+    return await _apply(node, bucket, lambda manifest, _: manifest["scopes"].remove(_scope(manifest, scope)))
 
 
 @route("POST", "/pools/default/buckets/*/scopes/*/collections")
-def create_collection(node: Node, request: Request, bucket: str, scope: str) -> Result:
+async def create_collection(node: Node, request: Request, bucket: str, scope: str) -> Result:
     arguments = request.arguments()
     name = str(arguments.get("name", ""))
 
@@ -142,21 +142,21 @@ def create_collection(node: Node, request: Request, bucket: str, scope: str) -> 
             raise HttpError(_BAD, f'Collection with name "{name}" in scope "{scope}" already exists', "name")
         inside.append({"name": name, "uid": new_id, **_properties(arguments)})
 
-    return _apply(node, bucket, change)
+    return await _apply(node, bucket, change)
 
 
 @route("PATCH", "/pools/default/buckets/*/scopes/*/collections/*")
-def alter_collection(node: Node, request: Request, bucket: str, scope: str, collection: str) -> Result:
+async def alter_collection(node: Node, request: Request, bucket: str, scope: str, collection: str) -> Result:
     properties = _properties(request.arguments())
-    return _apply(node, bucket, lambda manifest, _: _collection(manifest, scope, collection).update(properties))
+    return await _apply(node, bucket, lambda manifest, _: _collection(manifest, scope, collection).update(properties))
 
 
 @route("DELETE", "/pools/default/buckets/*/scopes/*/collections/*")
-def drop_collection(node: Node, request: Request, bucket: str, scope: str, collection: str) -> Result:
+async def drop_collection(node: Node, request: Request, bucket: str, scope: str, collection: str) -> Result:
     def change(manifest: Manifest, _: str) -> None:
         _scope(manifest, scope)["collections"].remove(_collection(manifest, scope, collection))
 
-    return _apply(node, bucket, change)
+    return await _apply(node, bucket, change)
 
 
 @route("POST", "/pools/default/buckets/*/scopes/@ensureManifest/*")
@@ -172,14 +172,15 @@ def ensure_manifest(node: Node, request: Request, bucket: str, uid: str) -> Resu
     return Answer({})
 
 
-def _apply(node: Node, bucket_name: str, change: Callable[[Manifest, str], None]) -> Result:
+async def _apply(node: Node, bucket_name: str, change: Callable[[Manifest, str], None]) -> Result:
     """Change a copy of the manifest and apply it under the next uid; the store checks names and rules."""
     bucket = bucket_or_404(node, bucket_name)
-    manifest: Manifest = json.loads(bucket.store.manifest.to_json())
-    uid = int(manifest["uid"], 16) + 1
-    manifest["uid"] = f"{uid:x}"
-    change(manifest, f"{_unused_id(manifest, uid):x}")
-    bucket.apply_manifest(json.dumps(manifest).encode())
+    async with bucket.manifest_changes:
+        manifest: Manifest = json.loads(bucket.store.manifest.to_json())
+        uid = int(manifest["uid"], 16) + 1
+        manifest["uid"] = f"{uid:x}"
+        change(manifest, f"{_unused_id(manifest, uid):x}")
+        await bucket.apply_manifest(json.dumps(manifest).encode())
     log.info("manifest_applied", bucket=bucket.name, uid=manifest["uid"])
     return Answer({"uid": manifest["uid"]})
 

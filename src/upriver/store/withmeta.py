@@ -7,7 +7,6 @@ from enum import IntFlag
 from upriver.errors import InvalidArguments, InvalidCas, KeyExists, KeyNotFound, Locked
 from upriver.model import SEQNO_MAX, Datatype, Document
 from upriver.store.documents import Documents, Stored
-from upriver.store.values import body_of
 from upriver.wire.packed import Kind
 
 MOST_AHEAD_NS = 3_900 * 10**9  # a clock may be wrong by its time zone, not by more
@@ -69,8 +68,9 @@ class WithMetaWrites(Documents):
         elif time or self.shared.options.max_ttl_s or incoming.collection_id:
             time = self._capped(time, incoming.collection_id)
         datatype = int(incoming.datatype)
+        body = self._checked_body(incoming.value, datatype)
         if kind is Kind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
-            datatype |= self.detected(body_of(incoming.value, datatype))
+            datatype |= self.detected(body)
         return self._write(
             kind, wire_key, incoming.value, datatype, incoming.collection_id, flags=incoming.flags, time=time,
             cas=0 if options & WithMeta.REGENERATE_CAS else incoming.cas, rev_seqno=incoming.rev_seqno,

@@ -53,6 +53,7 @@ class NodeBucket:
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
         self._state_changes: dict[int, asyncio.Future[None]] = {}
+        self.manifest_changes = asyncio.Lock()  # held by who makes a new manifest of the present one
 
     def expect_xattrs(self) -> None:
         """From now on a plain SET has to look for extended attributes that it must keep."""
@@ -108,15 +109,16 @@ class NodeBucket:
         if future is not None and not future.done():
             future.set_result(None)
 
-    def apply_manifest(self, manifest: bytes) -> None:
-        self.store.apply_manifest(manifest)
+    async def apply_manifest(self, manifest: bytes) -> None:
+        """Make it the bucket's; in a thread, because with many vbuckets and collections that takes a while."""
+        await asyncio.get_running_loop().run_in_executor(None, self.store.apply_manifest, manifest)
 
-    def empty(self) -> None:
-        """Every vbucket starts a new history, without documents."""
-        for vbucket in list(self.store.existing()):
-            state = vbucket.state
-            self.store.delete_vbucket(vbucket.id)
-            self.store.set_state(vbucket.id, state)
+    async def empty(self) -> None:
+        """Every vbucket starts a new history, without documents; the others go on meanwhile."""
+        await asyncio.get_running_loop().run_in_executor(None, self.store.empty)
+        for vbucket in self.store.existing():
+            self._state_changed(vbucket.id)
+            self.passive_streams.kill(vbucket.id)
 
     def close(self) -> None:
         if self.replicator is not None:

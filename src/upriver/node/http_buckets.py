@@ -82,10 +82,10 @@ def drop_bucket(node: Node, request: Request, name: str) -> Result:
 
 
 @route("POST", "/pools/default/buckets/*/controller/doFlush")
-def flush_bucket(node: Node, request: Request, name: str) -> Result:
+async def flush_bucket(node: Node, request: Request, name: str) -> Result:
     bucket = bucket_or_404(node, name)
     if not node.options.enable_flush:
         raise HttpError(_BAD, "Flush is disabled for the bucket; start the node with --enable-flush")
-    bucket.empty()
+    await bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name)
     return Answer()

@@ -42,6 +42,7 @@ COMMIT_DELETES = np.uint64(1 << 63)  # in ``extra`` of a COMMIT
 PREPARE_SALT = np.uint64(0x9E3779B97F4A7C15)  # prepares live beside the committed version of their key
 NOWHERE = np.uint64(0)
 NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)  # adding it takes one away
+NO_CLOCK = np.uint64(1 << 63)  # from here on a CAS is no time that a clock has shown (year 2262): ours ignores it
 
 # Registers of a vbucket: one uint64 array that kernels update in place.
 HIGH, CAS, DELETED_REV, USED, ENTRIES, DEDUPED, VISIBLE = range(7)
@@ -347,7 +348,7 @@ def _settle(target, at, kind, known, rev, previous, assign, registers):
     target[at + AT_KIND] = np.uint8(kind)
     store64(target, at + AT_PREV, previous)
     cas = load64(target, at + AT_CAS)
-    if cas > registers[CAS]:
+    if registers[CAS] < cas < NO_CLOCK:
         registers[CAS] = cas
     return load64(target, at + AT_SEQNO), load64(target, at + AT_REV)
 

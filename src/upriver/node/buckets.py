@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ class NodeBucket:
         self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
         self.backed_up: set[int] = set()  # vbuckets whose writers wait for a takeover to catch up
+        self.responses: Counter[int] = Counter()  # how often each status was answered
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
         self._state_changes: dict[int, asyncio.Future[None]] = {}

@@ -62,7 +62,7 @@ async def change_manifest(bucket: NodeBucket, edit: Edit) -> str:
     if bucket.member or bucket.waits_for_map:
         return await bucket.proposals.decided(edit)
     new = edited(bucket.store.manifest.to_json(), edit)
-    bucket.apply_manifest(new)
+    bucket.store.apply_manifest(new)
     uid = f"{bucket.store.manifest.uid:x}"
     log.info("manifest_applied", bucket=bucket.name, uid=uid)
     return uid
@@ -73,7 +73,7 @@ def take_manifest(bucket: NodeBucket, manifest: Any) -> None:
     if not manifest or int(manifest["uid"], 16) <= bucket.store.manifest.uid:
         return
     try:
-        bucket.apply_manifest(orjson.dumps(manifest))
+        bucket.store.apply_manifest(orjson.dumps(manifest))
     except StatusError as error:  # the manager sees that it is not here, and tries again
         log.warning("manifest_refused", bucket=bucket.name, uid=manifest["uid"], reason=str(error))
     else:

@@ -27,8 +27,11 @@ def set_vbucket(conn: Connection, request: cluster.SetVbucket) -> Awaitable[None
     bucket = conn.require_bucket()
     state = VbucketState(request.state)
     topology = _topology(request.value, state) if request.value else None
+    if topology is not None and bucket.member:
+        raise InvalidArguments("the topology of a cluster's vbuckets is that of its map")
     revived = state is VbucketState.ACTIVE and _is_dead(bucket, request.vbucket)
     bucket.set_state(request.vbucket, state, topology=topology, durable=False)
+    bucket.sync_writes.map_changed()
     log.info("vbucket_state", bucket=bucket.name, vbucket=request.vbucket, state=state.name.lower())
     return _reply_when(bucket, conn, request, revived)
 

@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Bucket:
         manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
         shared = Shared(disk, options, int(identity["seed"]), now_ns, manifest, uuids)
         shared.manifests = kept_manifests.read(disk)
-        shared.checkpoint_bytes = options.checkpoint_bytes_of(vbuckets)
+        shared.change_options(options, vbuckets)
         bucket = cls(name, vbuckets, shared, identity)
         bucket._warm_up(clean=bool(identity["clean"]))
         POOL.allow(options.spare_bytes)
@@ -229,6 +230,14 @@ class Bucket:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def change_options(self, options: StoreOptions) -> None:
+        """Another quota or max TTL, from now on; what decides how data is written stays as it was."""
+        options = replace(self.options, quota_bytes=options.quota_bytes, max_ttl_s=options.max_ttl_s)
+        with self._shared.lock:
+            POOL.allow(options.spare_bytes - self.options.spare_bytes)
+            self.options = options
+            self._shared.change_options(options, self.vbuckets)
 
     # ---- vbuckets ----
 

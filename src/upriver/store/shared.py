@@ -55,6 +55,12 @@ class Shared:
         self._most_dirty_bytes = options.dirty_bytes
         self.vbucket_count = 0
 
+    def change_options(self, options: StoreOptions, vbuckets: int) -> None:
+        self.options = options
+        self.checkpoint_bytes = options.checkpoint_bytes_of(vbuckets)
+        self.log_bytes = options.log_bytes
+        self._most_dirty_bytes = options.dirty_bytes
+
     @property
     def now_s(self) -> int:
         return self.now_ns() // 1_000_000_000

@@ -237,6 +237,10 @@ class InvalidArguments(StatusError, status=Status.EINVAL):
     """The request breaks a rule of the protocol."""
 
 
+class InvalidCas(StatusError, status=Status.CAS_VALUE_INVALID):
+    """The CAS that a document brings is a time too far in the future."""
+
+
 class NotStored(StatusError, status=Status.NOT_STORED):
     """Nothing to append or prepend to."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import orjson
 import pyarrow as pa
 import pytest
+from desks import Desk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +61,19 @@ def test_columns_are_bounded_and_rare_fields_wait() -> None:
     many = [{f"field{index}": 1} for index in range(1000)] + [{"common": 1}] * 1000
     shape = evolve({}, observe(many), len(many), max_columns=5)
     assert list(shape) == ["common"]
+
+
+@pytest.mark.parametrize("levels", [100, 253, 254, 255, 260, 1000, 5000])
+def test_a_document_of_any_depth_is_taken_and_comes_back(desk: Desk, levels) -> None:
+    for name in ("n", "a b"):  # one that has a column and one that never does
+        desk.feed.put(f"plain-{name}", {name: [1]})
+        desk.feed.put(f"deep-{name}", json.dumps({name: [0]}).encode().replace(b"0", b"[" * levels + b"]" * levels))
+    desk.commit()
+    desk.orders.advance(0, 0, desk.tables.run, None, force=True)
+    truth = desk.feed.truth()
+    for key, said in desk.read().items():
+        assert said == truth[key] or said == orjson.loads(truth[key])
+    assert (type(desk.read()["deep-n"]) is bytes) == (levels > 250)
 
 
 @given(st.lists(st.binary(max_size=6) | st.sampled_from([b"\xff", rb"\xff", b"\\\xff", rb"\\xff"]), unique=True))

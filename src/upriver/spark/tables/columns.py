@@ -41,6 +41,7 @@ _RESERVED = frozenset(field.name for field in META) | {"_valid_from", "_valid_to
 _FORBIDDEN = frozenset(" ,;{}()\n\t=.`\"")
 _KIND = b"upriver.kind"
 _EXACT = 2**53
+_SHALLOW = 200  # levels that can be written in any case
 # orjson rounds integers beyond 64 bits, without a word; those have as many digits as this.
 _LONG = "[0-9]{19}"
 _LONG_TEXT, _LONG_BYTES = re.compile(_LONG), re.compile(_LONG.encode())
@@ -91,7 +92,7 @@ def shape_of(schema: pa.Schema) -> Shape:
 
 
 def parse(value: bytes) -> Document | None:
-    """A JSON object, or nothing for all other bytes.
+    """A JSON object, or nothing for all other bytes: nor for an object so deep that it cannot be written again.
 
     >>> parse(b'{"a": 1}'), parse(b'[1]'), parse(b'\\xff')
     ({'a': 1}, None, None)
@@ -100,7 +101,18 @@ def parse(value: bytes) -> Document | None:
         document = orjson.loads(value)
     except orjson.JSONDecodeError:
         return None
-    return document if type(document) is dict else None
+    if type(document) is not dict or (value.count(b"[") + value.count(b"{") > _SHALLOW and _too_deep(document)):
+        return None
+    return document
+
+
+def _too_deep(document: Document) -> bool:
+    """Is it one that can be read but not written? Documents with few brackets are not asked."""
+    try:
+        orjson.dumps(document)
+    except orjson.JSONEncodeError:
+        return True
+    return False
 
 
 def parse_exactly(value: bytes) -> Document | None:

@@ -77,9 +77,9 @@ def standing_wipes(marks: Sequence[Mark]) -> list[Mark]:
     rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK]
     return [
         mark for mark in marks
-        if mark.event in WIPES and not any(
+        if mark.event in WIPES and (mark.for_good or not any(
             back.vbucket == mark.vbucket and mark.seqno > back.seqno and mark.epoch < back.epoch for back in rollbacks
-        )
+        ))
     ]
 
 
@@ -221,7 +221,10 @@ def repair(log: pa.Table, marks: Sequence[Mark], applied: int, known: pa.Array, 
     live = live.filter(pc.is_in(text_keys(live.column("key")), value_set=touched))
     rows = tail_rows(live, shape)
     missing = touched.filter(pc.invert(pc.is_in(touched, value_set=rows.column("_key"))))
-    known_state = floor == 0 or lowest == 0 or (len(missing) == 0 and not _undone(marks, fresh, applied))
+    # A rollback below the floor takes back changes that nobody can name any more; above it, what a key was before is
+    # the newest that the log has of it, or unknown.
+    reaches = lowest >= floor and len(missing) == 0 and not _undone(marks, fresh, applied)
+    known_state = floor == 0 or lowest == 0 or reaches
     ends = tombstones(missing, Gone(newest.vbucket, newest.epoch, newest.seqno), shape)
     return Repair(pa.concat_tables([_restamped(rows, newest.epoch), ends]), known_state)
 
@@ -237,7 +240,7 @@ def _touched(log: pa.Table, marks: Sequence[Mark], fresh: Sequence[Mark], applie
 def _undone(marks: Sequence[Mark], fresh: Sequence[Mark], applied: int) -> bool:
     """Did these rollbacks take back a drop that the table had followed?"""
     return any(
-        mark.event in WIPES and mark.batch <= applied
+        mark.event in WIPES and mark.batch <= applied and not mark.for_good
         and any(mark.seqno > back.seqno and mark.epoch < back.epoch for back in fresh)
         for mark in marks
     )

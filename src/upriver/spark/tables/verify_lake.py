@@ -6,8 +6,9 @@ the code that writes the tables is not repeated by the code that judges them.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -83,7 +84,8 @@ class LakeFiles:
         else:
             self._fs, self._base = pafs.LocalFileSystem(), self.root
         self.settings = self._json("_upriver/lake.json")
-        self._directories = {_name_of(info.base_name): info.base_name for info in self._list("current")}
+        known = self._json("_upriver/collections.json") or {}
+        self._directories = {_name_of(info.base_name, known): info.base_name for info in self._list("current")}
         if self.settings is None and not self._directories:
             raise ConfigError(f"--to {root}: there are no tables; `upriver sync ... --to {root}` makes them")
 
@@ -137,8 +139,16 @@ class LakeFiles:
         return None if text is None else dict(json.loads(text))
 
 
-def _name_of(directory: str) -> str:
-    return unquote(directory)
+def _name_of(directory: str, known: Iterable[str] = ()) -> str:
+    """The collection of a directory: ``!25`` stands for ``%``; a long name is cut, and ends in its checksum.
+
+    >>> _name_of("shop.50!25")
+    'shop.50%'
+    """
+    cut, _, checksum = directory.partition("!!")
+    if checksum:
+        return next((name for name in known if hashlib.sha256(name.encode()).hexdigest()[:32] == checksum), directory)
+    return unquote(cut.replace("!", "%"))
 
 
 def _places(offset: dict[str, Any]) -> tuple[Place, ...]:

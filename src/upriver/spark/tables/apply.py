@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable
 
 from upriver.records.schema import Event
+from upriver.spark.tables import ahead
+from upriver.spark.tables.ahead import Branches
 from upriver.spark.tables.collection import CollectionTables, Reread, Runner, Step, TableOptions
 from upriver.spark.tables.forward import run_inline
 from upriver.spark.tables.lake import Lake
@@ -23,10 +25,10 @@ class Tables:
 
     def __init__(
         self, lake: Lake, app_id: str, options: TableOptions, *, run: Runner = run_inline,
-        reread: Reread | None = None,
+        reread: Reread | None = None, branches: Branches | None = None,
     ) -> None:
         self.lake, self.app_id, self.options = lake, app_id, options
-        self.run, self.reread = run, reread
+        self.run, self.reread, self.branches = run, reread, branches
         self._open: dict[str, CollectionTables] = {}
         self._ids: dict[str, list[int]] | None = None
 
@@ -49,7 +51,26 @@ class Tables:
             if pieces and not self.collection(name).commit_log(self.app_id, batch, pieces, marks):
                 logger.info("%s: batch %d was committed before", name, batch)
         self._note_epochs(written.marks)
+        self._make_up_for_what_is_lost(batch)
         return [self.collection(name).advance(batch, lag, self.run, self.reread) for name in self.names()]
+
+    def freshen(self) -> list[Step]:
+        """Between two batches: do what has waited for too long, or was held back for a batch that does not come."""
+        batch = self.last_batch()
+        self._make_up_for_what_is_lost(batch + 1)
+        return [self.collection(name).advance(batch, 0, self.run, self.reread) for name in self.names()]
+
+    def settle(self) -> list[Step]:
+        """Leave nothing in the tails that ``current`` does not have."""
+        batch = self.last_batch()
+        return [
+            self.collection(name).advance(batch, 0, self.run, self.reread, settle=True) for name in self.names()
+        ]
+
+    def _make_up_for_what_is_lost(self, batch: int) -> None:
+        if self.branches is not None:
+            for name, vbuckets in ahead.lost(self.lake, self.branches).items():
+                self.collection(name).read_again(vbuckets, self.reread, batch)
 
     def prepare(self) -> None:
         """Take over what an earlier run left: a log without marks of an earlier version, epochs from before a crash."""

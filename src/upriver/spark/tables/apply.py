@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable
 
+from upriver.errors import UpriverError
 from upriver.records.schema import Event
 from upriver.spark.tables import ahead
 from upriver.spark.tables.ahead import Branches
@@ -17,6 +18,7 @@ from upriver.spark.tables.reconcile import forget, has_duplicates
 from upriver.spark.tables.voiding import catch_up
 
 __all__ = ["CollectionTables", "Reread", "Runner", "Step", "TableOptions", "Tables"]
+ASK_EVERY_S = 10.0  # whether the bucket still has what was read again, while no batch comes
 logger = logging.getLogger("upriver.sync")
 
 
@@ -30,6 +32,7 @@ class Tables:
         self.lake, self.app_id, self.options = lake, app_id, options
         self.run, self.reread, self.branches = run, reread, branches
         self._open: dict[str, CollectionTables] = {}
+        self._ask_at = 0.0
         self._ids: dict[str, list[int]] | None = None
 
     def collection(self, name: str) -> CollectionTables:
@@ -57,7 +60,9 @@ class Tables:
     def freshen(self) -> list[Step]:
         """Between two batches: do what has waited for too long, or was held back for a batch that does not come."""
         batch = self.last_batch()
-        self._make_up_for_what_is_lost(batch + 1)
+        if time.monotonic() >= self._ask_at:
+            self._make_up_for_what_is_lost(batch + 1)
+            self._ask_at = time.monotonic() + ASK_EVERY_S
         return [self.collection(name).advance(batch, 0, self.run, self.reread) for name in self.names()]
 
     def settle(self) -> list[Step]:
@@ -68,9 +73,15 @@ class Tables:
         ]
 
     def _make_up_for_what_is_lost(self, batch: int) -> None:
-        if self.branches is not None:
-            for name, vbuckets in ahead.lost(self.lake, self.branches).items():
-                self.collection(name).read_again(vbuckets, self.reread, batch)
+        if self.branches is None:
+            return
+        try:
+            lost = ahead.lost(self.lake, self.branches)
+        except (UpriverError, OSError) as error:  # the next batch asks again
+            logger.warning("the bucket does not say whether it still has what was read again: %s", error)
+            return
+        for name, vbuckets in lost.items():
+            self.collection(name).read_again(vbuckets, self.reread, batch)
 
     def prepare(self) -> None:
         """Take over what an earlier run left: a log without marks of an earlier version, epochs from before a crash."""

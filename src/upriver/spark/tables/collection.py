@@ -294,7 +294,7 @@ class CollectionTables:
         wiped = {mark.vbucket for mark in seen.marks if mark.batch > seen.applied and mark.event in WIPES}
         shaken = {mark.vbucket for mark in seen.marks if mark.batch > seen.applied and mark.event == Event.ROLLBACK}
         urgent = wiped
-        if goal.settle:
+        if goal.settle or self.options.policy.staleness_s == 0:
             merged = frontier(seen.current, self.options.vbuckets)
             urgent = wiped | shaken | {v for p in seen.tail for v in missing(p, merged, self._present).tolist()}
             chosen |= {(part.lo, part.hi) for part, rows in zip(ranges, fresh, strict=True) if rows}

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--deletes", type=click.Choice(["remove", "mark"]), help="Of documents: rows go, or are marked.")
 @click.option("--retention", help="How long a reader may stay on an old version of a table.  [default: 24h]")
 @click.option("--log-retention", help="How far back the change log reaches.  [default: for ever]")
+@click.option("--max-staleness", help="Within this, changes and deletions reach `current`.  [default: 5m]")
 @click.option("--max-rows", type=int, help="Changes per batch, at most.  [default: 1000000]")
 @click.option("--partitions", type=int, help="Tasks per batch.  [default: one per core]")
 @click.option("--username")

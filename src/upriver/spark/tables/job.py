@@ -39,9 +39,9 @@ BETWEEN_BATCHES = threading.Lock()
 
 
 def table_options(options: SyncOptions, vbuckets: int) -> TableOptions:
-    return TableOptions(
-        Policy(share=options.share), options.deletes == "mark", options.max_columns, options.shapes, vbuckets
-    )
+    staleness_s = seconds(options.max_staleness) if options.max_staleness else math.inf
+    policy = Policy(share=options.share, staleness_s=staleness_s)
+    return TableOptions(policy, options.deletes == "mark", options.max_columns, options.shapes, vbuckets)
 
 
 class Applier:
@@ -70,9 +70,7 @@ class Applier:
         read_s = time.monotonic() - started
         steps = tables.apply(batch_id, written, self._lag(tables, written))
         reached.note(tables.lake, batch_id, self.options)
-        if self.options.history:
-            for step in steps:
-                History(tables.collection(step.name)).advance()
+        self._history(tables, steps)
         self._keep_up(tables, steps)
         self._note(tables.lake, batch_id, written, steps, started, read_s)
 
@@ -82,7 +80,7 @@ class Applier:
             run = run_inline if spark is None else spark_runner(spark, table_options(self.options, self.vbuckets))
             self._tables = Tables(
                 Lake(self.options.to), self.lake_id, table_options(self.options, self.vbuckets), run=run,
-                reread=self.reread,
+                reread=self.reread, branches=self.branches,
             )
             self._tables.prepare()
         return self._tables
@@ -98,6 +96,23 @@ class Applier:
     def reread(self, vbuckets: Sequence[int]) -> Iterator[pa.RecordBatch]:
         with bucket.database(self.options) as db:
             yield from bucket.scan(db, vbuckets)
+
+    def branches(self, vbuckets: Sequence[int]) -> dict[int, Sequence[tuple[int, int]]]:
+        with bucket.database(self.options) as db:
+            return {vbucket: log.entries for vbucket, log in db.failover_logs(vbuckets).items()}
+
+    def freshen(self) -> None:
+        """While no batch comes: what has waited for too long goes into ``current``. Nothing while one is at work."""
+        if self._tables is None or not BETWEEN_BATCHES.acquire(blocking=False):
+            return
+        try:
+            self._history(self._tables, [step for step in self._tables.freshen() if step.rows])
+        finally:
+            BETWEEN_BATCHES.release()
+
+    def _history(self, tables: Tables, steps: Sequence[Step]) -> None:
+        for step in steps if self.options.history else ():
+            History(tables.collection(step.name)).advance()
 
     def _keep_up(self, tables: Tables, steps: Sequence[Step]) -> None:
         for step in steps:

@@ -42,6 +42,7 @@ class SyncOptions:
     retention: str = "24h"  # how long readers may stay on an old version of a table
     log_retention: str = ""  # how far back the change log reaches; empty: for ever
     share: float = 0.25  # of a part of `current` must have changed before it is rewritten
+    max_staleness: str = "5m"  # a change, or a deletion, reaches `current` within this; empty: when it is worth it
     schema: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # table -> column -> type
 
     def __post_init__(self) -> None:
@@ -53,7 +54,7 @@ class SyncOptions:
             raise ConfigError(f"deletes {self.deletes!r}: write remove or mark")
         if self.history and self.log_retention:
             raise ConfigError("history needs the whole change log: leave log_retention out")
-        for text in (self.every, self.retention, self.log_retention):
+        for text in (self.every, self.retention, self.log_retention, self.max_staleness):
             seconds(text or "0s")
         _ = self.shapes
 

@@ -68,8 +68,9 @@ class Applier:
             )
         written = collect(frame, self.options.to, batch_id)
         read_s = time.monotonic() - started
+        told = reached.keep(tables.lake, batch_id, written)
         steps = tables.apply(batch_id, written, self._lag(tables, written))
-        reached.note(tables.lake, batch_id, self.options)
+        reached.note(tables.lake, batch_id, self.options, told)
         if self.options.history:
             for step in steps:
                 History(tables.collection(step.name)).advance()

@@ -29,7 +29,13 @@ def test_a_report_reaches_the_driver(desk):
     reporter.end(Summary([(3, 0xA, 17)], [(4, 2)], 1000, 64_000))
     known = learned(desk)
     assert (known.complete, known.unread) == ({3: (0xA, 17)}, {4: 2})
-    assert 64 <= desk.row_bytes < 1024
+    assert desk.row_bytes == 64
+
+
+def test_heavier_rows_are_believed_at_once_and_lighter_ones_by_and_by(desk):
+    for rows, size, weight in ((1000, 100_000, 100), (1000, 900_000, 900), (1000, 100_000, 500), (1, 10**6, 10_495)):
+        attempts(desk, Summary(rows=rows, size_bytes=size))
+        assert desk.row_bytes == weight
 
 
 def attempts(desk: ReportDesk, *summaries: Summary) -> Known:

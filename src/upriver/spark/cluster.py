@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from upriver.client.blocking import Database
@@ -113,14 +114,27 @@ class Cluster:
         """The scopes and collections."""
         return self.ask(lambda db: db.manifest(), "read the collections")
 
-    def purges(self) -> dict[int, int]:
-        """Up to where tombstones were purged, by vbucket; empty if the nodes do not say, which costs only time."""
+    def _stats(self, group: str) -> list[dict[str, str]]:
+        """Statistics of every node; none if they do not say."""
         try:
-            found = self._connected().stats("vbucket-seqno")
+            return list(self._connected().stats(group).values())
         except (StatusError, *TRANSIENT):
             self.close()
-            return {}
-        texts = {name: text for of_node in found.values() for name, text in of_node.items()}
+            return []
+
+    def row_bytes(self) -> float:
+        """About what a document weighs, by what all of them take on disk or in memory; 0 if nobody knows."""
+        items, size = 0, 0
+        for found in self._stats(""):
+            with suppress(KeyError, ValueError):
+                items += int(found["curr_items_tot"])
+                # What was written a moment ago is not on disk yet, and what was written long ago not in memory.
+                size += max(int(found.get("ep_db_data_size") or found["ep_db_file_size"]), int(found["mem_used"]))
+        return size / items if items else 0.0
+
+    def purges(self) -> dict[int, int]:
+        """Up to where tombstones were purged, by vbucket; empty if the nodes do not say, which costs only time."""
+        texts = {name: text for of_node in self._stats("vbucket-seqno") for name, text in of_node.items()}
         return {int(name[3:].split(":")[0]): int(text) for name, text in texts.items() if name.endswith(":purge_seqno")}
 
 

@@ -21,6 +21,7 @@ from upriver.spark.reports import ReportDesk, own_address
 ALL_LOGS_EVERY_S = 3.0
 CLOSE_AFTER_S = 1.0  # without anything to do, before an empty batch says what the last one did
 LONGEST_HOLD_S = 5.0
+PROBE_ROWS = 1_000  # of a first batch that has a limit of bytes, if nobody knows what a row weighs
 
 Recall = Callable[[dict[str, Any]], Known | None]
 
@@ -47,6 +48,7 @@ class Driver:
         self._idle_since = 0.0
         self._misses: dict[int, int] = {}  # how often in a row a vbucket was left unread
         self._held: dict[int, float] = {}  # until when it is not tried again
+        self._guess: float | None = None  # of what a row weighs
         self._wanted: Wanted | None = None
         self._resolved = False
         self._desk: ReportDesk | None = None
@@ -135,8 +137,16 @@ class Driver:
     def _rows(self, rows: int | None, size: int | None) -> int | None:
         limits = [] if rows is None else [rows]
         if size is not None:
-            limits.append(max(1, int(size / self._reports().row_bytes)))
+            limits.append(max(1, int(size / self._row_bytes())) if self._row_bytes() else PROBE_ROWS)
         return min(limits) if limits else None
+
+    def _row_bytes(self) -> float:
+        """What a row weighs, as tasks have seen; before that, as the nodes say. 0 if nobody knows."""
+        if seen := self._reports().row_bytes:
+            return seen
+        if self._guess is None:
+            self._guess = self.cluster.row_bytes()
+        return self._guess
 
     def _look(self, at: Offset) -> View:
         """What the cluster says. While nothing happens, what it said a moment ago; after a batch, always fresh."""

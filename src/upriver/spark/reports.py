@@ -110,7 +110,8 @@ class ReportDesk:
         self._ended: dict[tuple[int, str], dict[str, Any]] = {}
         self._heard = False
         self._required = False  # whether attempts that were not heard cannot have ended
-        self.row_bytes = 1024.0  # a guess until the first reports
+        self.row_bytes = 0.0  # what a row weighs; 0 until the first reports
+        self.rows = 0  # of the last batch
         threading.Thread(target=self._listen, name="dcp-reports", daemon=True).start()
 
     def open_plan(self, tasks: int) -> list[Channel]:
@@ -137,11 +138,19 @@ class ReportDesk:
         self._weigh(report for reports in ended.values() for report in reports)
 
     def _weigh(self, reports: Iterable[dict[str, Any]]) -> None:
+        """What rows weigh now. Heavier ones are believed at once, lighter ones by and by: a limit must hold."""
         rows, size = 0, 0
         for report in reports:
             rows, size = rows + report["rows"], size + report["bytes"]
-        if rows >= 100:
-            self.row_bytes = 0.5 * self.row_bytes + 0.5 * size / rows
+        self.rows = rows
+        if not rows:
+            return
+        weight = size / rows
+        if weight > self.row_bytes:
+            trust = 1.0 if self.row_bytes == 0 else min(1.0, rows / 100)
+        else:
+            trust = 0.5 * min(1.0, rows / 100)
+        self.row_bytes += trust * (weight - self.row_bytes)
 
     def close(self) -> None:
         self._server.close()

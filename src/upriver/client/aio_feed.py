@@ -222,9 +222,13 @@ class AsyncFeed(Generic[T]):
     async def _maintain(self) -> None:
         """Connect what is missing, let time pass for the feed, and run its chores."""
         loop, reader = asyncio.get_running_loop(), self.reader
+        listened_at = loop.time()
         try:
             while not self._failure:
                 now = loop.time()
+                if now - listened_at > 1.0:
+                    reader.feed.was_away(now - listened_at)  # somebody held up the loop
+                listened_at = now
                 self._start_connecting(now)
                 for event in reader.feed.tick(now):
                     reader.add(event, now)
@@ -247,8 +251,11 @@ class AsyncFeed(Generic[T]):
         for address, connection in list(self._connections.items()):
             if connection.paused and (link := self.reader.feed.links.get(address)):
                 link.heard_at = now  # nobody listens: that silence is not the peer's
+        within_s = self._database.options.connect_timeout_s
         for address in self.reader.feed.silent(now):
             self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
+        for address in self.reader.feed.late(now, within_s):
+            self._lost(address, ConnectFailed(f"{address} did not accept us within {within_s:g} s"))
 
     def _start_connecting(self, now: float) -> None:
         busy = {task.get_name() for task in self._connecting}

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from upriver.client.kv import KvConnection
 from upriver.client.names import Names
-from upriver.client.operations import Ask, Connect, Operation, Operations, Pause
+from upriver.client.operations import Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.options import ConnectOptions
 from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
-from upriver.errors import ConnectFailed
+from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import Document, FailoverLog
 from upriver.protocol.feed import FeedRequest
 from upriver.protocol.topology import Address, Topology
@@ -39,10 +39,14 @@ def connect(connection: str | ConnectOptions, bucket: str | None = None, **optio
 
 
 class Database:
-    """One bucket, reached by blocking sockets. Not for several threads at once."""
+    """One bucket, reached by blocking sockets. Not for several threads at once.
 
-    def __init__(self, options: ConnectOptions) -> None:
-        self.options = options
+    ``again``: these options have worked before, so a bucket that is not there yet is ``ConnectFailed``, as any node
+    that is away. To others, it is an error of its own.
+    """
+
+    def __init__(self, options: ConnectOptions, *, again: bool = False) -> None:
+        self.options, self._again = options, again
         self._connections: dict[Address, KvConnection] = {}
         self._operations = Operations(options, srv_seeds(options))
         try:
@@ -83,20 +87,22 @@ class Database:
             while True:
                 try:
                     result = self._perform(step)
-                except ConnectFailed as error:
+                except (ConnectFailed, StatusError, RemoteProtocolError) as error:
                     step = operation.throw(error)
                 else:
                     step = operation.send(result)
         except StopIteration as finished:
             return finished.value  # type: ignore[no-any-return]
 
-    def _perform(self, step: Connect | Ask | Pause) -> Any:
+    def _perform(self, step: Step) -> Any:
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
         if isinstance(step, Connect):
             self._drop(step.address)
             return self._connect(step.address).config
+        if isinstance(step, Features):
+            return self._connect(step.address).session.features
         connection = self._connect(step.address)
         try:
             if step.ends:
@@ -108,7 +114,8 @@ class Database:
 
     def _connect(self, address: Address) -> KvConnection:
         if address not in self._connections:
-            self._connections[address] = KvConnection(address, self.options)
+            again = self._again or self._operations.connected
+            self._connections[address] = KvConnection(address, self.options, again=again)
         return self._connections[address]
 
     def _drop(self, address: Address) -> None:

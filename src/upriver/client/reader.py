@@ -170,7 +170,7 @@ def _chore(operation: Operation[None]) -> Operation[None]:
         while not isinstance(step, Pause):
             try:
                 answer = yield step
-            except ConnectFailed as error:
+            except (ConnectFailed, StatusError, RemoteProtocolError) as error:
                 step = operation.throw(error)
             else:
                 step = operation.send(answer)

@@ -184,10 +184,15 @@ def check_belongs(positions: Positions, operations: Operations) -> None:
 
 def filter_value(operations: Operations, read: ReadOptions) -> Operation[bytes]:
     """The JSON of a stream request, with names looked up now; ``UnknownCollection`` if one does not exist."""
-    if not read.scope:
-        return filter_of((yield from collection_ids(operations, read)).values())
-    number = yield from operations.scope_id(read.scope)
-    return json.dumps({"scope": f"{number:x}"}).encode()
+    if not read.filtered:
+        return b""
+    if read.scope:
+        number = yield from operations.scope_id(read.scope)
+        value = json.dumps({"scope": f"{number:x}"}).encode()
+    else:
+        value = filter_of((yield from collection_ids(operations, read)).values())
+    # Without collections, the one that was found is all there is, and a filter would not be understood.
+    return value if (yield from operations.has_collections()) else b""
 
 
 def collection_ids(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from upriver.client.blocking_feed import BlockingFeed
     from upriver.client.changes import Change
     from upriver.client.checkpoints import CheckpointStore
+    from upriver.client.reading import ReadOptions
 
 T = TypeVar("T")
 
@@ -191,19 +192,34 @@ class Database:
 
         With a ``checkpoint`` store it starts at the saved position, if there is one, and ``confirm`` saves it.
         """
-        from upriver.client.blocking_feed import BlockingFeed
-        from upriver.client.reader import Reader
-        from upriver.client.reading import ReadOptions, plan, settings_of, settled
+        from upriver.client.reading import ReadOptions, missed, settled
 
         if checkpoint and (saved := checkpoint.load()):
             read["start"] = saved
-        options = self.run(settled(self._operations, ReadOptions.of(**read)))
-        settings = settings_of(self.options, options, name or options.name or default_name())
+        options = self.run(settled(self._operations, ReadOptions.of(**read, name=name)))
+        earlier = [] if request else self.run(missed(self._operations, options))
+        return self._feed(options, request, window, checkpoint, [self._feed(one, None, window) for one in earlier])
+
+    def _feed(
+        self,
+        read: ReadOptions,
+        request: FeedRequest | None,
+        window: int | None,
+        checkpoint: CheckpointStore | None = None,
+        earlier: Sequence[BlockingFeed] = (),
+    ) -> BlockingFeed:
+        from upriver.client.blocking_feed import BlockingFeed
+        from upriver.client.reader import Reader
+        from upriver.client.reading import plan, settings_of
+
+        settings = settings_of(self.options, read, read.name or default_name())
         if window is not None:
             settings = replace(settings, buffer_bytes=window)
-        request = request or self.run(plan(self._operations, options))
-        reader = Reader(self._operations, request, settings, Names.of_manifest(self.manifest()), options)
-        return BlockingFeed(reader, self, checkpoint)
+        known = None if request else read.filter
+        request = request or self.run(plan(self._operations, read))
+        names = Names.of_manifest(self.manifest())
+        reader = Reader(self._operations, request, settings, names, read, known)
+        return BlockingFeed(reader, self, checkpoint, earlier)
 
     def change_batches(self, request: FeedRequest | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
         """Changes as Arrow batches in the schema ``upriver.records.CHANGES``; options as in ``ReadOptions``."""

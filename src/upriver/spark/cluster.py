@@ -39,6 +39,7 @@ class Cluster:
         self.options = options
         self._database: Database | None = None
         self._complete_at = time.monotonic()
+        self._was_connected = False  # once it was, a bucket that is not there belongs to a node that restarts
 
     def ask(self, question: Callable[[Database], T], what: str) -> T:
         """The answer to a question, asked again on a fresh connection while the cluster is in trouble."""
@@ -57,7 +58,8 @@ class Cluster:
 
     def _connected(self) -> Database:
         if self._database is None:
-            self._database = Database(self.options.connect_options())
+            self._database = Database(self.options.connect_options(), again=self._was_connected)
+            self._was_connected = True
         return self._database
 
     def close(self) -> None:

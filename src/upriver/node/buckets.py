@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import ConfigError, KeyExists, KeyNotFound, UpriverError
+from upriver.errors import ConfigError, DirectoryInUse, KeyExists, KeyNotFound, TemporaryFailure, UpriverError
 from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
@@ -17,7 +18,7 @@ from upriver.node.bucket_settings import BucketSettings
 from upriver.node.live_fan import LiveFan
 from upriver.node.proposals import Proposals
 from upriver.protocol.consumer_streams import Registry
-from upriver.store import Bucket, StoreOptions
+from upriver.store import Bucket, StoreOptions, claim
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
@@ -52,9 +53,11 @@ class NodeBucket:
         self.proposals = Proposals()  # of changes that the manager decides on
         self.kept_map: KeptMap | None = None  # the newest that a manager pushed, read when it is first asked for
         self.backed_up: set[int] = set()  # vbuckets whose writers wait for a takeover to catch up
+        self.responses: Counter[int] = Counter()  # how often each status was answered
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
         self._state_changes: dict[int, asyncio.Future[None]] = {}
+        self.manifest_changes = asyncio.Lock()  # held by who makes a new manifest of the present one
 
     def expect_xattrs(self) -> None:
         """From now on a plain SET has to look for extended attributes that it must keep."""
@@ -110,15 +113,16 @@ class NodeBucket:
         if future is not None and not future.done():
             future.set_result(None)
 
-    def apply_manifest(self, manifest: bytes) -> None:
-        self.store.apply_manifest(manifest)
+    async def apply_manifest(self, manifest: bytes) -> None:
+        """Make it the bucket's; in a thread, because with many vbuckets and collections that takes a while."""
+        await asyncio.get_running_loop().run_in_executor(None, self.store.apply_manifest, manifest)
 
-    def empty(self) -> None:
-        """Every vbucket starts a new history, without documents."""
-        for vbucket in list(self.store.existing()):
-            state = vbucket.state
-            self.store.delete_vbucket(vbucket.id)
-            self.store.set_state(vbucket.id, state)
+    async def empty(self) -> None:
+        """Every vbucket starts a new history, without documents; the others go on meanwhile."""
+        await asyncio.get_running_loop().run_in_executor(None, self.store.empty)
+        for vbucket in self.store.existing():
+            self._state_changed(vbucket.id)
+            self.passive_streams.kill(vbucket.id)
 
     def close(self) -> None:
         if self.replicator is not None:
@@ -151,7 +155,7 @@ class Buckets:
         self.broken: dict[str, str] = {}
 
     def open_all(self) -> None:
-        """Open every bucket directory that is there."""
+        """Open every bucket directory that is there; raises ``DirectoryInUse`` if another process has one of them."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._root.iterdir()):
             if (path / _MARK).is_file():
@@ -163,6 +167,8 @@ class Buckets:
             settings = BucketSettings.load(path)
             options = settings.store_options(self._options)
             store = Bucket.open(path, name=path.name, vbuckets=vbuckets, options=options)
+        except DirectoryInUse:
+            raise
         except (UpriverError, OSError, ValueError) as error:
             self.broken[path.name] = str(error) or type(error).__name__
             log.warning("bucket_broken", bucket=path.name, reason=self.broken[path.name])
@@ -176,6 +182,8 @@ class Buckets:
         bucket.sync_writes = self._make_sync_writes(bucket)
         bucket.traffic = not self._member
         bucket.waits_for_map = self._member
+        if not self._member:  # a member has to hear from its manager first what it is
+            bucket.sync_writes.resume_all()
         return bucket
 
     def create(
@@ -208,12 +216,24 @@ class Buckets:
     def delete(self, name: str) -> None:
         """Close a bucket and erase its data. The caller has cut the connections that use it."""
         bucket = self._open.pop(name, None)
-        if bucket is None and self.broken.pop(name, None) is None:
+        if bucket is None and name not in self.broken:
             raise KeyNotFound(f"no bucket {name}")
         if bucket is not None:
             bucket.close()
-        shutil.rmtree(self._root / name)
+        self._erase(self._root / name)
+        self.broken.pop(name, None)
         log.info("bucket_deleted", bucket=name)
+
+    def _erase(self, path: Path) -> None:
+        """Only what no other process has open: it would go on writing to files without a name."""
+        if not path.exists():
+            return
+        try:
+            owner = claim(path)
+        except (DirectoryInUse, OSError) as error:
+            raise TemporaryFailure(f"{path.name} is not erased: {error}") from error
+        with owner:
+            shutil.rmtree(path)
 
     def find(self, name: str) -> NodeBucket | None:
         return self._open.get(name)

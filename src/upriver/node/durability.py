@@ -88,13 +88,16 @@ class SyncWrites:
         at = vb.id, prepared.seqno
         work = self._resolve(vb, key, collection_id, prepared.seqno, level, timeout_s)
         task = self._tasks[at] = self._node.loop.create_task(work)
-        task.add_done_callback(lambda done: self._finished(at, done))
+        task.add_done_callback(lambda done: self._finished(vb, prepared.seqno, done))
         return task
 
-    def _finished(self, at: tuple[int, int], task: asyncio.Task[Stored]) -> None:
-        self._tasks.pop(at, None)
-        if not task.cancelled() and task.exception() is not None:
-            log.info("durable_write_unresolved", vbucket=at[0], seqno=at[1], reason=str(task.exception()))
+    def _finished(self, vb: VBucket, seqno: int, task: asyncio.Task[Stored]) -> None:
+        self._tasks.pop((vb.id, seqno), None)
+        if task.cancelled() or task.exception() is None:
+            return
+        log.info("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=str(task.exception()))
+        if isinstance(task.exception(), SyncWriteAmbiguous) and vb.state is VbucketState.ACTIVE:
+            self.resume(vb)  # the vbucket came back before this task knew that it had gone
 
     async def _resolve(
         self, vb: VBucket, key: bytes, collection_id: int, seqno: int, level: int, timeout_s: float | None
@@ -133,6 +136,15 @@ class SyncWrites:
             if not wait.done.done():
                 wait.done.set_exception(SyncWriteAmbiguous("the vbucket has moved"))
 
+    def resume_all(self) -> None:
+        """Resolve what was prepared here before the node stopped or crashed: until then those keys take no write.
+
+        A client may have been told that such a write is durable: its prepare was on disk, its commit was not.
+        """
+        for vb in self._bucket.store.existing():
+            if vb.state is VbucketState.ACTIVE and vb.pending:
+                self.resume(vb)
+
     def resume(self, vb: VBucket) -> None:
         """Resolve prepares that nobody here is waiting for: from before a restart, or of the node that was active."""
         vb.drop_completed()
@@ -143,8 +155,10 @@ class SyncWrites:
 
     def _resolve_old(self, vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
         try:
-            self.replicas_needed(vb.id)
+            alone = not self.replicas_needed(vb.id)
         except DurabilityImpossible:
+            alone = True
+        if alone:
             vb.commit(key, collection_id, seqno)  # nobody else can have decided otherwise
             return
         from upriver.store import Stored

@@ -51,7 +51,8 @@ def describe_bucket(node: Node, bucket: NodeBucket) -> dict[str, Any]:
 
 @route("GET", "/pools/default/buckets")
 def list_buckets(node: Node, request: Request) -> Result:
-    return Answer([describe_bucket(node, bucket) for bucket in node.buckets])
+    mine = [bucket for bucket in node.buckets if request.access.inside(bucket.name)]
+    return Answer([describe_bucket(node, bucket) for bucket in mine])
 
 
 @route("GET", "/pools/default/buckets/*")
@@ -101,11 +102,11 @@ def drop_bucket(node: Node, request: Request, name: str) -> Result:
 
 
 @route("POST", "/pools/default/buckets/*/controller/doFlush")
-def flush_bucket(node: Node, request: Request, name: str) -> Result:
+async def flush_bucket(node: Node, request: Request, name: str) -> Result:
     bucket = bucket_or_404(node, name)
     if not node.may_flush(bucket):
         what = "start the node with --enable-flush, or set the bucket's flushEnabled"
         raise HttpError(_BAD, f"Flush is disabled for the bucket; {what}")
-    bucket.empty()
+    await bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name)
     return Answer()

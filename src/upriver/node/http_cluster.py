@@ -59,7 +59,7 @@ def _versions(node: Node) -> dict[str, Any]:
 @route("GET", "/pools")
 def pools(node: Node, request: Request) -> Result:
     pool = {"name": "default", "uri": "/pools/default", "streamingUri": "/poolsStreaming/default"}
-    return Answer({**_versions(node), "pools": [pool], "isAdminCreds": True})
+    return Answer({**_versions(node), "pools": [pool], "isAdminCreds": bool(request.access.outside)})
 
 
 @route("GET", "/versions")
@@ -71,13 +71,14 @@ def versions(node: Node, request: Request) -> Result:
 def pool(node: Node, request: Request) -> Result:
     buckets = sorted(node.buckets, key=lambda bucket: bucket.name)
     maps = [node.cluster_map(bucket) for bucket in buckets] or [ClusterMap.alone(node.address, 0)]
+    visible = [bucket for bucket in buckets if request.access.inside(bucket.name)]
     return Answer(
         {
             "name": "default",
             "nodes": describe_nodes(node, max(maps, key=lambda each: len(each.nodes))),
             "buckets": {"uri": "/pools/default/buckets", "terseBucketsBase": "/pools/default/b/",
                         "terseStreamingBucketsBase": "/pools/default/bs/"},
-            "bucketNames": [{"bucketName": each.name, "uuid": node.bucket_uuid(each)} for each in buckets],
+            "bucketNames": [{"bucketName": each.name, "uuid": node.bucket_uuid(each)} for each in visible],
             "balanced": True,
             "rebalanceStatus": "none",
         }
@@ -119,7 +120,7 @@ async def _configs(node: Node, bucket: NodeBucket) -> AsyncIterator[bytes]:
 @route("GET", "/whoami")
 def whoami(node: Node, request: Request) -> Result:
     given = request.basic_credentials()
-    roles = [{"role": "admin"}]
+    roles = [grant.to_json() for grant in request.access.grants]
     return Answer({"id": given[0] if given else "", "domain": "local", "roles": roles})
 
 

@@ -52,7 +52,7 @@ def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = Fals
     bucket.waits_for_map = False
     _replicate(node, bucket, new, me)
     bucket.sync_writes.map_changed()
-    _resume(bucket)
+    bucket.sync_writes.resume_all()
     log.info("cluster_map", bucket=bucket.name, revision=new.revision, changed=len(changes))
     return {"changed": len(changes)}
 
@@ -80,13 +80,6 @@ def _changes(bucket: NodeBucket, new: ClusterMap, me: int) -> dict[int, VbucketS
         if current is not wanted and not (current is None and wanted is VbucketState.DEAD):
             changes[vb] = wanted
     return changes
-
-
-def _resume(bucket: NodeBucket) -> None:
-    """Durable writes that were under way when the node stopped."""
-    for vbucket in bucket.store.existing():
-        if vbucket.state is VbucketState.ACTIVE and vbucket.pending:
-            bucket.sync_writes.resume(vbucket)
 
 
 def _wanted_state(chain: Any, me: int) -> VbucketState:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from upriver.errors import CorruptStore, DiskFull, NotOurFile, StoreError
+from upriver.errors import CorruptStore, DirectoryInUse, DiskFull, NotOurFile
 from upriver.store import lmdbfile
 from upriver.store.options import MIB, Durability, StoreOptions
 
@@ -52,7 +52,7 @@ class Disk:
         self.path = path
         self.file = path / lmdbfile.DATA
         self.fresh = not self.file.exists()
-        self._owner = _claim(path / lmdbfile.OWNER)
+        self._owner = claim(path)
         self._options = options
         self._env = self._open(options)
         self._trees = {name: self._tree(name) for name in (b"log", b"dead", b"index", b"meta")}
@@ -171,14 +171,14 @@ def _hide(file: Path) -> None:
         file.chmod(PRIVATE)
 
 
-def _claim(file: Path) -> IO[bytes]:
-    """One process, one bucket: two writers with a memory of their own would undo each other."""
-    handle = file.open("ab")
+def claim(path: Path) -> IO[bytes]:
+    """One process, one bucket: two writers with a memory of their own would undo each other. Held until closed."""
+    handle = (path / lmdbfile.OWNER).open("ab")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as failure:
         handle.close()
-        raise StoreError(f"{file.parent} is open in another process; stop that one first") from failure
+        raise DirectoryInUse(f"{path} is open in another process; stop that one first") from failure
     return handle
 
 

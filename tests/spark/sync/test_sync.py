@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -14,6 +16,7 @@ from spark_world import PATIENCE_S
 import upriver.spark
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError, UpriverError
+from upriver.spark.offsets import Offset
 from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.progress import Journal
 from upriver.spark.tables.read import read_arrow, read_documents
@@ -121,7 +124,7 @@ def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
     lake.assert_equal()
 
 
-def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld, tmp_path) -> None:
+def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld) -> None:
     from upriver.spark.tables.job import Applier
     from upriver.spark.tables.options import SyncOptions
 
@@ -130,7 +133,7 @@ def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld, 
     settings = Lake(lake.lake).settle("default", lake.world.vbuckets)
     apply = Applier(options, settings["id"], lake.world.vbuckets)
     frame = spark.readStream.format("dcp").options(**lake.world.options()).load()
-    query = frame.writeStream.foreachBatch(apply).option("checkpointLocation", str(tmp_path / "cp"))
+    query = frame.writeStream.foreachBatch(apply).option("checkpointLocation", Lake(lake.lake).checkpoint)
     query.trigger(availableNow=True).start().awaitTermination()
     lake.assert_equal()
 
@@ -186,3 +189,14 @@ def test_the_cause_of_a_spark_error_is_its_last_line_of_ours() -> None:
     text = "[STREAM_FAILED] x\nTraceback :\n  File x\nTypeError: int() of None\nJVM stacktrace:\nE: y"
     assert first_cause(text) == "TypeError: int() of None"
     assert first_cause("[STREAM_FAILED] only this") == "[STREAM_FAILED] only this"
+
+
+def test_every_batch_says_what_the_lake_has_reached(spark, lake: LakeWorld) -> None:
+    """With it, ``verify`` tells a change that is late from one that is lost."""
+    lake.world.put(100)
+    lake.sync(spark)
+    told = json.loads((Path(lake.lake) / "_upriver" / "offsets.json").read_text())
+    highs = lake.world.db.high_seqnos()
+    assert told["batch"] == 0
+    assert told["filter"] == {"scope": "", "collections": []}
+    assert [place.seqno for place in Offset.from_json(told["offset"]).places] == [highs[vb] for vb in range(4)]

@@ -20,7 +20,7 @@ import pyarrow as pa
 from upriver.errors import ConfigError
 from upriver.records.schema import Event
 from upriver.spark.source import DcpSource
-from upriver.spark.tables import bucket, upkeep
+from upriver.spark.tables import bucket, reached, upkeep
 from upriver.spark.tables.apply import Step, TableOptions, Tables
 from upriver.spark.tables.executors import spark_runner, write_frame
 from upriver.spark.tables.forward import run_inline
@@ -69,6 +69,7 @@ class Applier:
         written = collect(frame, self.options.to, batch_id)
         read_s = time.monotonic() - started
         steps = tables.apply(batch_id, written, self._lag(tables, written))
+        reached.note(tables.lake, batch_id, self.options)
         if self.options.history:
             for step in steps:
                 History(tables.collection(step.name)).advance()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -23,6 +25,37 @@ TABLES = ("changes", "tail", "current")
 APPLIED = "upriver.applied"  # the writer of ``tail``; its version is the last batch that tail and current have
 REPAIRS = "upriver.reread"
 TRIMMED = "upriver.trimmed"
+_PLAIN = re.compile(r"[A-Za-z0-9_$-]")
+_LONGEST = 200  # file systems take 255 bytes; a scope and a collection may have 251 each
+_CUT = "!!"
+
+
+def directory(name: str) -> str:
+    """The directory of a collection's table, of its name (``scope.collection``): no two names share one.
+
+    Characters other than letters, digits, ``_``, ``-`` and ``$`` are escaped, so that no name leads out of the lake and
+    every reader means the same path (some undo a ``%``). A long name is cut, and ends in its checksum.
+
+    >>> directory("shop.orders"), directory("shop.50%"), directory("../../etc.x")
+    ('shop.orders', 'shop.50!25', '!2e!2e!2f!2e!2e!2fetc.x')
+    """
+    scope, _, collection = name.rpartition(".")
+    whole = f"{_escaped(scope)}.{_escaped(collection)}" if scope and collection else _escaped(name)
+    if len(whole) <= _LONGEST:
+        return whole
+    return f"{whole[:_LONGEST - 34]}{_CUT}{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def _escaped(part: str) -> str:
+    return "".join(c if _PLAIN.match(c) else "".join(f"!{byte:02x}" for byte in c.encode()) for c in part)
+
+
+def name_of(place: str) -> str | None:
+    """The name that a directory was made from; None when it was cut."""
+    if _CUT in place:
+        return None
+    raw = re.sub(r"!([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), place)
+    return raw.encode("latin-1", errors="ignore").decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -32,13 +65,26 @@ class Lake:
     root: str
 
     def table(self, kind: str, name: str) -> Table:
-        return Table(f"{self.root}/{kind}/{name}")
+        return Table(self.path(kind, name))
+
+    def path(self, kind: str, name: str) -> str:
+        """Where a table of a collection is."""
+        return f"{self.root}/{kind}/{directory(name)}"
 
     def names(self) -> list[str]:
         """Collections that have tables here."""
         fs, base = filesystem(self.root)
         found = fs.get_file_info(pafs.FileSelector(f"{base}/changes", allow_not_found=True))
-        return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+        places = [info.base_name for info in found if info.type == pafs.FileType.Directory]
+        cut = {directory(name): name for name in self.collections()} if any(_CUT in place for place in places) else {}
+        return sorted(name for place in places if (name := name_of(place) or cut.get(place)) is not None)
+
+    def collections(self) -> dict[str, list[int]]:
+        """The ids that the collection of a name has had, newest last: 0 of them when it was dropped unheard of."""
+        return self.load("collections.json")
+
+    def write_collections(self, known: dict[str, list[int]]) -> None:
+        self.store("collections.json", known)
 
     @property
     def checkpoint(self) -> str:
@@ -46,9 +92,10 @@ class Lake:
 
     def settings(self) -> dict[str, Any]:
         """What this lake was made with: its id, vbuckets, bucket."""
-        return self._load("lake.json")
+        return self.load("lake.json")
 
-    def _load(self, name: str) -> dict[str, Any]:
+    def load(self, name: str) -> dict[str, Any]:
+        """A small file of the lake's own, ``{}`` if it was never stored."""
         fs, base = filesystem(self.root)
         path = f"{base}/_upriver/{name}"
         if fs.get_file_info(path).type != pafs.FileType.File:
@@ -57,7 +104,7 @@ class Lake:
             loaded: dict[str, Any] = json.loads(source.read())
         return loaded
 
-    def _store(self, name: str, content: dict[str, Any]) -> None:
+    def store(self, name: str, content: dict[str, Any]) -> None:
         """Whole or not at all, also when the disk fills up half way."""
         fs, base = filesystem(self.root)
         fs.create_dir(f"{base}/_upriver", recursive=True)
@@ -67,17 +114,33 @@ class Lake:
 
     def epochs(self) -> dict[int, int]:
         """The newest epoch of every vbucket that ever rolled back."""
-        return {int(vbucket): epoch for vbucket, epoch in self._load("epochs.json").items()}
+        return {int(vbucket): epoch for vbucket, epoch in self.load("epochs.json").items()}
 
     def write_epochs(self, epochs: dict[int, int]) -> None:
-        self._store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
+        self.store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
+
+    def floors(self, name: str) -> dict[int, int] | None:
+        """Up to which seqno the log of a collection was forgotten, by vbucket; None when nothing was ever noted."""
+        found = self.load("trimmed.json").get(name)
+        return None if found is None else {int(vbucket): seqno for vbucket, seqno in found.items()}
+
+    def write_floors(self, name: str, floors: dict[int, int]) -> None:
+        noted = {str(vbucket): seqno for vbucket, seqno in sorted(floors.items())}
+        self.store("trimmed.json", {**self.load("trimmed.json"), name: noted})
 
     def cleaned(self) -> float:
         """When old files were last deleted, 0 for never."""
-        return float(self._load("cleaned.json").get("at", 0.0))
+        return float(self.load("cleaned.json").get("at", 0.0))
 
     def note_cleaned(self, at: float) -> None:
-        self._store("cleaned.json", {"at": at})
+        self.store("cleaned.json", {"at": at})
+
+    def checked(self) -> bool:
+        """Were the tables looked through for what earlier versions may have left?"""
+        return "at" in self.load("checked.json")
+
+    def note_checked(self, at: float) -> None:
+        self.store("checked.json", {"at": at})
 
     def settle(self, bucket: str, vbuckets: int) -> dict[str, Any]:
         """Make the lake, or check that it is of the same bucket."""
@@ -90,7 +153,7 @@ class Lake:
                 )
             return known
         made = {"id": secrets.token_hex(8), "bucket": bucket, "vbuckets": vbuckets, "made_at": int(time.time())}
-        self._store("lake.json", made)
+        self.store("lake.json", made)
         return made
 
     @contextmanager

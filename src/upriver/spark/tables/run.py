@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from upriver.errors import UpriverError
-from upriver.spark.tables import bucket
+from upriver.spark.tables import bucket, reached
 from upriver.spark.tables.apply import Tables
 from upriver.spark.tables.history import History
 from upriver.spark.tables.job import BETWEEN_BATCHES, Applier, clean_sometimes, start
@@ -63,6 +63,7 @@ def sync(
     lake = Lake(options.to)
     with lake.only_writer():
         settings = lake.settle(options.bucket, found.vbuckets)
+        reached.take_over(lake, options)
         applier = Applier(options, settings["id"], found.vbuckets, found.changes)
         tables = applier.tables(spark)
         reconcile(tables, found, options)

@@ -1,8 +1,8 @@
 """A stream source: one reader's way through a vbucket's history, disk first if need be, then memory (6).
 
 The log on disk only grows at its end, so a disk snapshot is fixed by its last seqno and the list of seqnos that were
-dead then. No read transaction is held between two polls; if blocks are rewritten meanwhile (compaction) the snapshot
-is extended to the new end under a marker that starts where the reader was last consistent.
+dead then. No read transaction is held between two polls; blocks may be rewritten meanwhile, but compaction leaves there
+what a scan has yet to read.
 """
 
 from __future__ import annotations
@@ -155,6 +155,18 @@ class StreamSource:
     @property
     def backfilling(self) -> bool:
         return self._scan is not None
+
+    @property
+    def scan_end(self) -> int:
+        """Where the disk snapshot ends that it is reading; 0 if it reads none."""
+        return self._scan.end if self._scan is not None else 0
+
+    @property
+    def purgeable_seqno(self) -> int:
+        """Up to here it needs no tombstone: what it reads from the beginning never had what is dead at its end."""
+        if self._scan is None:
+            return SEQNO_MAX
+        return self.position if self._scan.after else self._scan.end
 
     @property
     def items_remaining(self) -> int:
@@ -322,13 +334,19 @@ class StreamSource:
             self._snap_start = None
             self._announced_end = self._scan.end
             return OsoStart()
+        if self.position < self._announced_end >= self._disk_end(self._scan.end):
+            return self._continue_scan(self._scan)  # the rest of a snapshot that a replica has not had on disk before
         start = self._first_start(self.position + 1 if self.position >= self._announced_end else self._origin)
-        return self._disk_marker(start, self._scan.end)
+        return self._disk_marker(start, self._disk_end(self._scan.end))
+
+    def _disk_end(self, scanned: int) -> int:
+        """Where the snapshot ends that a scan is part of: a replica may be receiving the rest of it."""
+        vbucket = self._vbucket
+        receiving = vbucket.state is not VbucketState.ACTIVE and vbucket.snap_start < scanned < vbucket.snap_end
+        return vbucket.snap_end if receiving else scanned
 
     def _disk_marker(self, start: int, end: int) -> SnapshotStart:
         vbucket = self._vbucket
-        if vbucket.state is not VbucketState.ACTIVE and vbucket.snap_start < end < vbucket.snap_end:
-            end = vbucket.snap_end  # the rest of the snapshot that this replica is receiving
         self._announced_end = end
         self._origin = start
         disk = vbucket.on_disk
@@ -349,8 +367,10 @@ class StreamSource:
         return last if last > self.position else 0
 
     def _continue_scan(self, scan: DiskScan) -> StreamEvent | None:
-        if scan.epoch != self._vbucket.epoch:
-            return self._resume_scan()
+        if scan.epoch != self._vbucket.epoch:  # blocks were rewritten
+            scan.epoch = self._vbucket.epoch
+            if scan.after and self._is_purged():
+                return End(EndReason.ROLLBACK)
         after = self.position
         data, self.position = scan.step(self.position)
         if self.position >= scan.end:
@@ -359,16 +379,6 @@ class StreamSource:
                 self._in_oso = False
                 self._queue.append(OsoEnd(scan.end))
         return Run(data, after, self.position, memory=False)
-
-    def _resume_scan(self) -> StreamEvent | None:
-        """Blocks were rewritten under us: go on in what is there now, without losing sight of the old start."""
-        self._scan = None
-        if self._is_purged():
-            return End(EndReason.ROLLBACK)
-        self._scan = DiskScan(self._vbucket, self.position)
-        if self._in_oso:
-            return self._continue_scan(self._scan)
-        return self._disk_marker(self._origin, self._scan.end)
 
     def _is_purged(self) -> bool:
         """The re-check of 5.6: tombstones that this reader needs were purged since it was let in."""

@@ -31,6 +31,7 @@ from upriver.spark.tables.pieces import filesystem
 
 WORK_FORMAT = "upriver-work"
 SINK_FORMAT = "upriver-log"
+INLINE_BYTES = 48 << 20  # of files: what the driver reads by itself, beside its limit of rows
 
 
 class WorkSource(DataSource):
@@ -72,9 +73,10 @@ def spark_runner(spark: Any, options: TableOptions) -> Runner:
     spark.dataSource.register(WorkSource)
 
     def run(works: Sequence[Work], window: pa.Table | None = None) -> list[Outcome]:
-        rows = sum(piece.rows for work in works[:1] for piece in work.log if piece.last > work.applied)
-        rows += sum(piece.rows for work in works if work.merge for piece in work.current)
-        if rows <= options.policy.inline_rows or len(works) < 2:
+        new = [piece for work in works[:1] for piece in work.log if piece.last > work.applied]
+        pieces = [*new, *(piece for work in works if work.merge for piece in work.current)]
+        small = sum(piece.rows for piece in pieces) <= options.policy.inline_rows
+        if (small and sum(piece.size for piece in pieces) <= INLINE_BYTES) or len(works) < 2:
             return run_inline(works, window)
         with _work_file(works) as path:
             frame = spark.read.format(WORK_FORMAT).option("file", path).option("count", str(len(works))).load()

@@ -39,9 +39,9 @@ BETWEEN_BATCHES = threading.Lock()
 
 
 def table_options(options: SyncOptions, vbuckets: int) -> TableOptions:
-    return TableOptions(
-        Policy(share=options.share), options.deletes == "mark", options.max_columns, options.shapes, vbuckets
-    )
+    staleness_s = seconds(options.max_staleness) if options.max_staleness else math.inf
+    policy = Policy(share=options.share, staleness_s=staleness_s)
+    return TableOptions(policy, options.deletes == "mark", options.max_columns, options.shapes, vbuckets)
 
 
 class Applier:
@@ -69,11 +69,10 @@ class Applier:
             )
         written = collect(frame, self.options.to, batch_id)
         read_s = time.monotonic() - started
+        told = reached.keep(tables.lake, batch_id, written)
         steps = tables.apply(batch_id, written, self._lag(tables, written))
-        reached.note(tables.lake, batch_id, self.options)
-        if self.options.history:
-            for step in steps:
-                History(tables.collection(step.name)).advance()
+        reached.note(tables.lake, batch_id, self.options, told)
+        self._history(tables, steps)
         self._keep_up(tables, steps)
         self._note(tables.lake, batch_id, written, steps, started, read_s)
 
@@ -82,15 +81,15 @@ class Applier:
         if self._tables is None:
             run = run_inline if spark is None else spark_runner(spark, table_options(self.options, self.vbuckets))
             self._tables = Tables(
-                Lake(self.options.to), self.lake_id, table_options(self.options, self.vbuckets), run=run,
-                reread=self.reread,
+                Lake(self.options.to, self.options.checkpoint), self.lake_id, table_options(self.options, self.vbuckets), run=run,
+                reread=self.reread, branches=self.branches,
             )
             self._tables.prepare()
         return self._tables
 
     def _lag(self, tables: Tables, written: Written) -> int:
         """About how many rows are still to come: none unless this batch was full."""
-        if written.rows < 0.8 * self.options.max_rows:
+        if written.rows < 0.8 * self.options.max_rows and written.value_bytes < 0.4 * self.options.max_bytes:
             return 0
         logs = [tables.collection(name).changes for name in tables.names()]
         done = written.rows + sum(piece.rows for log in logs for piece in log.pieces())
@@ -99,6 +98,23 @@ class Applier:
     def reread(self, vbuckets: Sequence[int]) -> Iterator[pa.RecordBatch]:
         with bucket.database(self.options) as db:
             yield from bucket.scan(db, vbuckets)
+
+    def branches(self, vbuckets: Sequence[int]) -> dict[int, Sequence[tuple[int, int]]]:
+        with bucket.database(self.options) as db:
+            return {vbucket: log.entries for vbucket, log in db.failover_logs(vbuckets).items()}
+
+    def freshen(self) -> None:
+        """While no batch comes: what has waited for too long goes into ``current``. Nothing while one is at work."""
+        if self._tables is None or not BETWEEN_BATCHES.acquire(blocking=False):
+            return
+        try:
+            self._history(self._tables, [step for step in self._tables.freshen() if step.rows])
+        finally:
+            BETWEEN_BATCHES.release()
+
+    def _history(self, tables: Tables, steps: Sequence[Step]) -> None:
+        for step in steps if self.options.history else ():
+            History(tables.collection(step.name)).advance()
 
     def _keep_up(self, tables: Tables, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -167,9 +183,10 @@ def _reader(spark: Any, options: SyncOptions) -> Any:
 def start(spark: Any, options: SyncOptions, applier: Applier) -> Any:
     """Start the streaming query."""
     reader = _reader(spark, options).option("maxrowspertrigger", str(options.max_rows))
+    reader = reader.option("maxbytespertrigger", str(options.max_bytes))
     for name, text in options.source_options().items():
         reader = reader.option(name, text)
     writer = reader.load().writeStream.foreachBatch(applier).queryName(f"upriver sync {options.bucket}")
-    writer = writer.option("checkpointLocation", Lake(options.to).checkpoint)
+    writer = writer.option("checkpointLocation", Lake(options.to, options.checkpoint).checkpoint)
     trigger = {"availableNow": True} if options.once else {"processingTime": f"{seconds(options.every)} seconds"}
     return writer.trigger(**trigger).start()

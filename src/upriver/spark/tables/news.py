@@ -14,7 +14,7 @@ from upriver.spark.tables.pieces import Piece, gather
 from upriver.spark.tables.policy import Range
 
 SAMPLE_ROWS = 4_000
-SHARED_ROWS = 300_000
+SHARED_ROWS, SHARED_BYTES = 300_000, 48 << 20  # of files, where documents take a fraction of what they do in memory
 
 
 class News:
@@ -26,7 +26,7 @@ class News:
         self.documents = [piece for piece in pieces if not piece.marks]
         self.rows = sum(piece.rows for piece in self.documents)
         self.window: pa.Table | None = None
-        if self.rows <= SHARED_ROWS:
+        if self.rows <= SHARED_ROWS and sum(piece.size for piece in self.documents) <= SHARED_BYTES:
             self.window = read_log(root, self.pieces, 0, vbuckets - 1)
 
     def sample(self) -> Iterator[Document]:

@@ -17,7 +17,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Given to the source as they are.
 _SOURCE = (
     "connection", "bucket", "username", "password", "password_file", "ca_file", "client_cert", "client_key", "network",
-    "scope", "partitions",
+    "scope", "partitions", "adopt",
 )  # fmt: skip
 _CONNECT = ("bucket", "username", "ca_file", "client_cert", "client_key", "network")
 FOR_EVER_S = 10 * 365 * 86400
@@ -35,6 +35,7 @@ class SyncOptions:
     password: str = field(default="", repr=False)
     password_file: str = ""
     ca_file: str = ""
+    checkpoint: str = ""  # directory of Spark's checkpoint; empty: in the lake
     client_cert: str = ""
     client_key: str = field(default="", repr=False)
     network: str = ""
@@ -45,6 +46,8 @@ class SyncOptions:
     every: str = "1s"
     partitions: int = 0  # tasks per batch; 0: one per core
     max_rows: int = 1_000_000  # per batch
+    max_bytes: int = 512 << 20  # per batch, as they come over the wire
+    adopt: bool = False  # go on with a bucket of the same name that is another one
     deletes: str = "remove"
     history: bool = False
     xattrs: bool = False  # extended attributes in the change log
@@ -53,6 +56,7 @@ class SyncOptions:
     retention: str = "24h"  # how long readers may stay on an old version of a table
     log_retention: str = ""  # how far back the change log reaches; empty: for ever
     share: float = 0.25  # of a part of `current` must have changed before it is rewritten
+    max_staleness: str = "5m"  # a change, or a deletion, reaches `current` within this; empty: when it is worth it
     schema: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # table -> column -> type
 
     def __post_init__(self) -> None:
@@ -64,7 +68,7 @@ class SyncOptions:
             raise ConfigError(f"deletes {self.deletes!r}: write remove or mark")
         if self.history and self.log_retention:
             raise ConfigError("history needs the whole change log: leave log_retention out")
-        for text in (self.every, self.retention, self.log_retention, self.give_up_after):
+        for text in (self.every, self.retention, self.log_retention, self.max_staleness, self.give_up_after):
             seconds(text or "0s")
         _ = self.shapes
 

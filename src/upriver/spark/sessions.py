@@ -42,7 +42,7 @@ def session(master: str = "local[*]", app: str = "upriver", settings: dict[str, 
 
 
 def _finds_it_by_itself() -> bool:
-    """Spark asks the Python that it starts for modules named ``pyspark_*``, where ``pyspark_dcp`` waits. To register the
+    """Spark asks the Python that it starts for modules named ``pyspark_*``, and finds ``pyspark_dcp``. Registering the
     format once more makes it warn that something was replaced."""
     asked = os.environ.get("PYSPARK_DRIVER_PYTHON") or os.environ.get("PYSPARK_PYTHON")
     return asked == sys.executable and find_spec("pyspark_dcp") is not None

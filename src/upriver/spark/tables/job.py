@@ -81,7 +81,8 @@ class Applier:
         if self._tables is None:
             run = run_inline if spark is None else spark_runner(spark, table_options(self.options, self.vbuckets))
             self._tables = Tables(
-                Lake(self.options.to, self.options.checkpoint), self.lake_id, table_options(self.options, self.vbuckets), run=run,
+                Lake(self.options.to, self.options.checkpoint), self.lake_id,
+                table_options(self.options, self.vbuckets), run=run,
                 reread=self.reread, branches=self.branches,
             )
             self._tables.prepare()

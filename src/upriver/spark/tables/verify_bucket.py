@@ -115,9 +115,12 @@ def _floor(place: Place, history: History) -> Floor:
     else:  # inside a snapshot, of which only a branch that is still on top can tell where it ends
         end = max(history.high_seqno, place.seqno) if history.log.uuid == place.vbuuid else SEQNO_MAX
     verdict = decide(history, Position(place.vbuuid, place.seqno, complete, end))
-    if not isinstance(verdict, RollbackTo):
+    back = verdict.seqno if isinstance(verdict, RollbackTo) else place.seqno
+    if place.unread is not None:
+        back = min(back, place.unread)
+    elif not isinstance(verdict, RollbackTo):
         return Floor(place.seqno)
-    return Floor(next((point for point in place.points if point <= verdict.seqno), 0), forked=True)
+    return Floor(next((point for point in place.points if point <= back), 0), forked=True)
 
 
 def _purges(db: Database) -> dict[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from synced import DEFAULT, Synced
 
 from upriver.cli import cli
+from upriver.client.blocking import connect
 from upriver.errors import ConfigError
 from upriver.spark.tables.verify import Comparison
 from upriver.testing import RunningNode, node
@@ -308,6 +310,29 @@ def test_a_vbucket_that_the_last_batch_left_unread_is_late_down_to_where_it_goes
     assert judged(lake) == {"missing": [old]}
     lake.note_as_now()
     assert judged(lake) == {"missing": sorted([old, new])}
+
+
+def test_writes_that_go_on_make_no_difference(lake: Synced) -> None:
+    lake.sync()
+    stop = threading.Event()
+
+    def write() -> None:
+        with connect(lake.node.connection_string) as db:
+            for number in itertools.count():
+                db.set_many({b"k%d" % (n % 40): b'{"n": %d}' % n for n in range(number, number + 7)})
+                db.delete(f"k{number % 40}")
+                if stop.is_set():
+                    return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        found = [lake.verify()[DEFAULT] for _ in range(10)]
+    finally:
+        stop.set()
+        writer.join()
+    assert [wrong(one) for one in found] == [{}] * 10
+    assert found[-1].late
 
 
 def test_what_a_wider_filter_has_not_brought_yet_is_late(lake: Synced) -> None:

@@ -308,6 +308,8 @@ class Judge:
                 continue
             vbucket = last.vbucket if last is not None else row.vbucket if row is not None else 0
             changed = last.seqno if last is not None else self._wiped(name, contents, vbucket)
+            if last is None and vbucket in contents.moving:
+                changed = SEQNO_MAX
             at = row.order[1] if row is not None else None
             here = floor[vbucket] if vbucket in range(len(floor)) else Floor(SEQNO_MAX)
             same_change = last is not None and at == last.seqno and not here.forked

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import upriver
+from upriver.cli.management import Management
 from upriver.client.options import ConnectOptions, parse_connection_string
 from upriver.client.reading import Content, ReadOptions
 from upriver.errors import ConfigError, RemoteProtocolError
@@ -33,6 +34,27 @@ def test_a_connection_string_names_hosts_ports_and_options() -> None:
 def test_what_cannot_work_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError):
         ConnectOptions.parse(text)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["[::1", "::1", "1::2:3", "[::1]]", "[::1]x", "[::1]:x", "[zz]", "[]", "[127.0.0.1]", "[v1.x]", "a..b", "a" * 70,
+     "a b", "a\0b"],
+)  # fmt: skip
+def test_a_host_that_cannot_be_is_a_config_error_that_names_it(host: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(repr(host))):
+        parse_connection_string("couchbase://" + host)
+
+
+@pytest.mark.parametrize("host", ["[::1]", "[::1]:7", "[fe80::1%eth0]:7", "a.b", "A.b:7", "büro.example", "127.0.0.1"])
+def test_hosts_of_every_kind_are_understood(host: str) -> None:
+    [seed] = parse_connection_string("couchbase://" + host).seeds
+    assert str(seed).startswith(host.lower())
+
+
+def test_a_management_address_that_cannot_be_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="not the address of a management port"):
+        Management("http://[::1").get("pools")
 
 
 @given(st.text(max_size=30))

@@ -1,7 +1,7 @@
 """Attacks on one node over loopback: what an innocent client notices, and how much memory the node takes.
 
 ``python tests/node/attacks.py [SECONDS]`` runs each for a few seconds and prints a table. Every attack is bounded in
-time and in connections, and stops by itself. `make attacks` runs it; figures are measured here, never asserted in tests.
+time and in connections, and stops by itself. `make attacks` runs it; figures are measured, never asserted in tests.
 """
 
 from __future__ import annotations

@@ -325,6 +325,12 @@ def managers(cluster: Any) -> None:
     buckets.create_bucket(CreateBucketSettings(name="other", ram_quota_mb=100))
     raises(ex.BucketAlreadyExistsException, lambda: buckets.create_bucket(CreateBucketSettings(name="other")))
     assert {each.name for each in buckets.get_all_buckets()} == {"default", "other"}
+    settings = buckets.get_bucket("other")
+    settings["max_expiry"] = timedelta(hours=1)
+    buckets.update_bucket(settings)
+    changed = buckets.get_bucket("other")
+    assert (changed["max_expiry"], changed["ram_quota_mb"]) == (timedelta(hours=1), 100)
+    assert [each["status"] for each in cluster.cluster_info().nodes] == ["healthy"]
     other = cluster.bucket("other").default_collection()
     other.upsert("k", 1)
     buckets.flush_bucket("other")

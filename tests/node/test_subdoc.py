@@ -500,3 +500,10 @@ def test_a_tombstone_made_as_such_can_be_changed_with_its_cas(raw: Raw) -> None:
     again = mutations(raw, stage, doc_flags=flags, key=b"staged", cas=made.cas)
     assert again.specific == S.SUBDOC_SUCCESS_DELETED
     assert single(raw, Op.SUBDOC_DICT_UPSERT, b"txn", b"1", flags=X, doc_flags=flags, key=b"staged").status == S.EINVAL
+
+
+@pytest.mark.parametrize("flag", [PathFlag.EXPAND_MACROS, PathFlag.BINARY])
+def test_what_must_be_unique_cannot_be_a_macro_or_binary(raw: Raw, flag: int) -> None:
+    store(raw, {"a": []})
+    value = b'"${Mutation.CAS}"' if flag == PathFlag.EXPAND_MACROS else b"\xff"
+    assert single(raw, Op.SUBDOC_ARRAY_ADD_UNIQUE, b"x.a", value, flags=X | flag).status == S.EINVAL

@@ -545,3 +545,11 @@ def test_extended_metadata_is_not_part_of_the_document(talk: Talk) -> None:
     assert talk.vb().get_replica(b"k").value == b"body"
     talk.say(UprDeletion(2, 2, nmeta=4, key=b"\0k", value=b"meta", cas=10, opaque=opaque))
     assert (talk.vb().high_seqno, talk.vb().item_count) == (2, 0)
+
+
+def test_a_stream_knows_the_snapshot_that_it_receives(talk: Talk) -> None:
+    """Its statistics show it as ``cur_snapshot_start`` and ``cur_snapshot_end``."""
+    opaque = talk.open(0)
+    talk.say(marker(0, 3, opaque), mutation(3, opaque), marker(4, 9, opaque))
+    stream = talk.machine.streams[0]
+    assert (stream.snapshot_start, stream.snapshot_end) == (4, 9)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,6 +183,27 @@ def test_an_old_copy_of_the_managers_state_does_not_make_a_second_active(pair: L
     pair.sync()
     pair.rebalance()
     pair.sync()
+
+
+def test_every_node_tells_of_all_nodes_and_the_same_bucket(pair: LocalCluster) -> None:
+    pair.nodes[1].restart()
+    pools = [asked(pair, number, "/pools/default") for number in range(2)]
+    assert named(pools[0]) == named(pools[1])
+    assert len(named(pools[0])) == 2
+    assert [[each.get("thisNode", False) for each in pool["nodes"]] for pool in pools] == [[True, False], [False, True]]
+    buckets = [asked(pair, number, "/pools/default/buckets/default") for number in range(2)]
+    assert {each["uuid"] for each in buckets} == {pair.state.uuid}
+    assert {each["replicaNumber"] for each in buckets} == {1}
+    assert {len(each["nodes"]) for each in buckets} == {2}
+
+
+def named(pool: Any) -> set[str]:
+    return {each["otpNode"] for each in pool["nodes"]}
+
+
+def asked(cluster: LocalCluster, number: int, path: str) -> Any:
+    with urllib.request.urlopen(url(cluster, number) + path, timeout=30) as answer:
+        return json.loads(answer.read())
 
 
 def test_a_collection_made_at_one_node_is_there_at_all_and_at_those_that_were_away(pair: LocalCluster) -> None:

@@ -6,7 +6,7 @@ import json
 from datetime import UTC
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, StringType, StructType, VariantType
 from spark_world import World, read
@@ -76,24 +76,13 @@ def test_values_become_a_struct_of_the_users_schema_and_null_where_they_do_not_f
     assert as_text.where("key = 'k7'").select("value.n").first()[0] == "7"
 
 
-DOCUMENT = {"n": 300, "s": 1.5, "at": "2026-01-31 12:00:00Z", "day": "2026-01-31", "m": {"a": 1}, "d": 1.005,
-            "deep": {"x": "no", "y": [1, "2"]}}
-SCHEMA = ("n TINYINT, s STRING, at TIMESTAMP, day DATE, m MAP<STRING, INT>, d DECIMAL(5,2), "
-          "deep STRUCT<x: INT, y: ARRAY<STRING>>")  # fmt: skip
-
-
-def test_a_document_is_read_as_from_json_reads_it(spark, shared):
-    shared.db.set(b"document", json.dumps(DOCUMENT).encode())
-    one = read(spark, shared, valueSchema=SCHEMA).where("key = cast('document' as binary)")
-    texts = spark.createDataFrame([(json.dumps(DOCUMENT),)], "t STRING")
-    theirs = texts.select(f.from_json("t", SCHEMA).alias("value"))
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    try:
-        assert one.first()["value"].asDict(recursive=True) == theirs.first()["value"].asDict(recursive=True)
-    finally:
-        spark.conf.unset("spark.sql.session.timeZone")
-    assert json.loads(one.first()["value_unfit"]) == {"n": 300, "deep": DOCUMENT["deep"]}
-    shared.db.delete(b"document")
+def test_a_read_of_some_vbuckets_reads_those(spark, shared):
+    all_of_them = read(spark, shared, keysOnly="true")
+    some = read(spark, shared, keysOnly="true", vbuckets="1,3-4")
+    assert {row["vbucket"] for row in some.select("vbucket").distinct().collect()} == {1, 3, 4}
+    assert some.count() == all_of_them.where("vbucket in (1, 3, 4)").count()
+    with pytest.raises(PySparkException, match=r"vbuckets=99: the bucket has 0 to 15"):
+        read(spark, shared, vbuckets="99").count()
 
 
 def test_a_typo_in_the_value_schema_is_told_by_its_field(spark, shared):

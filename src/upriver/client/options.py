@@ -152,12 +152,22 @@ def parse_connection_string(text: str) -> ConnectionString:
 def _seed(text: str) -> tuple[str, int | None]:
     try:
         parts = urlsplit("//" + text)
-        port = parts.port
+        host, port = parts.hostname or "", parts.port
+        good = port != 0 and _is_host(text, host, port)
     except ValueError as error:
-        raise ConfigError(f"{text!r}: {error}") from error
-    if not parts.hostname or "/" in text or port == 0:
-        raise ConfigError(f"{text!r} is not a host, or host:port")
-    return parts.hostname, port
+        raise ConfigError(f"{text!r} is not a host of a connection string: {error}") from error
+    if not good:
+        raise ConfigError(f"{text!r} is not a host, host:port, or an IPv6 address as [::1] or [::1]:port")
+    return host, port
+
+
+def _is_host(text: str, host: str, port: int | None) -> bool:
+    """Whether a host can be looked up at all; what cannot would end in an error far from here."""
+    if text.startswith("["):
+        behind = text.partition("]")[2]
+        return ip_address(host).version == 6 and behind == ("" if port is None else f":{port}")
+    host.encode("idna")
+    return bool(host) and not any(each.isspace() or each in "/\\#\0" for each in text)
 
 
 def _is_name(host: str) -> bool:

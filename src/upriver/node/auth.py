@@ -113,6 +113,8 @@ def mechanisms(conn: Connection) -> list[Mechanism]:
 
 
 def list_mechanisms(conn: Connection, request: SaslListMechanisms) -> None:
+    if conn.dcp is not None:
+        raise NotSupported("a DCP connection cannot change its user")
     conn.reply(request, value=" ".join(mechanisms(conn)).encode())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from http import HTTPStatus
 from struct import Struct
 from typing import TYPE_CHECKING, Any
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
 _ID = Struct(">QI")
 
 
-def set_manifest(conn: Connection, request: cluster.SetManifest) -> Awaitable[None] | None:
+async def set_manifest(conn: Connection, request: cluster.SetManifest) -> None:
     """A member of a cluster hands it to whoever owns the manifest there."""
     bucket = conn.require_bucket()
     if bucket.member or bucket.waits_for_map:
-        return _propose(conn, request)
-    bucket.apply_manifest(request.manifest)
+        await _propose(conn, request)
+        return
+    await bucket.apply_manifest(request.manifest)
     log.info("manifest_applied", bucket=bucket.name, uid=f"{bucket.store.manifest.uid:x}")
     conn.reply(request)
-    return None
 
 
 async def _propose(conn: Connection, request: cluster.SetManifest) -> None:

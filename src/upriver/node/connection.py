@@ -296,6 +296,8 @@ class Connection(asyncio.Protocol):
         self, request: Answerable, *, extras: bytes = b"", key: bytes = b"", value: bytes = b"", cas: int = 0,
         datatype: int = 0, status: int = 0,
     ) -> None:  # fmt: skip
+        if self.bucket is not None:
+            self.bucket.responses[status] += 1
         body = len(extras) + len(key) + len(value)
         if self.tracing and len(key) <= tracing.LONGEST_KEY:
             head = tracing.traced_head(request, len(extras), len(key), body, datatype, status, cas)

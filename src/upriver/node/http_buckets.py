@@ -1,4 +1,4 @@
-"""Routes that list, make and drop buckets, at the paths of Couchbase's REST API.
+"""Routes that list, make, change and drop buckets, at the paths of Couchbase's REST API.
 
 The texts of some refusals are those that Couchbase's SDKs look for.
 """
@@ -13,7 +13,8 @@ from upriver.errors import ConfigError, KeyExists
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.arguments import number_or_none
-from upriver.node.http_cluster import bucket_or_404, describe_node
+from upriver.node.bucket_settings import BucketSettings
+from upriver.node.http_cluster import bucket_or_404, describe_nodes
 from upriver.node.http_server import Result, route
 from upriver.node.http_wire import Answer, HttpError, Request
 
@@ -32,16 +33,16 @@ def describe_bucket(node: Node, bucket: NodeBucket) -> dict[str, Any]:
         bucketType="membase",
         storageBackend="upriver",
         numVBuckets=store.vbuckets,
-        replicaNumber=0,
+        replicaNumber=node.cluster_map(bucket).replicas,
         maxTTL=store.options.max_ttl_s,
         evictionPolicy="fullEviction",
         compressionMode="passive",
         conflictResolutionType="lww" if store.options.lww else "seqno",
         durabilityMinLevel="none",
-        controllers={"flush": f"{path}/controller/doFlush"} if node.options.enable_flush else {},
+        controllers={"flush": f"{path}/controller/doFlush"} if node.may_flush(bucket) else {},
         authType="sasl",
         collectionsManifestUid=f"{store.manifest.uid:x}",
-        nodes=[describe_node(node)],
+        nodes=describe_nodes(node, node.cluster_map(bucket)),
         quota={"ram": store.options.quota_bytes, "rawRAM": store.options.quota_bytes},
         basicStats={"itemCount": items, "memUsed": store.memory_bytes, "diskUsed": store.disk_bytes},
     )
@@ -61,16 +62,35 @@ def get_bucket(node: Node, request: Request, name: str) -> Result:
 
 @route("POST", "/pools/default/buckets")
 def create_bucket(node: Node, request: Request) -> Result:
-    """Takes ``name`` and ``numVBuckets``; what else Couchbase's tools send has no meaning here."""
+    """A setting that this node does not have is refused by name."""
     arguments = request.arguments()
     name = str(arguments.get("name", ""))
+    settings = BucketSettings().changed_by(arguments, replicas=0)
+    vbuckets = number_or_none(arguments, "numVBuckets", 1, 0xFFFF)
     try:
-        node.buckets.create(name, number_or_none(arguments, "numVBuckets", 1, 0xFFFF))
+        node.buckets.create(name, vbuckets, settings)
     except KeyExists as error:
         raise HttpError(_BAD, "Bucket with given name already exists", "name") from error
     except ConfigError as error:
         raise HttpError(_BAD, str(error), "name") from error
     return Answer(None, HTTPStatus.ACCEPTED)
+
+
+@route("POST", "/pools/default/buckets/*")
+def update_bucket(node: Node, request: Request, name: str) -> Result:
+    """What is not given stays as it is."""
+    bucket, arguments = bucket_or_404(node, name), request.arguments()
+    settings = bucket.settings.changed_by(arguments, node.cluster_map(bucket).replicas)
+    store = bucket.store
+    if number_or_none(arguments, "numVBuckets", 1, 0xFFFF) not in (None, store.vbuckets):
+        raise HttpError(_BAD, f"numVBuckets stays what it was: {store.vbuckets}", "numVBuckets")
+    if settings.lww not in (None, store.options.lww):
+        raise HttpError(_BAD, "conflictResolutionType stays what it was", "conflictResolutionType")
+    if settings != bucket.settings and (bucket.member or bucket.waits_for_map):
+        raise HttpError(_BAD, "the settings of a cluster's bucket are those that its nodes were started with")
+    node.buckets.change_settings(bucket, settings)
+    log.info("bucket_changed", bucket=bucket.name)
+    return Answer()
 
 
 @route("DELETE", "/pools/default/buckets/*")
@@ -82,10 +102,11 @@ def drop_bucket(node: Node, request: Request, name: str) -> Result:
 
 
 @route("POST", "/pools/default/buckets/*/controller/doFlush")
-def flush_bucket(node: Node, request: Request, name: str) -> Result:
+async def flush_bucket(node: Node, request: Request, name: str) -> Result:
     bucket = bucket_or_404(node, name)
-    if not node.options.enable_flush:
-        raise HttpError(_BAD, "Flush is disabled for the bucket; start the node with --enable-flush")
-    bucket.empty()
+    if not node.may_flush(bucket):
+        what = "start the node with --enable-flush, or set the bucket's flushEnabled"
+        raise HttpError(_BAD, f"Flush is disabled for the bucket; {what}")
+    await bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name)
     return Answer()

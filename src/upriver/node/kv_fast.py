@@ -62,6 +62,8 @@ def _set(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
         answers.fail_with(conn, _Request(opcode, opaque), error)
         return True
     if opcode == Opcode.SET:
+        if not conn.tracing:
+            bucket.responses[0] += 1  # as ``reply`` does
         _answer_set(conn, opaque, stored.cas, stored.vbuuid, stored.seqno)
     return True
 
@@ -105,6 +107,7 @@ def _get(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
         extras = document.flags.to_bytes(4, "big")
         conn.reply(_Request(opcode, opaque), extras=extras, value=value, cas=document.cas, datatype=datatype)
         return True
+    bucket.responses[0] += 1
     head = _GET_RESPONSE.pack(
         _RESPONSE, opcode, 0, 4, datatype, 0, 4 + len(value), opaque, document.cas, document.flags
     )

@@ -61,19 +61,19 @@ async def change_manifest(bucket: NodeBucket, edit: Edit) -> str:
     """Do an edit, or have it done; the new uid. ``EditRefused`` if it cannot be done."""
     if bucket.member or bucket.waits_for_map:
         return await bucket.proposals.decided(edit)
-    new = edited(bucket.store.manifest.to_json(), edit)
-    bucket.apply_manifest(new)
+    async with bucket.manifest_changes:
+        await bucket.apply_manifest(edited(bucket.store.manifest.to_json(), edit))
     uid = f"{bucket.store.manifest.uid:x}"
     log.info("manifest_applied", bucket=bucket.name, uid=uid)
     return uid
 
 
 def take_manifest(bucket: NodeBucket, manifest: Any) -> None:
-    """The manager's; one that this node has already is no news."""
+    """The manager's; one that this node has already is no news. Not beside the loop: nobody is served before."""
     if not manifest or int(manifest["uid"], 16) <= bucket.store.manifest.uid:
         return
     try:
-        bucket.apply_manifest(orjson.dumps(manifest))
+        bucket.store.apply_manifest(orjson.dumps(manifest))
     except StatusError as error:  # the manager sees that it is not here, and tries again
         log.warning("manifest_refused", bucket=bucket.name, uid=manifest["uid"], reason=str(error))
     else:

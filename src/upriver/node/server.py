@@ -21,6 +21,7 @@ from upriver.node.data_directory import DataDirectory
 from upriver.node.doors import Doors
 from upriver.node.durability import SyncWrites
 from upriver.node.housekeeping import Housekeeping
+from upriver.node.kept_map import KeptMap
 from upriver.node.map_pushes import push_map
 from upriver.node.options import VERSION, NodeOptions
 from upriver.node.persistence import PersistenceWaits
@@ -177,8 +178,13 @@ class Node:
         if found is None:
             current = self.cluster_map(bucket)
             this_node = max(0, self.index_in(current))
-            found = self._map_json[bucket.name] = current.to_json(bucket.name, current.uuid or bucket.uuid, this_node)
+            found = self._map_json[bucket.name] = current.to_json(bucket.name, self.bucket_uuid(bucket), this_node)
         return found
+
+    def bucket_uuid(self, bucket: NodeBucket) -> str:
+        """The same at all members of a cluster and for the life of the bucket; another after it was made again."""
+        known = KeptMap.of(self, bucket).map  # also before the first map of this run
+        return (known.uuid if known is not None else "") or bucket.uuid
 
     def nodes_json(self) -> bytes:
         """The nodes without any bucket; a client with TLS learns its port from it before it selects one."""
@@ -191,6 +197,10 @@ class Node:
         return next((n for n, each in enumerate(cluster_map.nodes) if (each.host, each.kv) == mine), -1)
 
     # ------------------------------------------------------------------------------------------ buckets
+
+    def may_flush(self, bucket: NodeBucket) -> bool:
+        allowed = bucket.settings.flush_enabled
+        return self.options.enable_flush if allowed is None else allowed
 
     def delete_bucket(self, name: str) -> None:
         """Disconnect its users, then erase it."""

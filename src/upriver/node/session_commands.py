@@ -114,12 +114,12 @@ def verbosity(conn: Connection, request: session.Verbosity) -> None:
     conn.reply(request)
 
 
-def flush_bucket(conn: Connection, request: Any) -> None:
+async def flush_bucket(conn: Connection, request: Any) -> None:
     """Empties the bucket, where the operator allowed it: every vbucket starts a new history."""
-    if not conn.node.options.enable_flush:
-        raise NotSupported("start the node with --enable-flush")
     bucket = conn.require_bucket()
-    bucket.empty()
+    if not conn.node.may_flush(bucket):
+        raise NotSupported("start the node with --enable-flush, or set the bucket's flushEnabled")
+    await bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name, connection=conn.id)
     if not conn.is_quiet(request):
         conn.reply(request)

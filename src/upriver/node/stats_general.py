@@ -94,6 +94,12 @@ def reset(query: Query) -> Figures:
     yield from ()
 
 
+def responses(query: Query) -> Figures:
+    """How often each status was answered to clients of this bucket, as JSON: status in hexadecimal, and count."""
+    counted = {f"{int(status):x}": count for status, count in sorted(query.bucket.responses.items())}
+    yield "responses", json.dumps(counted)
+
+
 def connections(query: Query) -> Figures:
     for conn in sorted(query.conn.node.connections, key=lambda each: each.id):
         described = {**conn.stats(), "bucket": conn.bucket.name if conn.bucket else "", "dcp": conn.dcp is not None}

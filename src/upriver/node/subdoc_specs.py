@@ -47,7 +47,7 @@ MUTATIONS = {
     Opcode.SUBDOC_ARRAY_PUSH_LAST: Rule(_MKDIR | _WRITES, True, True, paths.push_last),
     Opcode.SUBDOC_ARRAY_PUSH_FIRST: Rule(_MKDIR | _WRITES, True, True, paths.push_first),
     Opcode.SUBDOC_ARRAY_INSERT: Rule(_WRITES, has_value=True, change=paths.insert),
-    Opcode.SUBDOC_ARRAY_ADD_UNIQUE: Rule(_MKDIR | _WRITES, True, True, paths.add_unique),
+    Opcode.SUBDOC_ARRAY_ADD_UNIQUE: Rule(_MKDIR | _XATTR, True, True, paths.add_unique),
     Opcode.SUBDOC_COUNTER: Rule(_MKDIR | _XATTR, has_value=True, change=paths.counter),
     Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: Rule(_XATTR | _BINARY),
 }

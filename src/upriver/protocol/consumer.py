@@ -382,7 +382,7 @@ class Consumer(StreamSetup):
     def _marker(self, stream: PassiveStream, start: int, end: int, flags: int, purge_seqno: int = 0) -> None:
         self.store.vbucket(stream.vbucket).begin_snapshot(start, end, flags, purge_seqno)
         self._table.snapshot(stream.vbucket, start, end)
-        stream.snapshot_end = end
+        stream.snapshot_start, stream.snapshot_end = start, end
         stream.ack_marker = bool(flags & _ACK)
 
     def _reached(self, stream: PassiveStream, seqno: int) -> None:

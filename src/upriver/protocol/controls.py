@@ -185,8 +185,7 @@ def _end_on_close(options: ProducerOptions, value: str) -> None:
 
 
 def _expiry_opcode(options: ProducerOptions, value: str) -> None:
-    _require_true(value)
-    options.expiry_opcode = OpenFlag.INCLUDE_DELETE_TIMES in options.flags
+    options.expiry_opcode = _is_true(value) and OpenFlag.INCLUDE_DELETE_TIMES in options.flags
 
 
 def _stream_ids(options: ProducerOptions, value: str) -> None:

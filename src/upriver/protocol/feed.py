@@ -104,6 +104,7 @@ class Feed:
         self._waiting: dict[int, float] = dict.fromkeys(request.starts, 0.0)  # until when
         self._fruitless = dict.fromkeys(request.starts, 0)  # tries in a row that moved nothing
         self._opened_at: dict[int, int] = {}
+        self._rollback_span: dict[int, tuple[int, int]] = {}  # between which seqnos a vbucket was rolled back
         self._home: dict[int, Address] = {}  # over whose connection each vbucket came last
         self._to_latest: set[int] = set()  # their end does not exist on the branch that we are on now
         self._unconfirmed = set(request.starts) if request.resumed else set()
@@ -175,7 +176,7 @@ class Feed:
 
     def connected(self, address: Address, now: float = 0.0) -> FeedLink:
         """The shell has a socket to this node; its link begins the handshake."""
-        link = FeedLink(self._make_session(), self.standing, self._window, now)
+        link = FeedLink(self._make_session(), self.standing, self._window, now, now)
         self.links[address] = link
         return link
 
@@ -229,6 +230,16 @@ class Feed:
     def silent(self, now: float) -> list[Address]:
         """Nodes that have said nothing for two noop intervals: dead, or as good as dead."""
         return [a for a, link in self.links.items() if now - link.heard_at > 2 * self.noop_interval_s]
+
+    def late(self, now: float, within_s: float) -> list[Address]:
+        """Nodes whose handshake is not over after so long, whatever they say."""
+        return [a for a, link in self.links.items() if not link.ready and now - link.begun_at > within_s]
+
+    def was_away(self, seconds: float) -> None:
+        """Nobody listened for so long: that silence is not the peers'."""
+        for link in self.links.values():
+            link.heard_at += seconds
+            link.begun_at += seconds
 
     def use(self, topology: Topology) -> bool:
         """Adopt a newer map; false if it is not newer."""
@@ -359,12 +370,22 @@ class Feed:
             return
         # A true rollback goes below where we stand; never believe one that would have us ask the same again.
         target = self.standing.rollback_target(vb, min(event.seqno, max(0, at.seqno - 1)))
-        self._lose(vb, target, at.vbuuid)
+        if at.seqno > 0:  # or there is nothing to undo
+            self._lose(vb, target, at.vbuuid)
         self._unconfirmed.discard(vb)
         self.standing.roll_back(vb, target)
         if self._end(vb) != SEQNO_MAX:
             self._to_latest.add(vb)
-        self._wait(vb, now)
+        self._wait(vb, self._after_rollback(vb, at.seqno, target, now))
+
+    def _after_rollback(self, vb: int, seqno: int, target: int, now: float) -> float:
+        """When to ask again: at once, unless since the last rollback we got neither further nor further back."""
+        furthest, lowest = self._rollback_span.get(vb, (0, SEQNO_MAX))
+        self._rollback_span[vb] = max(furthest, seqno), target if seqno > furthest else min(lowest, target)
+        if seqno > furthest or target < lowest:
+            self._fruitless[vb] = 0
+            return now
+        return self._pause(vb, now)
 
     def _try_older_branch(self, vb: int, at: Position) -> bool:
         """A producer that never heard of our newest branch may know the one before, if we have nothing newer."""

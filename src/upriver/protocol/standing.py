@@ -107,6 +107,10 @@ class Standing:
             self._claimed_end.copy(), self._point.copy(), dict(self._out_of_order),
         )  # fmt: skip
 
+    def covered(self, vb: int) -> int:
+        """No snapshot that data were taken from reaches beyond this seqno."""
+        return max(self._claimed_end[vb], self.streams.seqno(vb))
+
     def points(self, vb: int) -> tuple[int, ...]:
         """Seqnos at which the reader was consistent, oldest first; the older, the sparser."""
         self._note_point(vb)

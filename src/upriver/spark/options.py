@@ -252,6 +252,7 @@ class ReadOptions(ConnectionOptions):
     xattrs: bool = False
     keys_only: bool = False
     batch_rows: int = 32_768
+    adopt: bool = False  # go on with a bucket that is not the one of the checkpoint
     poll_milliseconds: int = field(default=200, metadata=_by(_number))  # while nothing happens, ask only so often
 
     def __post_init__(self) -> None:

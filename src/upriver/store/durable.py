@@ -72,6 +72,7 @@ class DurableWrites(Documents, Replica):
             raise InvalidArguments(f"durability level {level} is not one of 1, 2, 3")
         with self.shared.lock:
             wire_key = self._prepare_write(key, collection_id, value)
+            self._checked_body(value, datatype)
             current = self._current_for_write(wire_key, key, collection_id, cas)
             if current is None and (cas or deleted):
                 raise KeyNotFound

@@ -20,7 +20,6 @@ class Context:
     collections: bool = False
     datatypes: int = int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR)
     check_values: bool = False  # inflate snappy, walk xattrs, refuse what HELLO did not allow: what a server owes
-    mend_stream_id: bool = False  # read a stream-id whose framing length says 0 (trap 64), as some servers send it
 
     @property
     def max_key(self) -> int:

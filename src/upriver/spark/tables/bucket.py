@@ -21,6 +21,7 @@ class Survey:
     vbuckets: int
     changes: int  # the sum of all high seqnos: no fewer than there are documents
     collections: dict[str, int]  # table name -> collection id
+    uuid: str = ""  # the bucket's own; empty if the cluster does not say
 
 
 def database(options: SyncOptions) -> Database:
@@ -31,7 +32,7 @@ def survey(options: SyncOptions) -> Survey:
     """Ask the cluster."""
     with database(options) as db:
         names = {table_name(scope, name, cid): cid for cid, (scope, name) in db.collection_names().items()}
-        return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names)
+        return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names, db.topology.bucket_uuid)
 
 
 def wanted(options: SyncOptions, name: str) -> bool:

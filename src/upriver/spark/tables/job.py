@@ -68,8 +68,9 @@ class Applier:
             )
         written = collect(frame, self.options.to, batch_id)
         read_s = time.monotonic() - started
+        told = reached.keep(tables.lake, batch_id, written)
         steps = tables.apply(batch_id, written, self._lag(tables, written))
-        reached.note(tables.lake, batch_id, self.options)
+        reached.note(tables.lake, batch_id, self.options, told)
         self._history(tables, steps)
         self._keep_up(tables, steps)
         self._note(tables.lake, batch_id, written, steps, started, read_s)
@@ -87,7 +88,7 @@ class Applier:
 
     def _lag(self, tables: Tables, written: Written) -> int:
         """About how many rows are still to come: none unless this batch was full."""
-        if written.rows < 0.8 * self.options.max_rows:
+        if written.rows < 0.8 * self.options.max_rows and written.value_bytes < 0.4 * self.options.max_bytes:
             return 0
         logs = [tables.collection(name).changes for name in tables.names()]
         done = written.rows + sum(piece.rows for log in logs for piece in log.pieces())
@@ -175,6 +176,7 @@ def _reader(spark: Any, options: SyncOptions) -> Any:
 def start(spark: Any, options: SyncOptions, applier: Applier) -> Any:
     """Start the streaming query."""
     reader = _reader(spark, options).option("maxrowspertrigger", str(options.max_rows))
+    reader = reader.option("maxbytespertrigger", str(options.max_bytes))
     for name, text in options.source_options().items():
         reader = reader.option(name, text)
     writer = reader.load().writeStream.foreachBatch(applier).queryName(f"upriver sync {options.bucket}")

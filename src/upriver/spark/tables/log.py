@@ -66,6 +66,8 @@ class Written:
     rows: int = 0
     value_bytes: int = 0
     newest_us: int = 0  # when the newest of these changes was made, 0 for none
+    complete: list[int] = field(default_factory=list)  # vbuckets that are consistent where the batch ends
+    unread: dict[int, int] = field(default_factory=dict)  # those that were left alone, and where they must go back to
 
     def plain(self) -> dict[str, Any]:
         """As JSON can carry it to the driver."""
@@ -73,6 +75,7 @@ class Written:
             "pieces": {name: [asdict(piece) for piece in pieces] for name, pieces in self.pieces.items()},
             "ids": self.ids, "marks": [asdict(mark) for mark in self.marks],
             "rows": self.rows, "value_bytes": self.value_bytes, "newest_us": self.newest_us,
+            "complete": self.complete, "unread": self.unread,
         }
 
     @classmethod
@@ -88,6 +91,8 @@ class Written:
             whole.rows += part["rows"]
             whole.value_bytes += part["value_bytes"]
             whole.newest_us = max(whole.newest_us, part["newest_us"])
+            whole.complete.extend(part["complete"])
+            whole.unread.update((int(vbucket), seqno) for vbucket, seqno in part["unread"].items())
         return whole
 
 

@@ -15,7 +15,7 @@ from upriver.spark.tables.columns import Kind, Shape
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Given to the source as they are.
-_SOURCE = ("connection", "bucket", "username", "password", "password_file", "ca_file", "scope", "partitions")
+_SOURCE = ("connection", "bucket", "username", "password", "password_file", "ca_file", "scope", "partitions", "adopt")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class SyncOptions:
     every: str = "1s"
     partitions: int = 0  # tasks per batch; 0: one per core
     max_rows: int = 1_000_000  # per batch
+    max_bytes: int = 512 << 20  # per batch, as they come over the wire
+    adopt: bool = False  # go on with a bucket of the same name that is another one
     deletes: str = "remove"
     history: bool = False
     max_columns: int = 200

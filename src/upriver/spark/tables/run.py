@@ -64,10 +64,11 @@ def sync(
     found = bucket.survey(options)
     lake = Lake(options.to)
     with lake.only_writer():
-        settings = lake.settle(options.bucket, found.vbuckets)
-        reached.take_over(lake, options)
+        settings = lake.settle(options.bucket, found.vbuckets, found.uuid, adopt=options.adopt)
         applier = Applier(options, settings["id"], found.vbuckets, found.changes)
         tables = applier.tables(spark)
+        reached.check(lake, tables.last_batch())
+        reached.take_over(lake, options)
         reconcile(tables, found, options)
         live = Live(found.changes)
         query = start(spark, options, applier)

@@ -32,7 +32,7 @@ from upriver.spark.tables.forward import Outcome, Work
 from upriver.spark.tables.lake import APPLIED, REPAIRS, TRIMMED, Lake
 from upriver.spark.tables.log import LOG, WIPES, Mark, read_marks, write_log, write_marks
 from upriver.spark.tables.news import News
-from upriver.spark.tables.pieces import Piece, discard, now_ms, read_pieces
+from upriver.spark.tables.pieces import Piece, discard, now_ms, read_pieces, uncompressed
 from upriver.spark.tables.policy import (
     Policy,
     Range,
@@ -263,9 +263,11 @@ class CollectionTables:
     ) -> list[Work]:
         policy, rewrite = self.options.policy, goal.force or widened or seen.doubt
         if seen.doubt:  # no file says where it begins and ends: cut the table anew
-            ranges = ranges_of([], self.options.vbuckets, sum(piece.rows for piece in seen.current), policy)
+            rows, size = sum(piece.rows for piece in seen.current), uncompressed(self.current.uri, seen.current)
+            ranges = ranges_of([], self.options.vbuckets, rows, policy, size)
         else:
-            ranges = ranges_of(seen.current, self.options.vbuckets, expected, policy)
+            size = new.bytes * expected // max(new.rows, 1)
+            ranges = ranges_of(seen.current, self.options.vbuckets, expected, policy, size)
         fresh = new.per_range(ranges)
         every = {(part.lo, part.hi) for part in ranges}
         chosen = every if rewrite else self._chosen(goal, seen, ranges, fresh)
@@ -275,7 +277,7 @@ class CollectionTables:
             tuple(seen.log if fresh_marks else new.pieces), tuple(seen.tail), tuple(seen.current),
             tuple(seen.marks) if fresh_marks else (), rewrite=rewrite, doubt=seen.doubt,
             keep_deleted=self.options.keep_deleted, floors=self.floors() if fresh_marks else {},
-            target_rows=policy.target_rows, max_files=policy.max_files,
+            target_rows=policy.target_rows, target_bytes=policy.target_bytes, max_files=policy.max_files,
         )
         works = [
             replace(base, lo=lo, hi=hi, merge=True, current=tuple(p for p in seen.current if p.overlaps(lo, hi)))
@@ -283,7 +285,7 @@ class CollectionTables:
         ]
         if len(chosen) == len(ranges):
             return works
-        if sum(fresh) <= policy.inline_rows:
+        if sum(fresh) <= policy.inline_rows and new.bytes <= policy.inline_bytes:
             return [*works, replace(base, skip=tuple(sorted(chosen)))]
         rest = [part for part in ranges if (part.lo, part.hi) not in chosen]
         return works + [replace(base, lo=part.lo, hi=part.hi) for part in rest]

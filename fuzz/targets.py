@@ -27,7 +27,7 @@ def fuzz_frames(data: bytes) -> None:
     if len(data) < 2:
         return
     dialect = Dialect.UPR if data[0] & 2 else Dialect.DCP
-    context = Context(dialect, bool(data[0] & 1), (data[0] >> 2) & 7, bool(data[0] & 32), bool(data[0] & 64))
+    context = Context(dialect, bool(data[0] & 1), (data[0] >> 2) & 7, bool(data[0] & 32))
     step, stream = data[1] or len(data), data[2:]
     frames = _split(stream, len(stream) or 1)
     assert frames == _split(stream, step)

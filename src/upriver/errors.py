@@ -11,7 +11,7 @@ The tree::
     ├── StatusError                 the peer answered with a status other than success
     │   └── Rollback, NotMyVbucket, KeyNotFound, ...   found by status
     ├── StoreError                  the data on disk
-    │   └── NotOurFile, CorruptStore, DiskFull
+    │   └── NotOurFile, CorruptStore (DamagedVbucket), DiskFull, DirectoryInUse
     ├── ConnectFailed               no node answered
     ├── HistoryLost                 a rollback, for callers who asked to be stopped by one
     ├── CheckpointError             a saved position
@@ -237,6 +237,10 @@ class InvalidArguments(StatusError, status=Status.EINVAL):
     """The request breaks a rule of the protocol."""
 
 
+class InvalidCas(StatusError, status=Status.CAS_VALUE_INVALID):
+    """The CAS that a document brings is a time too far in the future."""
+
+
 class NotStored(StatusError, status=Status.NOT_STORED):
     """Nothing to append or prepend to."""
 
@@ -351,6 +355,10 @@ class NotOurFile(StoreError):
 
 class CorruptStore(StoreError):
     """A store file is damaged; restore it from a copy or delete the bucket's directory."""
+
+
+class DirectoryInUse(StoreError):
+    """Another process has this directory open; stop that one first."""
 
 
 class DiskFull(StoreError):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 
 from upriver.errors import UpriverError
 
+_PASSWORD = "UPRIVER_PASSWORD"  # noqa: S105  # the variable's name
 START_S = 600.0  # the first start on a machine compiles kernels, and may not have the machine to itself
 
 
@@ -60,7 +62,9 @@ class RunningNode:
         command = [sys.executable, "-c", "from upriver.cli import main; main()", "serve", "--data", str(self.data)]
         command += ["--kv-port", str(self.kv_port), *_arguments(self._options)]
         with self.log.open("a") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, bufsize=0)  # noqa: S603
+            self._process = subprocess.Popen(  # noqa: S603
+                command, stdout=subprocess.PIPE, stderr=log, bufsize=0, env=_environment(self._options)
+            )
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
@@ -125,9 +129,17 @@ def node(*, data: Path | None = None, **options: Any) -> Iterator[RunningNode]:
                 running.stop()
 
 
+def _environment(options: dict[str, Any]) -> dict[str, str]:
+    """With the password, which everybody on the machine could read on a command line."""
+    inherited = {name: value for name, value in os.environ.items() if name != _PASSWORD}
+    return inherited | ({_PASSWORD: options["password"]} if options.get("password") else {})
+
+
 def _arguments(options: dict[str, Any]) -> list[str]:
     found = []
     for name, value in options.items():
+        if name == "password":
+            continue
         flag = "--" + name.replace("_", "-")
         if value is True:
             found.append(flag)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import couchbase.subdocument as SD
+import sdk_transactions
 from couchbase import exceptions as ex
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
@@ -309,6 +310,9 @@ def main(port: str, username: str, password: str, tls_port: str, ca: str) -> Non
     named = bucket.scope("shop").collection("orders")
     for scenario in SCENARIOS:
         report(f"{scenario.__name__} in a named collection", lambda scenario=scenario: scenario(named))
+    for scenario in sdk_transactions.SCENARIOS:
+        report(scenario.__name__, lambda scenario=scenario: scenario(cluster, named))
+    report("unknown bucket", lambda: unknown_bucket(cluster))
     report("unknown collection", lambda: unknown_collection(bucket))
     report("wrong password", lambda: wrong_password(port, username))
     report("over TLS", lambda: over_tls(tls_port, PasswordAuthenticator(username, password, cert_path=ca)))
@@ -321,6 +325,12 @@ def managers(cluster: Any) -> None:
     buckets.create_bucket(CreateBucketSettings(name="other", ram_quota_mb=100))
     raises(ex.BucketAlreadyExistsException, lambda: buckets.create_bucket(CreateBucketSettings(name="other")))
     assert {each.name for each in buckets.get_all_buckets()} == {"default", "other"}
+    settings = buckets.get_bucket("other")
+    settings["max_expiry"] = timedelta(hours=1)
+    buckets.update_bucket(settings)
+    changed = buckets.get_bucket("other")
+    assert (changed["max_expiry"], changed["ram_quota_mb"]) == (timedelta(hours=1), 100)
+    assert [each["status"] for each in cluster.cluster_info().nodes] == ["healthy"]
     other = cluster.bucket("other").default_collection()
     other.upsert("k", 1)
     buckets.flush_bucket("other")
@@ -344,6 +354,11 @@ def over_tls(port: str, authenticator: Any) -> None:
     cluster.wait_until_ready(timedelta(seconds=60))
     upsert_and_get(cluster.bucket("default").default_collection())
     cluster.close()
+
+
+def unknown_bucket(cluster: Any) -> None:
+    """Told at once: not a timeout, which would not say what is wrong."""
+    raises(ex.BucketNotFoundException, lambda: cluster.bucket("defualt"))
 
 
 def unknown_collection(bucket: Any) -> None:

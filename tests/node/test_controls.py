@@ -54,7 +54,7 @@ def producer(port: int, *features: int, flags: int = OpenFlag.PRODUCER, name: by
         ("send_stream_end_on_client_close_stream", "true", OK),
         ("send_stream_end_on_client_close_stream", "other", OK),
         ("enable_expiry_opcode", "true", OK),
-        ("enable_expiry_opcode", "false", EINVAL),
+        ("enable_expiry_opcode", "false", OK),
         ("enable_stream_id", "true", OK),
         ("enable_stream_id", "false", EINVAL),
         ("enable_sync_writes", "true", OK),

@@ -6,7 +6,9 @@ import http.client
 import json
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,12 +142,70 @@ def test_a_bucket_is_created_used_and_dropped(node: Served) -> None:
         assert raw.is_closed()
     with Raw(node.kv_port) as raw:
         raw.hello(*ALL)
-        assert raw.ask(SelectBucket(b"extra")).specific == Status.KEY_ENOENT
+        assert raw.ask(SelectBucket(b"extra")).specific == Status.EACCESS
+
+
+def test_the_pool_names_nodes_and_buckets_as_sdks_need_it(node: Served) -> None:
+    pool = get(node, "/pools/default")
+    assert len({each["otpNode"] for each in pool["nodes"]}) == len(pool["nodes"]) == 1
+    with ready(node.kv_port) as raw:
+        uuid = json.loads(raw.ask(GetClusterConfig()).value)["uuid"]
+    assert pool["bucketNames"] == [{"bucketName": "default", "uuid": uuid}]
+    assert get(node, f"{BUCKETS}/default")["uuid"] == uuid
+
+
+def test_a_bucket_that_is_made_again_has_another_uuid(node: Served) -> None:
+    uuids = []
+    for _ in range(2):
+        assert node.http(BUCKETS, "POST", {"name": "again", "numVBuckets": 4})[0] == 202
+        uuids.append(get(node, "/pools/default/b/again")["uuid"])
+        assert get(node, f"{BUCKETS}/again")["uuid"] == uuids[-1]
+        assert node.http(f"{BUCKETS}/again", "DELETE")[0] == 200
+    assert uuids[0] != uuids[1]
+
+
+def test_the_settings_of_a_bucket_are_kept_and_can_be_changed(tmp_path: Path) -> None:
+    settings = {"ramQuotaMB": 100, "maxTTL": 50, "conflictResolutionType": "lww", "flushEnabled": 1}
+    with serve(tmp_path / "data") as node:
+        assert node.http(BUCKETS, "POST", {"name": "own", "numVBuckets": 4, **settings})[0] == 202
+        assert shown(node) == (100 << 20, 50, "lww", True)
+        assert node.http(f"{BUCKETS}/own/controller/doFlush", "POST")[0] == 200
+        assert node.http(f"{BUCKETS}/own", "POST", {"maxTTL": 3600, "flushEnabled": 0})[0] == 200
+        assert node.http(f"{BUCKETS}/own/controller/doFlush", "POST")[0] == 400
+        with Raw(node.kv_port) as raw:
+            raw.hello(*ALL)
+            raw.bucket(b"own")
+            assert raw.ask(kv.Set(0, 0, b"\0k", b"1")).specific == Status.SUCCESS
+            expiry = int.from_bytes(raw.ask(kv.GetMeta(key=b"\0k")).extras[8:12], "big")
+        assert expiry > time.time() + 1800  # the bucket's limit, and the new one
+        assert node.http(f"{BUCKETS}/own", "POST", {"conflictResolutionType": "seqno"})[0] == 400
+        assert node.http(f"{BUCKETS}/own", "POST", {"numVBuckets": 8})[0] == 400
+    with serve(tmp_path / "data") as node:
+        assert shown(node) == (100 << 20, 3600, "lww", False)
+
+
+def shown(node: Served) -> tuple[int, int, str, bool]:
+    found = get(node, f"{BUCKETS}/own")
+    return found["quota"]["ram"], found["maxTTL"], found["conflictResolutionType"], "flush" in found["controllers"]
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("durabilityMinLevel", "majority"), ("replicaNumber", "1"), ("bucketType", "ephemeral"),
+    ("evictionPolicy", "nruEviction"), ("storageBackend", "magma"), ("compressionMode", "active"),
+    ("historyRetentionSeconds", "60"), ("maxTTL", "-1"), ("threadsNumber", "8"), ("flushEnabled", "maybe"),
+])  # fmt: skip
+def test_a_setting_that_a_node_cannot_keep_is_refused_by_name(node: Served, name: str, value: str) -> None:
+    for path, form in ((BUCKETS, {"name": "n", name: value}), (f"{BUCKETS}/default", {name: value})):
+        status, content = node.http(path, "POST", form)
+        assert status == 400
+        assert list(content["errors"]) == [name]
+    assert [bucket["name"] for bucket in get(node, BUCKETS)] == ["default"]
 
 
 @pytest.mark.parametrize("form", [
     {}, {"name": ""}, {"name": "../up"}, {"name": "a/b"}, {"name": "x" * 101}, {"name": "n", "numVBuckets": "0"},
     {"name": "n", "numVBuckets": "many"}, {"name": "n", "numVBuckets": "70000"},
+    {"name": "n", "numVBuckets": "0000000000012000000"}, {"name": "n", "numVBuckets": "1" * 5000},
 ])  # fmt: skip
 def test_a_bucket_that_cannot_be_is_refused(node: Served, form: dict[str, str]) -> None:
     status, content = node.http(BUCKETS, "POST", form)
@@ -184,6 +244,27 @@ def test_scopes_and_collections_come_and_go_with_new_ids(node: Served) -> None:
     assert collection_id(node, b"shop.orders") != first
     assert node.http(f"{scopes}/shop", "DELETE")[0] == 200
     assert collection_id(node, b"shop.orders") == Status.UNKNOWN_SCOPE
+
+
+def test_what_was_switched_on_for_a_collection_can_be_switched_off(node: Served) -> None:
+    scopes = f"{BUCKETS}/default/scopes"
+    collection = f"{scopes}/_default/collections/altered"
+    assert node.http(f"{scopes}/_default/collections", "POST", {"name": "altered", "maxTTL": 60, "history": "true"})
+    assert altered(node) == {"maxTTL": 60, "history": True}
+    assert node.http(collection, "PATCH", {"history": "false"})[0] == 200
+    assert altered(node) == {"maxTTL": 60}
+    assert node.http(collection, "PATCH", {"maxTTL": "0"})[0] == 200
+    assert altered(node) == {}
+    assert node.http(collection, "PATCH", {"maxTTL": "-1"})[0] == 200  # never, whatever the bucket says
+    assert altered(node) == {"maxTTL": -1}
+    assert node.http(collection, "PATCH", {"history": "perhaps"})[0] == 400
+    assert node.http(collection, "DELETE")[0] == 200
+
+
+def altered(node: Served) -> dict[str, Any]:
+    [default, *_] = get(node, f"{BUCKETS}/default/scopes")["scopes"]
+    [found] = [each for each in default["collections"] if each["name"] == "altered"]
+    return {name: value for name, value in found.items() if name not in ("name", "uid")}
 
 
 @pytest.mark.parametrize(("method", "path", "form", "status", "text"), [

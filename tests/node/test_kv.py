@@ -214,7 +214,7 @@ def test_a_seqno_that_is_never_persisted_gives_up(make_node, key: bytes):  # typ
         pytest.param(frame(Opcode.GET_META, key=b"k", extras=b"\3"), EINVAL, id="GET_META version 3"),
         pytest.param(frame(Opcode.HELLO, value=b"\0"), EINVAL, id="HELLO with half a feature"),
         pytest.param(frame(Opcode.HELLO, value=b"\0\x0d"), EINVAL, id="HELLO feature without what it needs"),
-        pytest.param(frame(Opcode.SELECT_BUCKET, key=b"nope"), MISSING, id="no such bucket"),
+        pytest.param(frame(Opcode.SELECT_BUCKET, key=b"nope"), Status.EACCESS, id="no such bucket"),
         pytest.param(frame(Opcode.GET_ALL_VB_SEQNOS, extras=b"\0\0\0\5"), EINVAL, id="no such state"),
         pytest.param(frame(Opcode.SET_VBUCKET, extras=b"\0\0\0\1"), EINVAL, id="SET_VBUCKET with four bytes"),
         pytest.param(frame(Opcode.SET_VBUCKET, extras=b"\5"), EINVAL, id="SET_VBUCKET to nothing"),
@@ -415,6 +415,7 @@ class TestLimits:
         node = make_node(limits=Limits(max_connections=3))
         taken = [ready(node.port) for _ in range(3)]
         with Raw(node.port) as extra:
+            extra.send(session.Noop())
             assert extra.is_closed()
         assert all(each.ask(session.Noop()).specific == OK for each in taken)
         taken.pop().socket.close()

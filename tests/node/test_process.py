@@ -14,7 +14,7 @@ from raw import ALL, Raw, ready
 
 from upriver import testing
 from upriver.errors import Status, UpriverError
-from upriver.wire import Opcode, cluster, dcp, kv
+from upriver.wire import Opcode, cluster, dcp, kv, session
 from upriver.wire.constants import StreamEndStatus
 
 OK = Status.SUCCESS
@@ -177,3 +177,20 @@ class TestFaults:
 def test_faults_are_off_unless_they_were_enabled():
     with testing.node(vbuckets=2, http_port=0) as node, pytest.raises(subprocess.CalledProcessError):
         fault(node, "crash")
+
+
+def test_nobody_else_on_the_machine_reads_passwords_or_documents(monkeypatch):
+    """Neither on a node's command line nor in its files, also those from before."""
+    monkeypatch.setenv("UPRIVER_PASSWORD", "somebody else's")
+    with testing.node(vbuckets=4, username="ann", password="tell-nobody") as node:
+        command = Path(f"/proc/{node.pid}/cmdline").read_bytes()
+        assert b"ann" in command
+        assert b"tell-nobody" not in command
+        with Raw(node.kv_port) as raw:
+            raw.hello(*ALL)
+            assert raw.ask(session.SaslAuth(b"PLAIN", b"\0ann\0tell-nobody")).specific == OK
+        files = [node.data / "default" / name for name in ("data.mdb", "lock.mdb")]
+        assert [file.stat().st_mode & 0o777 for file in files] == [0o600, 0o600]
+        files[0].chmod(0o644)
+        node.restart()
+        assert files[0].stat().st_mode & 0o777 == 0o600

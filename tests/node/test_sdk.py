@@ -12,10 +12,12 @@ from front_node import free_port, make_certificates, serve, tls_arguments
 
 pytest.importorskip("couchbase", reason="the official SDK is not installed")
 import sdk_scenarios
+import sdk_transactions
 
 TIMEOUT_S = 120
 NAMES = [scenario.__name__ for scenario in sdk_scenarios.SCENARIOS]
-OTHERS = ["managers", "unknown collection", "wrong password", "over TLS"]
+TRANSACTIONS = [scenario.__name__ for scenario in sdk_transactions.SCENARIOS]
+OTHERS = ["managers", "unknown bucket", "unknown collection", "wrong password", "over TLS"]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"died": f"exit code {done.returncode}\n{done.stderr[-3000:]}", **found}
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(f"{name} in a named collection" for name in NAMES), *OTHERS])
+@pytest.mark.parametrize("name", [*NAMES, *(f"{name} in a named collection" for name in NAMES), *TRANSACTIONS, *OTHERS])
 def test_the_sdk_does_it_as_with_a_real_server(outcomes: dict[str, str], name: str) -> None:
     outcome = outcomes.get(name, f"not reached: {outcomes['died']}")
     assert outcome == "ok", outcome

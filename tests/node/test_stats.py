@@ -256,3 +256,59 @@ def test_there_is_no_error_map_before_version_1(raw: Raw) -> None:
     request = GetErrorMap(1).frame()
     request.value = pack(">H", 0)
     assert raw.ask(request.encode()).specific == S.KEY_ENOENT
+
+
+# ---------------------------------------------------------------------------------------------- one of many
+
+
+def refused(raw: Raw, group: str) -> Status:
+    return Status(raw.ask(Stat(group.encode())).specific)
+
+
+def test_scopes_and_collections_can_be_asked_for_by_name_and_by_id(raw: Raw) -> None:
+    every = stats(raw, "scopes")
+    assert {name for name in every if name.endswith(":name")} == {"0x0:name", "0x8:name"}
+    one = {name: value for name, value in every.items() if not name.startswith("0x0:")}
+    assert stats(raw, "scopes shop") == stats(raw, "scopes-byid 0x8") == stats(raw, "scopes-byid 8") == one
+    assert stats(raw, "collections shop.orders") == stats(raw, "collections-byid 0x9")
+    assert stats(raw, "collections-byid 9")["0x8:0x9:name"] == "orders"
+
+
+@pytest.mark.parametrize(
+    ("group", "status"),
+    [
+        ("scopes nowhere", S.UNKNOWN_SCOPE), ("scopes-byid 77", S.UNKNOWN_SCOPE), ("scopes-byid", S.EINVAL),
+        ("collections shop.nothing", S.UNKNOWN_COLLECTION), ("collections-byid 77", S.UNKNOWN_COLLECTION),
+        ("collections-byid shop", S.EINVAL), ("key", S.EINVAL), ("key k0", S.EINVAL), ("key k0 five", S.EINVAL),
+        ("key k0 4000", S.NOT_MY_VBUCKET), ("key nothing 5", S.KEY_ENOENT), ("key k0 5 shop.orders", S.KEY_ENOENT),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_an_error(node: Served, group: str, status: Status) -> None:
+    with ready(node.kv_port, *ALL) as raw:
+        assert refused(raw, group) == status
+
+
+def test_a_key_has_statistics(raw: Raw) -> None:
+    stored = raw.ask(kv.Set(0xABCD, 0, b"figure", b"{}", vbucket=5))
+    found = stats(raw, "key figure 5")
+    assert found | {"key_is_dirty": ""} == {
+        "key_is_dirty": "", "key_exptime": "0", "key_flags": str(0xABCD), "key_cas": str(stored.cas),
+        "key_vb_state": "active", "key_is_resident": "true",
+    }  # fmt: skip
+    assert stats(raw, "key figure 5 _default._default").keys() == stats(raw, "key-byid figure 5 0").keys()
+    assert stats(raw, "vkey figure 5")["key_valid"] in ("dirty", "valid")
+
+
+def test_responses_are_counted_by_status(raw: Raw) -> None:
+    def counted() -> dict[str, int]:
+        found: dict[str, int] = json.loads(stats(raw, "responses")["responses"])
+        return found
+
+    before = counted()
+    for _ in range(3):
+        raw.ask(kv.Get(b"not there", vbucket=5))
+    raw.ask(kv.Get(b"k0", vbucket=5))
+    raw.ask(kv.Set(0, 0, b"counted", b"{}", vbucket=5))
+    after = counted()
+    assert after["1"] - before.get("1", 0) == 3
+    assert after["0"] - before["0"] == 4  # two for the statistics themselves

@@ -92,9 +92,11 @@ def found(response: Frame) -> list[tuple[Status, bytes]]:
 
 def mutations(
     raw: Raw, *specs: tuple[int, int, bytes, bytes], doc_flags: int | None = None, key: bytes = b"doc", cas: int = 0,
-    expiry: int | None = None,
+    expiry: int | None = None, user_flags: int | None = None,
 ) -> Frame:  # fmt: skip
-    message = SubdocMultiMutation(expiry, doc_flags, key, tuple(MutationSpec(*spec) for spec in specs), cas=cas)
+    message = SubdocMultiMutation(
+        expiry, user_flags, doc_flags, key, tuple(MutationSpec(*spec) for spec in specs), cas=cas
+    )
     return raw.ask(message)
 
 
@@ -471,3 +473,37 @@ def test_whatever_is_asked_the_document_stays_whole_and_the_answer_has_a_status(
     elif changed.specific not in (OK, S.SUBDOC_SUCCESS_DELETED):
         assert (after.specific == OK) != deleted
         assert deleted or after.value == content
+
+
+def test_newer_clients_say_what_flags_the_document_has(raw: Raw) -> None:
+    """Nine bytes of extras: expiry, user flags, document flags."""
+    raw.ask(kv.Delete(b"flagged"))
+    made = mutations(
+        raw, (Op.SUBDOC_DICT_ADD, 0, b"a", b"1"), expiry=0, user_flags=0x02000006, doc_flags=DocFlag.ADD, key=b"flagged"
+    )
+    assert made.specific == OK
+    assert raw.ask(kv.Get(b"flagged")).extras == pack(">I", 0x02000006)
+    assert mutations(raw, (Op.SUBDOC_DICT_ADD, 0, b"b", b"1"), key=b"flagged").specific == OK
+    assert raw.ask(kv.Get(b"flagged")).extras == pack(">I", 0x02000006), "who says nothing leaves them"
+    extras = pack(">HBIIB", 1, 0, 0, 7, 0)
+    assert raw.ask(frame(Op.SUBDOC_DICT_UPSERT, extras=extras, key=b"flagged", value=b"c2")).specific == OK
+    assert raw.ask(kv.Get(b"flagged")).extras == pack(">I", 7)
+
+
+def test_a_tombstone_made_as_such_can_be_changed_with_its_cas(raw: Raw) -> None:
+    """So does a transaction that takes over what another had staged."""
+    raw.ask(kv.Delete(b"staged"))
+    flags = DocFlag.ACCESS_DELETED | DocFlag.CREATE_AS_DELETED
+    stage = (Op.SUBDOC_DICT_UPSERT, X, b"txn", b'{"id":1}')
+    made = mutations(raw, stage, doc_flags=flags | DocFlag.MKDOC, key=b"staged")
+    assert made.specific == S.SUBDOC_SUCCESS_DELETED
+    again = mutations(raw, stage, doc_flags=flags, key=b"staged", cas=made.cas)
+    assert again.specific == S.SUBDOC_SUCCESS_DELETED
+    assert single(raw, Op.SUBDOC_DICT_UPSERT, b"txn", b"1", flags=X, doc_flags=flags, key=b"staged").status == S.EINVAL
+
+
+@pytest.mark.parametrize("flag", [PathFlag.EXPAND_MACROS, PathFlag.BINARY])
+def test_what_must_be_unique_cannot_be_a_macro_or_binary(raw: Raw, flag: int) -> None:
+    store(raw, {"a": []})
+    value = b'"${Mutation.CAS}"' if flag == PathFlag.EXPAND_MACROS else b"\xff"
+    assert single(raw, Op.SUBDOC_ARRAY_ADD_UNIQUE, b"x.a", value, flags=X | flag).status == S.EINVAL

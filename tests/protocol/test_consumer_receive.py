@@ -177,7 +177,6 @@ def test_the_deletion_of_a_key_that_is_not_here_leaves_a_tombstone(talk: Talk) -
             deflate(join_xattrs({"_sync": b"{}"}, b"[]")),
             (Datatype.XATTR, join_xattrs({"_sync": b"{}"})),
         ),
-        (Datatype.XATTR, b"\xff\xff\xff\xffdamaged", (0, b"")),
     ],
 )
 @pytest.mark.parametrize("kind", [DeletionV2, Expiration, Prepare])
@@ -212,7 +211,7 @@ def test_the_short_way_to_read_a_marker_agrees_with_the_long_one(
     kind: Any, start: int, end: int, flags: int, byte: int, at: int
 ) -> None:
     """Also where a byte of the header says something else: then the short way leaves it to the long one."""
-    more = {SnapshotMarker: (), SnapshotMarkerV20: (end, 0), SnapshotMarkerV22: (end, 0, 0, 0)}[kind]
+    more = {SnapshotMarker: (), SnapshotMarkerV20: (end, 0), SnapshotMarkerV22: (end, 0, start, 0)}[kind]
     version = {SnapshotMarker: (), SnapshotMarkerV20: (0,), SnapshotMarkerV22: (2,)}[kind]
     start, end = sorted((start, end))
     frame = kind(*version, start, end, flags, *more, vbucket=5, opaque=6).encode()
@@ -220,7 +219,7 @@ def test_the_short_way_to_read_a_marker_agrees_with_the_long_one(
         found = usual_marker(memoryview(data))
         if found is not None:
             message: Any = decode(cut_frame(data))
-            assert found == (5, 6, *marker_range(message))
+            assert found == (5, 6, *marker_range(message), getattr(message, "purge_seqno", 0))
             assert data == frame
     assert usual_marker(memoryview(frame))
 
@@ -546,3 +545,11 @@ def test_extended_metadata_is_not_part_of_the_document(talk: Talk) -> None:
     assert talk.vb().get_replica(b"k").value == b"body"
     talk.say(UprDeletion(2, 2, nmeta=4, key=b"\0k", value=b"meta", cas=10, opaque=opaque))
     assert (talk.vb().high_seqno, talk.vb().item_count) == (2, 0)
+
+
+def test_a_stream_knows_the_snapshot_that_it_receives(talk: Talk) -> None:
+    """Its statistics show it as ``cur_snapshot_start`` and ``cur_snapshot_end``."""
+    opaque = talk.open(0)
+    talk.say(marker(0, 3, opaque), mutation(3, opaque), marker(4, 9, opaque))
+    stream = talk.machine.streams[0]
+    assert (stream.snapshot_start, stream.snapshot_end) == (4, 9)

@@ -22,7 +22,11 @@ def main() -> None:
     options = ClusterOptions(PasswordAuthenticator("ann", "secret"), timeout_options=timeouts)
     cluster = Cluster(sys.argv[1], options)
     cluster.wait_until_ready(timedelta(seconds=20))
-    collection = cluster.bucket("default").default_collection()
+    assert len(cluster.cluster_info().nodes) == 3
+    bucket = cluster.bucket("default")
+    bucket.collections().create_scope("shop")
+    bucket.collections().create_collection("shop", "orders")
+    collection = bucket.scope("shop").collection("orders")
     for phase in range(3):
         for n in range(COUNT):
             collection.upsert(f"doc-{n}", {"phase": phase, "n": n}, MAJORITY)

@@ -7,6 +7,7 @@ one vbucket. A write is acknowledged when a majority of the chain that its lead 
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 
 from upriver.errors import UpriverError
 from upriver.model import FailoverLog, VbucketState
-from upriver.replicate.manager import Manager, UnsafeFailover
+from upriver.node.cluster_map import Version
+from upriver.replicate.manager import Manager, StaleState, UnsafeFailover
 from upriver.replicate.nodes import NodeRefused, NodeReport, NodeUnreachable
 from upriver.replicate.plan import NOBODY, ClusterState, Member, Move, VbucketReport
 
@@ -58,8 +60,9 @@ class SimulatedNode:
     def report(self) -> NodeReport:
         high = len(self.history)
         row = VbucketReport(int(self.state), high, len(self.persisted), high, self.log.entries)
-        revision = self.map.revision if self.map is not None else 0
-        return NodeReport(revision, self.member, self.clean, self.fenced, {0: row})
+        version = self.map.lineage.version if self.map is not None else Version()
+        uuid = self.map.uuid if self.map is not None else ""
+        return NodeReport(version, uuid, self.member, self.clean, self.fenced, {0: row})
 
 
 class SimulatedNodes:
@@ -88,12 +91,19 @@ class SimulatedNodes:
     def push(self, member: Member, bucket: str, state: dict[str, Any], *, welcome: bool = False) -> None:
         node = self._reached(member)
         new = ClusterState.from_json(state)
-        if node.member and node.map is not None and new.revision <= node.map.revision:
+        if node.map is not None and not new.lineage.follows(node.map.lineage.version):
             raise NodeRefused("an old map")
         if not node.member and not node.clean and not welcome:
             raise NodeRefused("it has crashed")
+        self._cluster.given(node, new)
         self._cluster.become(node, new)
         self._cluster.something_happens()
+
+    def newest_map(self, member: Member, bucket: str) -> ClusterState:
+        node = self._reached(member)
+        if node.map is None:
+            raise NodeRefused("it never had one")
+        return node.map
 
     def take_over(
         self, member: Member, bucket: str, vbuckets: list[int], revision: int, timeout_s: float
@@ -115,15 +125,30 @@ class SimulatedManager(Manager):
         super().__init__(Path("never-written"))
         self._nodes: Any = SimulatedNodes(cluster)
         self._held = 1
-        self.kept: ClusterState | None = None
+        self.file = ""
+        self.copies: list[str] = []  # that somebody may restore
+        self._parsed: tuple[str, ClusterState | None] = ("", None)
 
     @property
     def state(self) -> ClusterState:
-        assert self.kept is not None
-        return self.kept
+        text, state = self._parsed
+        if text != self.file or state is None:
+            state = ClusterState.from_json(json.loads(self.file))
+            self._parsed = self.file, state
+        return state
 
-    def _save(self, state: ClusterState) -> None:
-        self.kept = ClusterState.from_json(state.to_json())
+    def _read(self) -> str:
+        return self.file
+
+    def _write(self, text: str) -> None:
+        self.file = text
+        self.copies = [*self.copies[-30:], text]
+
+    def restore(self, text: str, *, restart: bool) -> None:
+        """A copy of the file from earlier, under a manager that runs or before the next one starts."""
+        self.file = text
+        if restart:
+            self._branch = self._written = ""
 
     def _wait_until_close(self, state: ClusterState, moves: list[Move], deadline: float) -> None:
         """Whether little is left to stream matters for how long writers wait, not for what is lost."""
@@ -132,7 +157,8 @@ class SimulatedManager(Manager):
 class Simulation:
     """One cluster and everything that may happen to it, in an order that the seed decides."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, copies_are_restored: bool = False) -> None:
+        self.copies_are_restored = copies_are_restored
         self.random = random.Random(seed)
         count = self.random.choice((2, 3, 3, 4))
         replicas = self.random.randint(1, min(2, count - 1))
@@ -143,12 +169,22 @@ class Simulation:
         self.writes = 0
         self.said: list[str] = []
         self.busy = False
+        self.newest: ClusterState | None = None  # that any node was given
+        self.forked = False  # a manager went on from a copy while nobody who knew better could be reached
         loss, self.loss = self.loss, 0.0
         self.manager.create("b", [Member("node", n, n) for n in range(count)], 1, replicas)
         self.loss = loss
 
     def _uuid(self) -> int:
         return self.random.getrandbits(48) | 1
+
+    def given(self, node: SimulatedNode, new: ClusterState) -> None:
+        """A node takes this map."""
+        if node.map is not None:
+            assert new.lineage.includes(node.map.lineage.version), "the new map does not know the old one"
+        if self.newest is not None and not new.lineage.includes(self.newest.lineage.version):
+            self.forked = True
+        self.newest = new
 
     # ------------------------------------------------------------------------------------------ nodes
 
@@ -285,6 +321,12 @@ class Simulation:
             node.copies.clear()
             self._end_streams_of(node)
 
+    def restore_a_copy(self, node: SimulatedNode) -> None:
+        """Somebody puts an old copy of the manager's file in its place."""
+        if self.copies_are_restored:
+            manager = self.manager
+            manager.restore(self.random.choice(manager.copies), restart=self.random.random() < 0.5)
+
     def _others_know(self, node: SimulatedNode) -> bool:
         """Whether everything acknowledged is kept by somebody of the chain: what all forget, nobody can save."""
         kept: set[int] = set()
@@ -317,7 +359,7 @@ class Simulation:
         self.manager.watch()
 
     def fail_over(self, node: SimulatedNode) -> None:
-        with contextlib.suppress(UnsafeFailover):
+        with contextlib.suppress(UnsafeFailover, StaleState):
             self.manager.fail_over(str(node.number))
 
     def move(self, node: SimulatedNode) -> None:
@@ -366,14 +408,14 @@ class Simulation:
     def lost(self) -> set[int]:
         """Writes that were acknowledged and that the lead does not have."""
         lead = self.nodes[self.manager.state.owners[0][0]]
-        assert lead.leads, "nobody leads"
+        assert [node for node in self.nodes if node.leads] == [lead], "one node leads, and no other"
         return self.acknowledged - {*lead.history}
 
 
 EVENTS = {
     Simulation.write: 16, Simulation.replicate: 22, Simulation.acknowledge: 18, Simulation.persist: 3,
     Simulation.crash: 2, Simulation.start: 3, Simulation.freeze: 1, Simulation.thaw: 2, Simulation.watch: 5,
-    Simulation.fail_over: 2, Simulation.move: 2, Simulation.rebalance: 1,
+    Simulation.fail_over: 2, Simulation.move: 2, Simulation.rebalance: 1, Simulation.restore_a_copy: 1,
 }  # fmt: skip
 
 

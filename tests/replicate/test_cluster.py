@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from upriver.client.changes import Mutation
 from upriver.errors import UpriverError
 from upriver.model import VbucketState, vbucket_of
 from upriver.replicate import LocalCluster, local_cluster
-from upriver.replicate.manager import UnsafeFailover
+from upriver.replicate.manager import STATE_FILE, UnsafeFailover
 from upriver.replicate.plan import ClusterState, Move
 from upriver.wire.constants import Opcode
 from upriver.wire.session import Persistence
@@ -160,6 +161,92 @@ def test_a_move_to_a_node_that_does_not_answer_leaves_everything_where_it_was(pa
     with connect(pair.connection_string) as database:
         database.set_many({b"k%d" % n: b"[2]" for n in range(50)})
     pair.sync()
+
+
+def test_an_old_copy_of_the_managers_state_does_not_make_a_second_active(pair: LocalCluster, tmp_path: Path) -> None:
+    """Somebody restores the manager's file from a backup, after a failover, and starts the node again."""
+    pair.sync()
+    file, copy = pair.directory / STATE_FILE, tmp_path / "backup"
+    copy.write_text(file.read_text())
+    pair.nodes[0].stop()
+    pair.fail_over(0)
+    with connect(pair.connection_string) as database:
+        database.set_many({b"after%d" % n: b"[1]" for n in range(50)})
+    file.write_text(copy.read_text())
+    pair.nodes[0].restart()
+    reports = pair.manager.reports()
+    led = Counter(vb for rows in reports.values() for vb, row in rows.items() if row.state == VbucketState.ACTIVE)
+    assert led == dict.fromkeys(range(VBUCKETS), 1)
+    assert actives(pair.state) == {1: VBUCKETS}
+    with connect(pair.connection_string) as database:
+        assert database.get(b"after7").value == b"[1]"
+    pair.sync()
+    pair.rebalance()
+    pair.sync()
+
+
+def test_every_node_tells_of_all_nodes_and_the_same_bucket(pair: LocalCluster) -> None:
+    pair.nodes[1].restart()
+    pools = [asked(pair, number, "/pools/default") for number in range(2)]
+    assert named(pools[0]) == named(pools[1])
+    assert len(named(pools[0])) == 2
+    assert [[each.get("thisNode", False) for each in pool["nodes"]] for pool in pools] == [[True, False], [False, True]]
+    buckets = [asked(pair, number, "/pools/default/buckets/default") for number in range(2)]
+    assert {each["uuid"] for each in buckets} == {pair.state.uuid}
+    assert {each["replicaNumber"] for each in buckets} == {1}
+    assert {len(each["nodes"]) for each in buckets} == {2}
+
+
+def named(pool: Any) -> set[str]:
+    return {each["otpNode"] for each in pool["nodes"]}
+
+
+def asked(cluster: LocalCluster, number: int, path: str) -> Any:
+    with urllib.request.urlopen(url(cluster, number) + path, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+def test_a_collection_made_at_one_node_is_there_at_all_and_at_those_that_were_away(pair: LocalCluster) -> None:
+    pair.nodes[1].stop()
+    collections(pair, 0, "create", "shop.orders", "--max-ttl", "3600")
+    pair.nodes[1].restart()
+    assert names(pair, 1) == names(pair, 0) == ["_default._default", "shop.orders"]
+    pair.sync()
+    [orders] = [int(line.split()[1], 16) for line in listed(pair, 0) if line.startswith("shop.orders")]
+    with connect(pair.connection_string) as database:
+        database.set_many({b"order%d" % n: b"[1]" for n in range(50)}, orders)
+    collections(pair, 1, "create", "shop.returns")
+    assert names(pair, 0) == ["_default._default", "shop.orders", "shop.returns"]
+    refused = CliRunner().invoke(cli, ["collections", "create", "shop.returns", "--url", url(pair, 0)])
+    assert "already exists" in refused.output
+    pair.sync()
+    pair.nodes[0].kill()
+    pair.fail_over(0)
+    with connect(pair.connection_string) as database:
+        assert {database.get(b"order%d" % n, orders).value for n in range(50)} == {b"[1]"}
+    collections(pair, 1, "drop", "shop", "--yes")
+    pair.nodes[0].restart()
+    assert names(pair, 0) == ["_default._default"]
+    pair.sync()
+    pair.rebalance()
+    pair.sync()
+
+
+def url(cluster: LocalCluster, number: int) -> str:
+    return f"http://127.0.0.1:{cluster.nodes[number].member.mgmt}"
+
+
+def collections(cluster: LocalCluster, number: int, *arguments: str) -> None:
+    result = CliRunner().invoke(cli, ["collections", *arguments, "--url", url(cluster, number)])
+    assert result.exit_code == 0, result.output
+
+
+def listed(cluster: LocalCluster, number: int) -> list[str]:
+    return CliRunner().invoke(cli, ["collections", "list", "--url", url(cluster, number)]).output.splitlines()
+
+
+def names(cluster: LocalCluster, number: int) -> list[str]:
+    return sorted(line.split()[0] for line in listed(cluster, number))
 
 
 def test_writers_keep_writing_while_nodes_join_and_leave() -> None:

@@ -6,6 +6,7 @@ import json
 from datetime import UTC
 
 import pytest
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, StringType, StructType, VariantType
 from spark_world import World, read
@@ -70,8 +71,23 @@ def test_values_become_a_struct_of_the_users_schema_and_null_where_they_do_not_f
     live = frame.where("event = 'mutation'")
     assert live.select(f.sum("value.n")).first()[0] == sum(range(3000))
     assert live.where("value is null").count() == 2
-    with_array = read(spark, shared, valueSchema="n STRING")
-    assert with_array.where("value.n is not null").count() == 0
+    assert live.where("value_unfit is not null").count() == 2
+    as_text = read(spark, shared, valueSchema="n STRING, missing MAP<STRING, VARIANT>", keyFormat="string")
+    assert as_text.where("key = 'k7'").select("value.n").first()[0] == "7"
+
+
+def test_a_read_of_some_vbuckets_reads_those(spark, shared):
+    all_of_them = read(spark, shared, keysOnly="true")
+    some = read(spark, shared, keysOnly="true", vbuckets="1,3-4")
+    assert {row["vbucket"] for row in some.select("vbucket").distinct().collect()} == {1, 3, 4}
+    assert some.count() == all_of_them.where("vbucket in (1, 3, 4)").count()
+    with pytest.raises(PySparkException, match=r"vbuckets=99: the bucket has 0 to 15"):
+        read(spark, shared, vbuckets="99").count()
+
+
+def test_a_typo_in_the_value_schema_is_told_by_its_field(spark, shared):
+    with pytest.raises(AnalysisException, match=r"valueSchema: field 'name': 'STRNG' is no type"):
+        read(spark, shared, valueSchema="name STRNG")
 
 
 def test_without_values_the_wire_carries_none(spark, shared):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from spark_world import Collected, World, drain, stream
+from pyspark.sql import functions as f
+from spark_world import Collected, World, drain, read, stream
 
 pytestmark = pytest.mark.spark
 
@@ -93,3 +95,22 @@ def test_a_table_is_streamed_as_well_as_read(spark, world: World, tmp_path):
         assert spark.table("streamed").count() == 30
     finally:
         spark.sql("DROP TABLE streamed")
+
+
+DOCUMENT = {"n": 300, "s": 1.5, "at": "2026-01-31 12:00:00Z", "day": "2026-01-31", "m": {"a": 1}, "d": 1.005,
+            "deep": {"x": "no", "y": [1, "2"]}}
+SCHEMA = ("n TINYINT, s STRING, at TIMESTAMP, day DATE, m MAP<STRING, INT>, d DECIMAL(5,2), "
+          "deep STRUCT<x: INT, y: ARRAY<STRING>>")  # fmt: skip
+
+
+def test_a_document_is_read_as_from_json_reads_it(spark, world: World):
+    world.db.set(b"document", json.dumps(DOCUMENT).encode())
+    one = read(spark, world, valueSchema=SCHEMA).where("key = cast('document' as binary)")
+    texts = spark.createDataFrame([(json.dumps(DOCUMENT),)], "t STRING")
+    theirs = texts.select(f.from_json("t", SCHEMA).alias("value"))
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    try:
+        assert one.first()["value"].asDict(recursive=True) == theirs.first()["value"].asDict(recursive=True)
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+    assert json.loads(one.first()["value_unfit"]) == {"n": 300, "deep": DOCUMENT["deep"]}

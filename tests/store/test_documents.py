@@ -10,6 +10,7 @@ from store_support import SMALL, Clock, open_bucket
 from upriver.errors import (
     BadDelta,
     InvalidArguments,
+    InvalidCas,
     KeyExists,
     KeyNotFound,
     Locked,
@@ -21,7 +22,11 @@ from upriver.errors import (
 )
 from upriver.model import Datatype, VbucketState
 from upriver.store import StoreOptions, WithMeta
+from upriver.store import kernels as k
+from upriver.wire.packed import Kind, pack
 from upriver.wire.values import deflate, join_xattrs, split_xattrs
+
+NOW_NS = Clock()()
 
 
 @pytest.fixture
@@ -281,13 +286,50 @@ def test_conflicts_are_resolved_by_cas_on_lww_buckets(tmp_path):
 
 
 def test_a_delete_with_meta_needs_no_document_and_raises_the_clock(vb):
-    far = 1 << 62
+    far = NOW_NS + 3_600 * 10**9
     vb.delete_with_meta(b"k", rev_seqno=10, meta_cas=far, delete_time=1234)
     meta = vb.get_meta(b"k")
     assert (meta.deleted, meta.rev_seqno, meta.cas, meta.delete_time) == (True, 10, far, 1234)
     assert vb.set(b"other", b"1").cas > far
     assert vb.set(b"k", b"1").seqno == 3
     assert vb.get(b"k").rev_seqno == 11
+
+
+@pytest.mark.parametrize("cas", [(1 << 64) - 2, 1 << 63, NOW_NS + 4_000 * 10**9])
+def test_a_cas_far_in_the_future_is_refused(vb, cas):
+    """Clocks follow what they see: writes would soon have no CAS left."""
+    with pytest.raises(InvalidCas) as refused:
+        vb.set_with_meta(b"k", b"v", rev_seqno=1, meta_cas=cas)
+    assert refused.value.status == 0x0F
+    with pytest.raises(InvalidCas):
+        vb.delete_with_meta(b"k", rev_seqno=1, meta_cas=cas)
+    options = WithMeta.REGENERATE_CAS | WithMeta.SKIP_CONFLICT_RESOLUTION
+    vb.set_with_meta(b"k", b"v", rev_seqno=1, meta_cas=cas, options=options)
+    assert vb.set(b"k", b"w").cas < NOW_NS + 10**9
+
+
+def test_a_vbucket_with_such_a_document_stays_writable(tmp_path):
+    """Another cluster may have stored one, or this node before it refused them."""
+    poison = pack(Kind.MUTATION, b"\0poison", b"v", seqno=1, cas=(1 << 64) - 2)
+    with open_bucket(tmp_path) as bucket:
+        vb = bucket.set_state(0, VbucketState.REPLICA)
+        vb.begin_snapshot(1, 1)
+        vb.apply_records(poison)
+        bucket.set_state(0, VbucketState.ACTIVE)
+        assert vb.get(b"poison").cas == (1 << 64) - 2
+        cas = [vb.set(key, b"w").cas for key in (b"poison", b"other", b"poison")]
+        assert cas == sorted(set(cas))
+        vb.registers[k.CAS] = (1 << 64) - 2  # as it was kept before
+    with open_bucket(tmp_path) as bucket:
+        vb = bucket.vbucket(0)
+        later = [vb.set(key, b"w").cas for key in (b"poison", b"other", b"poison")]
+        assert later == sorted({*later, *cas})[3:]
+        vb.set_many([b"a", b"b"], [b"1", b"2"])
+
+
+def test_a_revision_has_48_bits(vb):
+    with pytest.raises(InvalidArguments, match="48 bits"):
+        vb.set_with_meta(b"k", b"v", rev_seqno=1 << 48, meta_cas=77)
 
 
 def test_a_prepared_write_is_invisible_until_it_is_committed(vb):

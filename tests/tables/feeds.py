@@ -31,6 +31,7 @@ class Feed:
     def __init__(self, vbuckets: int = 4, collections: tuple[str, ...] = ("orders",)) -> None:
         self.vbuckets = vbuckets
         self.histories = [History() for _ in range(vbuckets)]
+        self.scope = "shop"
         self.ids = {name: 8 + index for index, name in enumerate(collections)}
         self.pending: list[dict[str, object]] = []
         self.clock = 0
@@ -87,7 +88,7 @@ class Feed:
                 "vbuuid": history.vbuuid}
         if event != "rollback":
             cas = BASE_NS + self.clock * 1_000_000_000
-            row |= {"scope": "shop", "collection_id": self.ids[str(given["collection"])], "cas": cas,
+            row |= {"scope": self.scope, "collection_id": self.ids[str(given["collection"])], "cas": cas,
                     "timestamp": datetime.fromtimestamp(cas / 1e9, UTC), "expiry": 0, "rev_seqno": 1, "flags": 0}
         self.pending.append(row | given)
 

@@ -37,7 +37,7 @@ def without_voided(desk: Desk) -> None:
 @pytest.fixture
 def earlier(tmp_path, monkeypatch) -> Desk:
     """Documents, half of which were changed, and those changes taken back."""
-    monkeypatch.setattr("upriver.spark.tables.apply.void", lambda *_: {})  # those versions did not
+    monkeypatch.setattr("upriver.spark.tables.collection.void", lambda *_: {})  # those versions did not
     desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, tail_files=3))
     goods = desk.change_half()
     for vbucket, good in enumerate(goods):
@@ -45,7 +45,7 @@ def earlier(tmp_path, monkeypatch) -> Desk:
     desk.commit()
     without_voided(desk)
     desk.open()
-    monkeypatch.setattr("upriver.spark.tables.apply.void", void)
+    monkeypatch.setattr("upriver.spark.tables.collection.void", void)
     return desk
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.spark.tables.pieces import Piece, _groups_of_rows
-from upriver.spark.tables.policy import Policy, covered, cut, frontier, hold, ranges_of, worth_merging
+from upriver.spark.tables.policy import Policy, cut, frontier, hold, ranges_of, superseded, worth_merging
 
 
 def rewritten(rows: int, batch_rows: int, batches: int, *, fold: int = 10**9) -> tuple[list[int], int]:
@@ -31,8 +31,8 @@ def rewritten(rows: int, batch_rows: int, batches: int, *, fold: int = 10**9) ->
         ]
         written.append(sum(piece.rows for piece in current if (piece.lo, piece.hi) in chosen))
         tail.append(Piece(str(batch), 0, 1023, batch, batch, batch_rows))
-        merged = frontier(ranges_of(current, 1024, 0, policy), 1024)
-        tail = [piece for piece in tail if not covered(piece, merged)]
+        done = superseded(tail, frontier(current, 1024))
+        tail = [piece for piece in tail if piece not in done]
         loose = [piece for piece in tail if piece.first == piece.last]
         if len(loose) >= fold:
             one = Piece("f", 0, 1023, loose[0].first, batch, sum(piece.rows for piece in loose))

@@ -1,6 +1,7 @@
 """Each way in which a peer can break the rules gives a typed error that names the field and the offset."""
 
 import pickle
+from dataclasses import replace
 
 import cramjam
 import pytest
@@ -9,6 +10,8 @@ from upriver import errors
 from upriver.errors import FramingError, InvalidMessage, LocalProtocolError, RemoteProtocolError, Status
 from upriver.model import Datatype
 from upriver.wire import Context, Dialect, Frame, FrameInfo, FrameSplitter, Magic, Opcode, cluster, dcp, decode, kv, upr
+from upriver.wire.columns import BulkDecoder
+from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import MAX_UNAUTHENTICATED_FRAME, encode_duration
 from upriver.wire.keys import encode_leb128, join_key, split_key
 from upriver.wire.message import UPR_CONTEXT
@@ -322,17 +325,24 @@ def test_a_datatype_that_was_not_agreed_on():
     assert decoding(raw, Context(datatypes=Datatype.JSON)).field == "datatype"
 
 
-@pytest.mark.parametrize("message", [dcp.DeletionV2(5, 2, 9, key=b"hello"), dcp.Expiration(5, 2, 9, key=b"hello")])
-def test_a_stream_id_that_the_framing_length_forgot_can_be_mended(message):
-    body = message.frame()
-    forgotten = Frame(Magic.ALT_REQUEST, message.opcode, extras=b"\x22\0G" + body.extras, key=body.key).encode()
-    raw = patched(forgotten, 4, f"{len(body.extras):02x}")  # the extras length is right, only the framing's is not
-    [frame] = FrameSplitter().receive(raw)
+@pytest.mark.parametrize("value", [b"", b"\0\0\0\x08\0\0\0\x04a\x001\0"])
+@pytest.mark.parametrize("kind", [dcp.DeletionV2, dcp.Expiration])
+def test_a_stream_id_that_the_framing_length_forgot_is_read(kind, value):
+    """As real servers send it: for objects and for rows alike."""
+    message = kind(5, 2, 9, key=b"\0hello", value=value, datatype=Datatype.XATTR if value else 0, vbucket=3, opaque=7)
+    framed = replace(message, frame_infos=(FrameInfo(RequestFrameId.STREAM_ID, b"\0G"),)).encode()
+    forgotten = patched(framed, 2, "00")
+    [frame] = FrameSplitter().receive(forgotten)
 
-    mended = decode(frame, Context(mend_stream_id=True))
+    mended = decode(frame, Context(collections=True))
+    decoder = BulkDecoder(Context(collections=True))
+    [part] = decoder.feed(forgotten)
 
     assert mended.stream_id == 71
-    assert (mended.by_seqno, mended.delete_time, mended.key) == (5, 9, b"hello")
+    assert (mended.by_seqno, mended.delete_time, mended.key, mended.value) == (5, 9, b"\0hello", value)
+    assert (part.controls, part.last) == ([], 1)
+    assert [int(part.columns[name][0]) for name in ("stream_id", "seqno", "delete_time", "opaque")] == [71, 5, 9, 7]
+    assert (part.columns.key(0), part.columns.value(0)) == (b"hello", value)
 
 
 @pytest.mark.parametrize(

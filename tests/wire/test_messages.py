@@ -16,10 +16,10 @@ from upriver.wire.message import declared_messages
 
 CLASSES = declared_messages()
 CONTEXTS = [
-    Context(dialect, collections, datatypes, check_values, mend)
+    Context(dialect, collections, datatypes, check_values)
     for dialect in Dialect
     for collections in (False, True)
-    for datatypes, check_values, mend in ((7, False, False), (7, True, True), (0, True, False))
+    for datatypes, check_values in ((7, False), (7, True), (0, True))
 ]
 SOUND = [v.raw for v in (*SEED, *MODERN) if not isinstance(v.expected, FramingError)]
 

@@ -95,12 +95,14 @@ def _ready(state: ClusterState) -> None:
 
 
 def _start_given(data: Path, members: list[Member], stop: threading.Event, options: dict[str, Any]) -> None:
+    from upriver.replicate.collections import answering
     from upriver.replicate.manager import STATE_FILE
 
     manager = _manager(data, options["username"], options["password"])
     if not (data / STATE_FILE).exists():
         manager.create(options["bucket"], members, options["vbuckets"], options["replicas"])
-    _watch(manager, stop)
+    with answering(manager.answer_proposals):
+        _watch(manager, stop)
 
 
 def _start_local(data: Path, restart: bool, stop: threading.Event, options: dict[str, Any]) -> None:
@@ -124,6 +126,8 @@ def _watch(manager: Manager, stop: threading.Event, first: Callable[[], None] = 
                 others = ", ".join(map(str, needs))
                 click.echo(f"node {number} has crashed and waits for node {others}, which may know more", err=True)
         told = manager.waits
+        while manager.notes:
+            click.echo(manager.notes.pop(0), err=True)
 
 
 def _look_after(running: LocalCluster, restart: bool) -> None:

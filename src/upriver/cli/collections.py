@@ -32,13 +32,16 @@ def list_collections(bucket: str, as_json: bool, url: str, username: str, passwo
         if not scope["collections"]:
             click.echo(scope["name"])
         for each in scope["collections"]:
-            ttl = f"  max TTL {each['maxTTL']} s" if each.get("maxTTL") else ""
+            ttl = {None: "", -1: "  no max TTL"}.get(each.get("maxTTL"), f"  max TTL {each.get('maxTTL')} s")
             click.echo(f"{scope['name']}.{each['name']}  0x{each['uid']}{ttl}")
 
 
 @collections.command("create")
 @click.argument("path")
-@click.option("--max-ttl", type=click.IntRange(0, 2**31 - 1), default=0, help="Seconds that a document lives at most.")
+@click.option(
+    "--max-ttl", type=click.IntRange(-1, 2**31 - 1), default=0,
+    help="Seconds that a document lives at most; 0: what the bucket says, -1: for ever.",
+)
 @_bucket
 @management_options
 def create(path: str, max_ttl: int, bucket: str, url: str, username: str, password: str) -> None:

@@ -57,7 +57,7 @@ def _in_cluster(data: Path, wanted: list[int], target: str, options: dict[str, A
     from upriver.replicate.plan import Move
 
     manager = Manager(data, options["username"], options["password"])
-    state = manager.state
+    state = manager.catch_up()
     to = state.index(target)
     if wanted[-1] >= len(state.owners):
         raise ConfigError(f"there is no vbucket {wanted[-1]}: the last is {len(state.owners) - 1}")

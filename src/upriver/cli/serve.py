@@ -75,6 +75,8 @@ async def _serve(options: Any) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    for name, reason in node.buckets.broken.items():
+        click.secho(f"upriver: bucket {name} is NOT served: {reason}", fg="red", err=True)
     click.echo(f"ready couchbase://{options.host}:{node.kv_port}")
     if node.http_port:
         click.echo(f"management http://{options.host}:{node.http_port}")

@@ -1,7 +1,8 @@
-"""``upriver user``: who may log in to a node, kept salted in its data directory."""
+"""``upriver user``: who may log in to a node, and what they may do; kept salted in its data directory."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import click
 from upriver.errors import ConfigError
 
 _data = click.option("--data", type=click.Path(path_type=Path), required=True, help="The node's data directory.")
+_roles = click.option(
+    "--role", "roles", multiple=True, metavar="ROLE",
+    help="admin, or a role for a bucket: 'data_reader[travel]', 'data_reader[*]'. `upriver user roles` lists them. "
+    "May be given several times.",
+)  # fmt: skip
 
 
 @click.group()
@@ -20,17 +26,25 @@ def user() -> None:
 @user.command("add")
 @click.argument("name")
 @_data
+@_roles
 @click.option("--password-stdin", is_flag=True, help="Read the password from the first line of standard input.")
-def add(name: str, data: Path, password_stdin: bool) -> None:
-    """Add a user, or give one a new password."""
+def add(name: str, data: Path, roles: tuple[str, ...], password_stdin: bool) -> None:
+    """Add a user, or give one a new password.
+
+    Without --role a new user is an administrator, and an old one keeps their roles.
+    """
     from upriver.node import users
+    from upriver.node.roles import Access
 
     users.check_name(name)
+    Access.parse(roles)  # before somebody types a password for nothing
     password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _ask()
     if not password:
         raise ConfigError("the password is empty")
-    is_new = users.add_user(data / users.Users.FILE_NAME, name, password)
-    click.echo(f"{'added' if is_new else 'changed the password of'} {name}")
+    path = data / users.Users.FILE_NAME
+    is_new = users.add_user(path, name, password, roles=roles)
+    granted = ", ".join(users.read_file(path)[name].access.names())
+    click.echo(f"{'added' if is_new else 'changed the password of'} {name} ({granted})")
 
 
 def _ask() -> str:
@@ -41,7 +55,7 @@ def _ask() -> str:
 @click.argument("name")
 @_data
 def remove(name: str, data: Path) -> None:
-    """Remove a user. Connections that are logged in stay so."""
+    """Remove a user. Their open connections lose every right within a second."""
     from upriver.node import users
 
     users.remove_user(data / users.Users.FILE_NAME, name)
@@ -50,9 +64,38 @@ def remove(name: str, data: Path) -> None:
 
 @user.command("list")
 @_data
-def list_users(data: Path) -> None:
+@click.option("--roles", "with_roles", is_flag=True, help="Show what each may do.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: names and their roles.")
+def list_users(data: Path, with_roles: bool, as_json: bool) -> None:
     """List the users, one per line."""
     from upriver.node import users
 
-    for name in sorted(users.read_file(data / users.Users.FILE_NAME)):
-        click.echo(name)
+    found = {name: each.access.names() for name, each in sorted(users.read_file(data / users.Users.FILE_NAME).items())}
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for name, roles in found.items():
+        click.echo(f"{name}: {', '.join(roles)}" if with_roles else name)
+
+
+@user.command("grant")
+@click.argument("name")
+@_data
+@_roles
+def grant(name: str, data: Path, roles: tuple[str, ...]) -> None:
+    """Give a user other roles, instead of those they have. Open connections follow within a second."""
+    from upriver.node import users
+
+    if not roles:
+        raise ConfigError("say which roles the user gets: --role 'data_reader[travel]'")
+    users.set_roles(data / users.Users.FILE_NAME, name, roles)
+    click.echo(f"{name}: {', '.join(roles)}")
+
+
+@user.command("roles")
+def list_roles() -> None:
+    """List the roles and what each allows. All but admin are for a bucket: ROLE[BUCKET], or ROLE[*] for all."""
+    from upriver.node.roles import ROLES
+
+    for role, (_, meaning) in ROLES.items():
+        click.echo(f"{role:<20} {meaning}")

@@ -30,6 +30,7 @@ class BatchMaker:
         self._rows, self._system_events = rows, system_events
         self._options = options
         self._held: dict[Address, list[Documents]] = {}
+        self._moves = feed.moves
 
     @property
     def holds(self) -> bool:
@@ -40,19 +41,22 @@ class BatchMaker:
         if isinstance(event, Documents):
             yield from self._add_rows(event)
         elif isinstance(event, RollbackEvent):
-            yield from self.flush()
+            yield from self._flush_before()
             told = row_batch([_rollback_row(event)])
             yield Made([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
         elif isinstance(event, CollectionChange):
             row = self._collection_row(event)
             if self._system_events:
-                yield from self.flush()
+                yield from self._flush_before()
                 yield Made([row_batch([row])], [], self.feed.standing.mark())
 
     def _add_rows(self, event: Documents) -> Iterator[Made]:
+        if self.feed.moves != self._moves:
+            self._moves = self.feed.moves
+            yield from self._flush_before()  # one connection after the other: no vbucket may wait in two of them
         held = self._held.get(event.link)
         if held and held[-1].rows.columns is not event.rows.columns:
-            yield from self._emit(event.link)  # rows of one decode that were left when their columns were taken
+            yield self._emit(event.link)  # rows of one decode that were left when their columns were taken
             held = None
         if held is None:
             held = self._held[event.link] = []
@@ -63,10 +67,17 @@ class BatchMaker:
     def flush(self) -> Iterator[Made]:
         """All rows that wait, of all connections; only then is the place in the feed well defined."""
         while self._held:
-            address = next(iter(self._held))
-            yield from self._emit(address)
+            made = self._emit(next(iter(self._held)))
+            if not self._held:
+                made.mark = self.feed.standing.mark()
+            yield made
 
-    def _emit(self, address: Address) -> Iterator[Made]:
+    def _flush_before(self) -> Iterator[Made]:
+        """The same before something that the feed has already counted: its place is beyond what the caller gets."""
+        while self._held:
+            yield self._emit(next(iter(self._held)))
+
+    def _emit(self, address: Address) -> Made:
         held = self._held.pop(address)
         first, last, columns = held[0].rows.first, held[-1].rows.last, held[0].rows.columns
         options = ChangeOptions(names=self.names.collections, **self._options)
@@ -79,8 +90,7 @@ class BatchMaker:
                 link.decoder.clear()
         elif link and ours:
             link.decoder.take()  # the batch keeps the memory; the decoder goes on with other
-        mark = None if self._held else self.feed.standing.mark()
-        yield Made(self._cut(batch), held, mark)
+        return Made(self._cut(batch), held)
 
     def _cut(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """A read may bring far more rows than were asked for at once; slices cost nothing."""

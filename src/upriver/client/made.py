@@ -16,7 +16,7 @@ class Made:
 
     items: list[Any]
     held: list[Documents] = field(default_factory=list)
-    mark: Mark | None = None  # the place in the feed once all is taken; None: others of the same flush follow
+    mark: Mark | None = None  # the place in the feed once all is taken; None: the feed has counted more than that
     single: bool = False  # items are single documents, with a vbucket and a seqno each
     rolled_back: tuple[int, int] | None = None  # vbucket, to_seqno: what waits of it beyond that is void
     then: Callable[[], None] | None = None  # to be done when all is taken

@@ -48,7 +48,8 @@ def fail(conn: Connection, request: Answerable, status: Status, context: str = "
             return
         status = _plain_status(conn, status)
     if status is Status.NOT_MY_VBUCKET:
-        conn.reply(request, status=status, value=_cluster_map(conn))
+        found = _cluster_map(conn)
+        conn.reply(request, status=status, value=found, datatype=Datatype.JSON & conn.context.datatypes if found else 0)
         return
     value = _error_json(conn, status, context)
     datatype = Datatype.JSON & conn.context.datatypes if value else 0

@@ -1,7 +1,8 @@
 """SASL on the KV port: which mechanisms there are, and the exchanges (``protocol.md`` 10.4).
 
 A user who does not exist is answered exactly as one with a wrong password. Hashing a clear password is slow on
-purpose and runs in a thread, so that somebody who guesses passwords does not slow the others.
+purpose and runs in one thread, so that somebody who guesses passwords does not slow the others. Every wrong guess is
+logged, and its answer takes longer than that of the one before.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import secrets
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import AuthenticationFailed, InvalidArguments, NotSupported, RemoteProtocolError, Status
+from upriver.node import log
 from upriver.node.options import NodeOptions
+from upriver.node.roles import ADMIN
 from upriver.node.tls import certificate_users
 from upriver.node.users import Users
 from upriver.protocol.scram import SCRAM_MECHANISMS, Mechanism, ScramServer, client_name, decode_plain
@@ -22,6 +27,44 @@ from upriver.wire.session import SaslAuth, SaslListMechanisms
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
+
+
+FIRST_DELAY_S = 0.02
+LONGEST_DELAY_S = 2.0
+FORGET_S = 60.0
+MOST_REMEMBERED = 10_000
+
+
+class Logins:
+    """Checks clear passwords, and slows down those who guess."""
+
+    def __init__(self) -> None:
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="upriver-login")
+        self._failures: dict[tuple[str, str], tuple[int, float]] = {}  # (user, host): how often, and when last
+
+    async def password_is(self, users: Users, name: str, password: str) -> bool:
+        return await asyncio.get_running_loop().run_in_executor(self._hashing, users.password_is, name, password)
+
+    def close(self) -> None:
+        self._hashing.shutdown(wait=False, cancel_futures=True)
+
+    def succeeded(self, user: str, host: str) -> None:
+        self._failures.pop((user, host), None)
+
+    async def failed(self, user: str, host: str, how: str) -> None:
+        """Log it, and take longer for the answer than the last time."""
+        delay = self.note(user, host, time.monotonic())
+        log.warning("login_failed", user=user, peer=host, mechanism=how, answered_after_s=delay)
+        await asyncio.sleep(delay)
+
+    def note(self, user: str, host: str, now: float) -> float:
+        """One more failure; how long its answer takes."""
+        count, last = self._failures.pop((user, host), (0, now))
+        count = count + 1 if now - last < FORGET_S else 1
+        if len(self._failures) >= MOST_REMEMBERED:
+            del self._failures[next(iter(self._failures))]
+        self._failures[user, host] = (count, now)
+        return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(count - 1, 30))
 
 
 class Exchange:
@@ -55,12 +98,12 @@ def is_open(conn: Connection) -> bool:
 def welcome(conn: Connection) -> None:
     """Log in a new connection that needs no password: where access is open, or by its certificate."""
     if is_open(conn):
-        conn.authenticate("")
+        conn.authenticate("", ADMIN)
     elif conn.tls:
         tls = conn.transport.get_extra_info("ssl_object")
         user = user_of_certificate(conn.node.users, tls.getpeercert() if tls else None)
         if user is not None:
-            conn.authenticate(user)
+            conn.authenticate(user, conn.node.users.access(user))
 
 
 def mechanisms(conn: Connection) -> list[Mechanism]:
@@ -70,6 +113,8 @@ def mechanisms(conn: Connection) -> list[Mechanism]:
 
 
 def list_mechanisms(conn: Connection, request: SaslListMechanisms) -> None:
+    if conn.dcp is not None:
+        raise NotSupported("a DCP connection cannot change its user")
     conn.reply(request, value=" ".join(mechanisms(conn)).encode())
 
 
@@ -79,11 +124,13 @@ async def authenticate(conn: Connection, request: SaslAuth) -> None:
         raise NotSupported("a DCP connection cannot change its user")
     exchange, conn.sasl = conn.sasl, None
     mechanism = _mechanism(conn, request)
+    user = exchange.user if isinstance(exchange, Exchange) else ""
     try:
         if request.opcode == Opcode.SASL_STEP:
             _finish(conn, request, exchange)
         elif mechanism is Mechanism.PLAIN:
-            await _check_plain(conn, request)
+            user, password = decode_plain(request.value)
+            await _check_plain(conn, request, user, password)
         else:
             _challenge(conn, request, mechanism)
     except RemoteProtocolError as error:
@@ -91,6 +138,7 @@ async def authenticate(conn: Connection, request: SaslAuth) -> None:
     except AuthenticationFailed:
         if not is_open(conn):
             conn.forget_user()  # who tries to become somebody else and fails is nobody
+        await conn.node.logins.failed(user, conn.host, mechanism)
         raise
 
 
@@ -102,14 +150,19 @@ def _mechanism(conn: Connection, request: SaslAuth) -> Mechanism:
     return Mechanism(name)
 
 
-async def _check_plain(conn: Connection, request: SaslAuth) -> None:
-    name, password = decode_plain(request.value)
-    if not is_open(conn):
-        loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(None, conn.node.users.password_is, name, password):
-            raise AuthenticationFailed
-    conn.authenticate(name)
+async def _check_plain(conn: Connection, request: SaslAuth, name: str, password: str) -> None:
+    if is_open(conn):
+        conn.authenticate(name, ADMIN)
+    elif await conn.node.logins.password_is(conn.node.users, name, password):
+        _let_in(conn, name)
+    else:
+        raise AuthenticationFailed
     conn.reply(request)
+
+
+def _let_in(conn: Connection, name: str) -> None:
+    conn.node.logins.succeeded(name, conn.host)
+    conn.authenticate(name, conn.node.users.access(name))
 
 
 def _challenge(conn: Connection, request: SaslAuth, mechanism: Mechanism) -> None:
@@ -124,7 +177,7 @@ def _finish(conn: Connection, request: SaslAuth, exchange: object) -> None:
     if not isinstance(exchange, Exchange) or request.mechanism != exchange.mechanism.encode():
         raise InvalidArguments("SASL_STEP continues a SASL_AUTH of the same mechanism")
     signature = exchange.server.finish(request.value)
-    conn.authenticate(exchange.user)
+    _let_in(conn, exchange.user)
     conn.reply(request, value=signature)
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import ConfigError, KeyExists, KeyNotFound, UpriverError
+from upriver.errors import ConfigError, DirectoryInUse, KeyExists, KeyNotFound, TemporaryFailure, UpriverError
 from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
+from upriver.node.bucket_settings import BucketSettings
 from upriver.node.live_fan import LiveFan
+from upriver.node.proposals import Proposals
 from upriver.protocol.consumer_streams import Registry
-from upriver.store import Bucket, StoreOptions
+from upriver.store import Bucket, StoreOptions, claim
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
     from upriver.node.durability import SyncWrites
+    from upriver.node.kept_map import KeptMap
     from upriver.node.persistence import PersistenceWaits
     from upriver.node.replicator import Replicator
     from upriver.store import VBucket
@@ -45,10 +49,15 @@ class NodeBucket:
         self.waits_for_map = False  # and none came in this run yet: what is on disk may be from before a failover
         self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
+        self.settings = BucketSettings()
+        self.proposals = Proposals()  # of changes that the manager decides on
+        self.kept_map: KeptMap | None = None  # the newest that a manager pushed, read when it is first asked for
         self.backed_up: set[int] = set()  # vbuckets whose writers wait for a takeover to catch up
+        self.responses: Counter[int] = Counter()  # how often each status was answered
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
         self._state_changes: dict[int, asyncio.Future[None]] = {}
+        self.manifest_changes = asyncio.Lock()  # held by who makes a new manifest of the present one
 
     def expect_xattrs(self) -> None:
         """From now on a plain SET has to look for extended attributes that it must keep."""
@@ -104,15 +113,16 @@ class NodeBucket:
         if future is not None and not future.done():
             future.set_result(None)
 
-    def apply_manifest(self, manifest: bytes) -> None:
-        self.store.apply_manifest(manifest)
+    async def apply_manifest(self, manifest: bytes) -> None:
+        """Make it the bucket's; in a thread, because with many vbuckets and collections that takes a while."""
+        await asyncio.get_running_loop().run_in_executor(None, self.store.apply_manifest, manifest)
 
-    def empty(self) -> None:
-        """Every vbucket starts a new history, without documents."""
-        for vbucket in list(self.store.existing()):
-            state = vbucket.state
-            self.store.delete_vbucket(vbucket.id)
-            self.store.set_state(vbucket.id, state)
+    async def empty(self) -> None:
+        """Every vbucket starts a new history, without documents; the others go on meanwhile."""
+        await asyncio.get_running_loop().run_in_executor(None, self.store.empty)
+        for vbucket in self.store.existing():
+            self._state_changed(vbucket.id)
+            self.passive_streams.kill(vbucket.id)
 
     def close(self) -> None:
         if self.replicator is not None:
@@ -145,7 +155,7 @@ class Buckets:
         self.broken: dict[str, str] = {}
 
     def open_all(self) -> None:
-        """Open every bucket directory that is there."""
+        """Open every bucket directory that is there; raises ``DirectoryInUse`` if another process has one of them."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._root.iterdir()):
             if (path / _MARK).is_file():
@@ -154,22 +164,31 @@ class Buckets:
     def _open_one(self, path: Path) -> None:
         try:
             vbuckets = int((path / _MARK).read_text())
-            store = Bucket.open(path, name=path.name, vbuckets=vbuckets, options=self._options)
+            settings = BucketSettings.load(path)
+            options = settings.store_options(self._options)
+            store = Bucket.open(path, name=path.name, vbuckets=vbuckets, options=options)
+        except DirectoryInUse:
+            raise
         except (UpriverError, OSError, ValueError) as error:
             self.broken[path.name] = str(error) or type(error).__name__
             log.warning("bucket_broken", bucket=path.name, reason=self.broken[path.name])
             return
-        self._open[path.name] = self._node_bucket(store, path)
+        self._open[path.name] = self._node_bucket(store, path, settings)
         log.info("bucket_open", bucket=path.name, vbuckets=vbuckets)
 
-    def _node_bucket(self, store: Bucket, path: Path) -> NodeBucket:
+    def _node_bucket(self, store: Bucket, path: Path, settings: BucketSettings) -> NodeBucket:
         bucket = NodeBucket(store, self._make_waits(store), path)
+        bucket.settings = settings
         bucket.sync_writes = self._make_sync_writes(bucket)
         bucket.traffic = not self._member
         bucket.waits_for_map = self._member
+        if not self._member:  # a member has to hear from its manager first what it is
+            bucket.sync_writes.resume_all()
         return bucket
 
-    def create(self, name: str, vbuckets: int | None = None) -> NodeBucket:
+    def create(
+        self, name: str, vbuckets: int | None = None, settings: BucketSettings = BucketSettings()  # noqa: B008
+    ) -> NodeBucket:
         """A new bucket whose vbuckets are all active here."""
         if not _NAME.match(name) or name.startswith("."):
             raise ConfigError(f"{name!r} is not a bucket name: letters, digits and . _ % - only")
@@ -178,24 +197,43 @@ class Buckets:
         path = self._root / name
         path.mkdir(parents=True, exist_ok=True)
         count = vbuckets or self._vbuckets
-        store = Bucket.open(path, name=name, vbuckets=count, options=self._options)
+        store = Bucket.open(path, name=name, vbuckets=count, options=settings.store_options(self._options))
         if not self._member:
             store.create_all(VbucketState.ACTIVE)
         store.flush()
+        settings.save(path)
         replace_file(path / _MARK, str(count))
-        self._open[name] = self._node_bucket(store, path)
+        self._open[name] = self._node_bucket(store, path, settings)
         log.info("bucket_created", bucket=name, vbuckets=count)
         return self._open[name]
+
+    def change_settings(self, bucket: NodeBucket, settings: BucketSettings) -> None:
+        """From now on, and after a restart."""
+        settings.save(self._root / bucket.name)
+        bucket.settings = settings
+        bucket.store.change_options(settings.store_options(self._options))
 
     def delete(self, name: str) -> None:
         """Close a bucket and erase its data. The caller has cut the connections that use it."""
         bucket = self._open.pop(name, None)
-        if bucket is None and self.broken.pop(name, None) is None:
+        if bucket is None and name not in self.broken:
             raise KeyNotFound(f"no bucket {name}")
         if bucket is not None:
             bucket.close()
-        shutil.rmtree(self._root / name)
+        self._erase(self._root / name)
+        self.broken.pop(name, None)
         log.info("bucket_deleted", bucket=name)
+
+    def _erase(self, path: Path) -> None:
+        """Only what no other process has open: it would go on writing to files without a name."""
+        if not path.exists():
+            return
+        try:
+            owner = claim(path)
+        except (DirectoryInUse, OSError) as error:
+            raise TemporaryFailure(f"{path.name} is not erased: {error}") from error
+        with owner:
+            shutil.rmtree(path)
 
     def find(self, name: str) -> NodeBucket | None:
         return self._open.get(name)

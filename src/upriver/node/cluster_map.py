@@ -6,8 +6,8 @@ revision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import orjson
 
@@ -36,6 +36,44 @@ class NodeAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """Which map it is. Epoch and revision order the maps of a cluster; ``branch`` says who wrote it.
+
+    Two managers that go on from copies of one file write different maps under the same revisions, but never under the
+    same branch.
+    """
+
+    epoch: int = 0
+    revision: int = 0
+    branch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """A map's version and those that it was made from: the last revision of each branch before it."""
+
+    version: Version = Version()
+    ancestors: Mapping[str, int] = field(default_factory=dict)
+
+    def includes(self, other: Version) -> bool:
+        """Whether this map was made with that one known.
+
+        >>> Lineage(Version(1, 9, "b"), {"a": 5}).includes(Version(1, 7, "a"))
+        False
+        """
+        if not other.branch:  # nobody has had a map, or one from before branches were told apart
+            return (other.epoch, other.revision) <= (self.version.epoch, self.version.revision)
+        if other.branch == self.version.branch:
+            return other.revision <= self.version.revision
+        return other.revision <= self.ancestors.get(other.branch, -1)
+
+    def follows(self, other: Version) -> bool:
+        """Whether whoever has that map may take this one."""
+        newer = (self.version.epoch, self.version.revision) > (other.epoch, other.revision)
+        return newer and self.includes(other)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterMap:
     """One revision of the map. ``owners[vb]`` lists node indexes, the active one first, -1 for none.
 
@@ -48,6 +86,12 @@ class ClusterMap:
     epoch: int = 1
     replicas: int = 0
     uuid: str = ""
+    branch: str = ""
+    ancestors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def lineage(self) -> Lineage:
+        return Lineage(Version(self.epoch, self.revision, self.branch), self.ancestors)
 
     @classmethod
     def alone(cls, address: NodeAddress, vbuckets: int, revision: int = 1) -> ClusterMap:

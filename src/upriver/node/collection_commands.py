@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import InvalidArguments
+from upriver.errors import CannotApplyManifest, InvalidArguments, TemporaryFailure
 from upriver.model import Datatype
 from upriver.node import log
 from upriver.node.dispatch import Handler
+from upriver.node.manifest_edits import EditRefused
+from upriver.node.proposals import change_manifest
 from upriver.wire import Message, Opcode, cluster
 
 if TYPE_CHECKING:
@@ -17,10 +20,24 @@ if TYPE_CHECKING:
 _ID = Struct(">QI")
 
 
-def set_manifest(conn: Connection, request: cluster.SetManifest) -> None:
+async def set_manifest(conn: Connection, request: cluster.SetManifest) -> None:
+    """A member of a cluster hands it to whoever owns the manifest there."""
     bucket = conn.require_bucket()
-    bucket.apply_manifest(request.manifest)
+    if bucket.member or bucket.waits_for_map:
+        await _propose(conn, request)
+        return
+    await bucket.apply_manifest(request.manifest)
     log.info("manifest_applied", bucket=bucket.name, uid=f"{bucket.store.manifest.uid:x}")
+    conn.reply(request)
+
+
+async def _propose(conn: Connection, request: cluster.SetManifest) -> None:
+    text = bytes(request.manifest).decode("utf-8", "replace")
+    try:
+        await change_manifest(conn.require_bucket(), {"do": "replace", "manifest": text})
+    except EditRefused as error:
+        late = error.status == HTTPStatus.SERVICE_UNAVAILABLE
+        raise (TemporaryFailure if late else CannotApplyManifest)(error.reason) from error
     conn.reply(request)
 
 

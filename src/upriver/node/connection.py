@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from upriver.errors import FramingError, InvalidMessage, NoBucket, Status, StatusError
 from upriver.model import Datatype
 from upriver.node import answers, dispatch, kv_fast, log, tracing
+from upriver.node.roles import Access, Privilege
+from upriver.node.stored_values import body_of
 from upriver.wire import Context, Message
 from upriver.wire.constants import Feature, RequestFrameId
 from upriver.wire.framing import HEADER, HEADER_SIZE, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME, Frame, cut_frame, frame_size
 from upriver.wire.keys import split_key
-from upriver.wire.values import inflate, split_xattrs
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 DCP_OUTPUT = 32  # in units of the output limit: a turn of the producer and one large document fit in
 TURN_S = 0.003  # requests of one connection, before the others have a turn
+LARGE_REQUEST = 1 << 17  # from here on a request needs a share of the memory for unfinished ones
 MOST_INPUT = 1 << 20  # unread requests of a connection that waits only for its next turn
 _numbers = itertools.count(1)
 _RESPONSE = 0x81
@@ -54,10 +56,14 @@ class Connection(asyncio.Protocol):
         self.node = node
         self.tls = tls
         self.id = next(_numbers)
-        self.peer = ""
+        self.peer = self.host = ""
+        self.has_spoken = False
         self.agent = ""
         self.user = ""
         self.authenticated = False
+        self.access = Access()  # of the user
+        self.privileges = 0  # of the user in the selected bucket; these two for the short way of kv_fast
+        self.may_read = self.may_write = False
         self.sasl: object | None = None
         self.features: frozenset[int] = frozenset()
         self.tracing = False  # every answer says how long it took
@@ -76,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._taking = False  # inside _take_frames
         self._write_paused = False
         self._unsent = 0  # when it was last looked at
+        self._starved = False  # no memory for the rest of a large request yet
+        self._share = False  # of the memory for large requests
         self._waiting = 0  # handlers that have not answered yet
         self._waiting_bytes = 0  # of their requests, which they keep in memory
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,12 +95,16 @@ class Connection(asyncio.Protocol):
         # Zero: write() then sends at once, and what it could not send pauses us until the very last byte has gone.
         # Only so may the producer write over its buffer again.
         self.transport.set_write_buffer_limits(high=1 if self.tls else 0)  # an empty TLS transport is at 0, and pauses
-        host, port, *_ = self.transport.get_extra_info("peername") or ("?", 0)
-        self.peer = f"{host}:{port}"
+        self.host, port, *_ = self.transport.get_extra_info("peername") or ("?", 0)
+        self.peer = f"{self.host}:{port}"
         self.node.connected(self)
 
     def data_received(self, data: bytes) -> None:
         self.last_received = time.monotonic()
+        if not self.has_spoken:
+            self.has_spoken = True
+            if self.authenticated:
+                self.node.doors.logged_in(self)
         if self.receive_raw is not None and not self._taking:
             self.receive_raw(data)
             return
@@ -107,16 +119,20 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._write_paused = True
         self.last_progress = time.monotonic()
+        if self.dcp is None:  # a DCP connection has a window of its own
+            self.node.memory.unread(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._write_paused = False
         self.last_progress = time.monotonic()
+        self.node.memory.read(self)
         if self.dcp is not None:
             self.dcp.schedule()
         self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self.node.memory.forget(self)
         for task in self._tasks:
             task.cancel()
         if self.dcp is not None:
@@ -162,7 +178,11 @@ class Connection(asyncio.Protocol):
         while end - at >= HEADER_SIZE and not self._held:
             size = frame_size(data, at, self._limit)
             if end - at < size:
+                if size > LARGE_REQUEST and not self._share:
+                    self._ask_for_memory(size)
                 break
+            if self._share:
+                self._give_memory_back()
             if self.tracing:
                 tracing.begin()
             handler = fast.get(data[at + 1]) if data[at] == _REQUEST else None
@@ -177,6 +197,19 @@ class Connection(asyncio.Protocol):
             if self._output_bytes > self.node.options.limits.output_bytes:
                 self.flush()
         return at
+
+    def _ask_for_memory(self, size: int) -> None:
+        self._share = self.node.memory.ask(self, size)
+        self._starved = not self._share
+
+    def memory_is_there(self) -> None:
+        """The rest of a large request may come now."""
+        self._share, self._starved = True, False
+        self._throttle()
+
+    def _give_memory_back(self) -> None:
+        self._share = False
+        self.node.memory.release(self)
 
     def _yield(self) -> None:
         """Let the other connections have a turn before the rest of the requests."""
@@ -199,7 +232,7 @@ class Connection(asyncio.Protocol):
         """Read no more while requests have to wait; the kernel's buffers then slow the client."""
         if self.closed:
             return
-        if self._held and (len(self._input) > MOST_INPUT if self._yielded else self._input):
+        if self._starved or (self._held and (len(self._input) > MOST_INPUT if self._yielded else self._input)):
             self.transport.pause_reading()
         elif not self.transport.is_reading():
             self.transport.resume_reading()
@@ -263,6 +296,8 @@ class Connection(asyncio.Protocol):
         self, request: Answerable, *, extras: bytes = b"", key: bytes = b"", value: bytes = b"", cas: int = 0,
         datatype: int = 0, status: int = 0,
     ) -> None:  # fmt: skip
+        if self.bucket is not None:
+            self.bucket.responses[status] += 1
         body = len(extras) + len(key) + len(value)
         if self.tracing and len(key) <= tracing.LONGEST_KEY:
             head = tracing.traced_head(request, len(extras), len(key), body, datatype, status, cas)
@@ -304,15 +339,35 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------ for handlers
 
-    def authenticate(self, user: str) -> None:
+    def authenticate(self, user: str, access: Access) -> None:
         """The client has proved who it is; frames may now be large."""
         self.authenticated, self.user = True, user
         self._limit = MAX_FRAME
+        self.grant(access)
+        self.node.doors.logged_in(self)
 
     def forget_user(self) -> None:
         """Back to the limits of a stranger."""
         self.authenticated, self.user = False, ""
         self._limit = MAX_UNAUTHENTICATED_FRAME
+        self.grant(Access())
+
+    def grant(self, access: Access) -> None:
+        """What the user may do has changed. A DCP connection that is no longer allowed ends."""
+        self.access = access
+        self._update_privileges()
+        if self.dcp is not None and not self.privileges & (Privilege.DCP_PRODUCER | Privilege.DCP_CONSUMER):
+            self.abort("its user may no longer use DCP here")
+
+    def select(self, bucket: NodeBucket | None) -> None:
+        """Make it the bucket of the requests that follow."""
+        self.bucket = bucket
+        self._update_privileges()
+
+    def _update_privileges(self) -> None:
+        found = self.access.outside if self.bucket is None else self.access.inside(self.bucket.name)
+        self.privileges = int(found)
+        self.may_read, self.may_write = bool(found & Privilege.READ), bool(found & Privilege.WRITE)
 
     def has(self, feature: Feature) -> bool:
         return feature in self.features
@@ -332,10 +387,7 @@ class Connection(asyncio.Protocol):
     def datatype_out(self, datatype: int, value: bytes) -> tuple[int, bytes]:
         """A stored value as this client may see it in a GET: never xattrs, snappy and JSON as HELLO agreed."""
         if datatype & Datatype.XATTR or (datatype & Datatype.SNAPPY and not self.context.datatypes & Datatype.SNAPPY):
-            if datatype & Datatype.SNAPPY:
-                value = inflate(value)
-            if datatype & Datatype.XATTR:
-                value = split_xattrs(value)[1]
+            value = body_of(datatype, value)
             datatype &= Datatype.JSON
         return datatype & self.context.datatypes, value
 

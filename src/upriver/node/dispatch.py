@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import AccessDenied, InvalidArguments, NoBucket, NotSupported, Status, UnknownCommand
+from upriver.node.roles import NEEDED, Privilege
 from upriver.wire import Frame, Message, Opcode, OtherResponse, decode
-from upriver.wire.constants import Magic, RequestFrameId, ServerOpcode
+from upriver.wire.constants import Magic, OpenFlag, RequestFrameId, ServerOpcode
+from upriver.wire.dcp import Open as DcpOpen
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
@@ -69,7 +71,16 @@ def dispatch(conn: Connection, frame: Frame) -> Awaitable[None] | None:
     handler, needs_bucket = entry
     if needs_bucket and conn.bucket is None:
         raise NoBucket
+    needed = _privilege(request)
+    if needed & ~conn.privileges:
+        raise AccessDenied(f"this needs {Privilege(needed & ~conn.privileges).name}")
     return handler(conn, request)
+
+
+def _privilege(request: Message) -> int:
+    if isinstance(request, DcpOpen):
+        return Privilege.DCP_PRODUCER if request.flags & OpenFlag.PRODUCER else Privilege.DCP_CONSUMER
+    return NEEDED.get(request.opcode, 0)
 
 
 def _check_frame_infos(request: Message) -> None:

@@ -1,4 +1,4 @@
-"""Durable writes of a cluster: prepared here, acknowledged by a majority of the vbucket's nodes, then committed.
+"""Durable writes: prepared here, acknowledged by a majority of the vbucket's nodes, then committed.
 
 A prepare outlives the client that made it: whoever is active resolves it, by commit when enough replicas have it, by
 abort when they do not in time. A vbucket that stops being active leaves it to its successor, and the client is told
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import DurabilityImpossible, KeyNotFound, NotMyVbucket, SyncWriteAmbiguous
 from upriver.model import VbucketState
 from upriver.node import log
+from upriver.node.durable_chains import chains_of
 from upriver.wire.constants import DurabilityLevel, RequestFrameId
 from upriver.wire.keys import split_key
 
@@ -48,13 +49,7 @@ class SyncWrites:
 
     def replicas_needed(self, vbucket_id: int) -> int:
         """How many replicas make a majority together with us; ``DurabilityImpossible`` if there are too few."""
-        if not self._bucket.member:
-            return 0
-        chain = self._node.cluster_map(self._bucket).owners[vbucket_id]
-        majority = len(chain) // 2 + 1
-        if sum(member >= 0 for member in chain) < majority:
-            raise DurabilityImpossible(f"{majority} nodes of {len(chain)} are needed")
-        return majority - 1
+        return max((chain.needed for chain in chains_of(self._node, self._bucket, vbucket_id)), default=0)
 
     def acknowledged(self, vbucket_id: int, consumer: str, seqno: int) -> None:
         """A replica has every prepare up to ``seqno``."""
@@ -78,16 +73,13 @@ class SyncWrites:
         if not waiting:
             return
         try:
-            needed, names = self.replicas_needed(vbucket_id), self._replica_names(vbucket_id)
+            found = chains_of(self._node, self._bucket, vbucket_id)
+            chains = [(chain.needed, chain.names) for chain in found]
         except DurabilityImpossible:
             return
         for wait in waiting:
-            if len(wait.by & names) >= needed and not wait.done.done():
+            if not wait.done.done() and all(len(wait.by & names) >= needed for needed, names in chains):
                 wait.done.set_result(None)
-
-    def _replica_names(self, vbucket_id: int) -> set[str]:
-        current = self._node.cluster_map(self._bucket)
-        return {str(current.nodes[member]) for member in current.owners[vbucket_id][1:] if member >= 0}
 
     def resolve(
         self, vb: VBucket, key: bytes, collection_id: int, prepared: Stored, level: int, timeout_s: float | None
@@ -96,13 +88,16 @@ class SyncWrites:
         at = vb.id, prepared.seqno
         work = self._resolve(vb, key, collection_id, prepared.seqno, level, timeout_s)
         task = self._tasks[at] = self._node.loop.create_task(work)
-        task.add_done_callback(lambda done: self._finished(at, done))
+        task.add_done_callback(lambda done: self._finished(vb, prepared.seqno, done))
         return task
 
-    def _finished(self, at: tuple[int, int], task: asyncio.Task[Stored]) -> None:
-        self._tasks.pop(at, None)
-        if not task.cancelled() and task.exception() is not None:
-            log.info("durable_write_unresolved", vbucket=at[0], seqno=at[1], reason=str(task.exception()))
+    def _finished(self, vb: VBucket, seqno: int, task: asyncio.Task[Stored]) -> None:
+        self._tasks.pop((vb.id, seqno), None)
+        if task.cancelled() or task.exception() is None:
+            return
+        log.info("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=str(task.exception()))
+        if isinstance(task.exception(), SyncWriteAmbiguous) and vb.state is VbucketState.ACTIVE:
+            self.resume(vb)  # the vbucket came back before this task knew that it had gone
 
     async def _resolve(
         self, vb: VBucket, key: bytes, collection_id: int, seqno: int, level: int, timeout_s: float | None
@@ -141,6 +136,15 @@ class SyncWrites:
             if not wait.done.done():
                 wait.done.set_exception(SyncWriteAmbiguous("the vbucket has moved"))
 
+    def resume_all(self) -> None:
+        """Resolve what was prepared here before the node stopped or crashed: until then those keys take no write.
+
+        A client may have been told that such a write is durable: its prepare was on disk, its commit was not.
+        """
+        for vb in self._bucket.store.existing():
+            if vb.state is VbucketState.ACTIVE and vb.pending:
+                self.resume(vb)
+
     def resume(self, vb: VBucket) -> None:
         """Resolve prepares that nobody here is waiting for: from before a restart, or of the node that was active."""
         vb.drop_completed()
@@ -151,8 +155,10 @@ class SyncWrites:
 
     def _resolve_old(self, vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
         try:
-            self.replicas_needed(vb.id)
+            alone = not self.replicas_needed(vb.id)
         except DurabilityImpossible:
+            alone = True
+        if alone:
             vb.commit(key, collection_id, seqno)  # nobody else can have decided otherwise
             return
         from upriver.store import Stored

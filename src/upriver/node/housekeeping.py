@@ -43,6 +43,9 @@ class Housekeeping:
         for tick in itertools.count():
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
+            if tick % _TICKS_PER_LOOK == 0:
+                self._node.memory.cut_slow_ones()
+                self._node.refresh_rights()
             for conn in list(self._node.connections):
                 if conn.dcp is not None or tick % _TICKS_PER_LOOK == 0:
                     self._watch(conn, now)
@@ -61,6 +64,8 @@ class Housekeeping:
     def _overdue(self, conn: Connection, now: float) -> str:
         """Why a connection has to go, or an empty string."""
         limits = self._node.options.limits
+        if not conn.has_spoken and now - conn.created > limits.silent_s:
+            return "said nothing"
         if not conn.authenticated and now - conn.created > limits.handshake_s:
             return "not authenticated in time"
         allowed = limits.idle_s if conn.dcp is None else limits.dcp_idle_s

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from upriver.node import http_buckets, http_cluster, membership
+from upriver.node import http_buckets, http_cluster, http_collections, membership
 from upriver.node.http_server import HttpServer, route
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpServer", "route", "start"]
 
-ROUTES = (http_cluster, http_buckets, membership)  # importing them fills the table
+ROUTES = (http_cluster, http_buckets, http_collections, membership)  # importing them fills the table
 
 
 async def start(node: Node) -> HttpServer:

@@ -9,11 +9,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import ConfigError, StatusError
+from upriver.node.cluster_map import ClusterMap
 from upriver.node.http_server import Result, route
 from upriver.node.http_wire import Answer, HttpError, Request, Stream
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
+    from upriver.node.cluster_map import NodeAddress
     from upriver.node.server import Node
 
 _LOOK_S = 0.25
@@ -28,18 +30,26 @@ def bucket_or_404(node: Node, name: str) -> NodeBucket:
     return bucket
 
 
-def describe_node(node: Node) -> dict[str, Any]:
-    """This node as one entry of ``nodes``."""
-    return {
-        "hostname": f"{node.options.host}:{node.http_port}",
+def describe_nodes(node: Node, cluster_map: ClusterMap) -> list[dict[str, Any]]:
+    """The entries of ``nodes``: all members of the cluster, or this node alone."""
+    me = max(0, node.index_in(cluster_map))
+    return [_describe_node(node, each, this_node=number == me) for number, each in enumerate(cluster_map.nodes)]
+
+
+def _describe_node(node: Node, address: NodeAddress, *, this_node: bool) -> dict[str, Any]:
+    """Members run the same version; whether another one is healthy, its manager knows."""
+    found: dict[str, Any] = {
+        "hostname": f"{address.host}:{address.mgmt or 8091}",
+        "otpNode": f"ns_{address.kv}@{address.host}",  # a name that stays, and that no other node has
         "status": "healthy",
         "clusterMembership": "active",
-        "thisNode": True,
         "version": node.version,
+        "clusterCompatibility": 7 * 0x10000 + 6,
         "os": "any",
-        "ports": {"direct": node.kv_port},
+        "ports": {"direct": address.kv},
         "services": ["kv"],
     }
+    return {**found, "thisNode": True} if this_node else found
 
 
 def _versions(node: Node) -> dict[str, Any]:
@@ -49,7 +59,7 @@ def _versions(node: Node) -> dict[str, Any]:
 @route("GET", "/pools")
 def pools(node: Node, request: Request) -> Result:
     pool = {"name": "default", "uri": "/pools/default", "streamingUri": "/poolsStreaming/default"}
-    return Answer({**_versions(node), "pools": [pool], "isAdminCreds": True})
+    return Answer({**_versions(node), "pools": [pool], "isAdminCreds": bool(request.access.outside)})
 
 
 @route("GET", "/versions")
@@ -59,14 +69,16 @@ def versions(node: Node, request: Request) -> Result:
 
 @route("GET", "/pools/default")
 def pool(node: Node, request: Request) -> Result:
-    names = node.buckets.names()
+    buckets = sorted(node.buckets, key=lambda bucket: bucket.name)
+    maps = [node.cluster_map(bucket) for bucket in buckets] or [ClusterMap.alone(node.address, 0)]
+    visible = [bucket for bucket in buckets if request.access.inside(bucket.name)]
     return Answer(
         {
             "name": "default",
-            "nodes": [describe_node(node)],
+            "nodes": describe_nodes(node, max(maps, key=lambda each: len(each.nodes))),
             "buckets": {"uri": "/pools/default/buckets", "terseBucketsBase": "/pools/default/b/",
                         "terseStreamingBucketsBase": "/pools/default/bs/"},
-            "bucketNames": [{"bucketName": name} for name in names],
+            "bucketNames": [{"bucketName": each.name, "uuid": node.bucket_uuid(each)} for each in visible],
             "balanced": True,
             "rebalanceStatus": "none",
         }
@@ -108,7 +120,7 @@ async def _configs(node: Node, bucket: NodeBucket) -> AsyncIterator[bytes]:
 @route("GET", "/whoami")
 def whoami(node: Node, request: Request) -> Result:
     given = request.basic_credentials()
-    roles = [{"role": "admin"}]
+    roles = [grant.to_json() for grant in request.access.grants]
     return Answer({"id": given[0] if given else "", "domain": "local", "roles": roles})
 
 

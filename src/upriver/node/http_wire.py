@@ -16,12 +16,17 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import orjson
+
+from upriver.node.roles import ADMIN, Access
+
 MAX_HEAD = 16 * 1024
 MAX_BODY = 1024 * 1024
 MAX_HEADERS = 100
 REQUEST_S = 30.0  # for one request to arrive, once its first byte has
 IDLE_S = 75.0
 SEND_S = 30.0
+_ONCE = frozenset({"content-length", "host", "authorization", "transfer-encoding", "content-type", "origin"})
 
 
 class HttpError(Exception):
@@ -41,6 +46,7 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes = b""
+    access: Access = ADMIN  # what whoever asks may do
 
     @property
     def segments(self) -> list[str]:
@@ -57,8 +63,8 @@ class Request:
         if "json" not in self.headers.get("content-type", ""):
             return dict(parse_qsl(self.body.decode("utf-8", "replace"), keep_blank_values=True))
         try:
-            found = json.loads(self.body)
-        except ValueError as error:
+            found = orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from error
         if not isinstance(found, dict):
             raise HttpError(HTTPStatus.BAD_REQUEST, "the body must be a JSON object")
@@ -110,10 +116,10 @@ def error_answer(error: HttpError) -> Answer:
     return Answer({"errors": {error.field_name: error.reason}}, error.status, headers)
 
 
-async def read_request(reader: asyncio.StreamReader) -> Request | None:
+async def read_request(reader: asyncio.StreamReader, idle_s: float = IDLE_S) -> Request | None:
     """The next request, or None when the client has gone or stays silent; ``HttpError`` for what we refuse."""
     try:
-        async with asyncio.timeout(IDLE_S):
+        async with asyncio.timeout(idle_s):
             first = await reader.readexactly(1)
         async with asyncio.timeout(REQUEST_S):
             head = first + await reader.readuntil(b"\r\n\r\n")
@@ -138,8 +144,13 @@ def _parse_head(head: bytes) -> tuple[Request, int]:
         name, colon, value = line.partition(":")
         if not colon or name != name.strip() or not name:
             raise HttpError(HTTPStatus.BAD_REQUEST, "a header is malformed")
+        if name.lower() in _ONCE and name.lower() in headers:
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} is there twice")
         headers[name.lower()] = value.strip()
-    target = urlsplit(words[1])
+    try:
+        target = urlsplit(words[1])
+    except ValueError as error:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"the path is malformed: {error}") from error
     request = Request(words[0], target.path, dict(parse_qsl(target.query, keep_blank_values=True)), headers)
     return request, _body_length(headers)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import KeyNotFound
+from upriver.errors import KeyNotFound, StatusError
 from upriver.model import Datatype
-from upriver.wire.values import inflate, join_xattrs, split_xattrs
+from upriver.node.stored_values import parts_of
+from upriver.wire.values import inflate, join_xattrs
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
@@ -32,7 +33,9 @@ def with_old_xattrs(conn: Connection, request: Any, vb: VBucket) -> tuple[int, b
         return datatype, value
     if not current.datatype & Datatype.XATTR:
         return datatype, value
-    stored = inflate(current.value) if current.datatype & Datatype.SNAPPY else current.value
+    try:
+        xattrs, _ = parts_of(current.datatype, current.value)
+    except StatusError:  # nobody can read them: the document is whole again with this value
+        return datatype, value
     body = inflate(value) if datatype & Datatype.SNAPPY else value
-    xattrs, _ = split_xattrs(stored)
     return Datatype.XATTR | (datatype & Datatype.JSON), join_xattrs(xattrs, body)

@@ -42,7 +42,7 @@ def _set(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
     _, opcode, key_len, extras_len, datatype, vbucket_id, _, opaque, cas = HEADER.unpack_from(data, at)
     prefix = 1 if conn.context.collections else 0
     if (
-        bucket is None or not conn.authenticated or not bucket.traffic or bucket.has_xattrs or bucket.backed_up
+        bucket is None or not conn.may_write or not bucket.traffic or bucket.has_xattrs or bucket.backed_up
         or extras_len != 8 or cas or datatype > _JSON_OR_RAW or datatype & ~conn.context.datatypes
         or not prefix < key_len <= _LONGEST_KEY
     ):  # fmt: skip
@@ -62,6 +62,8 @@ def _set(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
         answers.fail_with(conn, _Request(opcode, opaque), error)
         return True
     if opcode == Opcode.SET:
+        if not conn.tracing:
+            bucket.responses[0] += 1  # as ``reply`` does
         _answer_set(conn, opaque, stored.cas, stored.vbuuid, stored.seqno)
     return True
 
@@ -81,7 +83,7 @@ def _get(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
     _, opcode, key_len, extras_len, datatype, vbucket_id, body, opaque, cas = HEADER.unpack_from(data, at)
     prefix = 1 if conn.context.collections else 0
     if (
-        bucket is None or not conn.authenticated or not bucket.traffic or extras_len or cas or datatype
+        bucket is None or not conn.may_read or not bucket.traffic or extras_len or cas or datatype
         or body != key_len or not prefix < key_len <= _LONGEST_KEY
     ):  # fmt: skip
         return False
@@ -93,6 +95,7 @@ def _get(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
         if vbucket.state is not VbucketState.ACTIVE or vbucket.locks:
             return False
         document = vbucket.get(bytes(data[key_at + prefix : at + size]), 0)
+        datatype, value = conn.datatype_out(document.datatype, document.value)
     except KeyNotFound as error:
         if opcode == Opcode.GET:
             answers.fail_with(conn, _Request(opcode, opaque), error)
@@ -100,11 +103,11 @@ def _get(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
     except StatusError as error:
         answers.fail_with(conn, _Request(opcode, opaque), error)
         return True
-    datatype, value = conn.datatype_out(document.datatype, document.value)
     if conn.tracing:
         extras = document.flags.to_bytes(4, "big")
         conn.reply(_Request(opcode, opaque), extras=extras, value=value, cas=document.cas, datatype=datatype)
         return True
+    bucket.responses[0] += 1
     head = _GET_RESPONSE.pack(
         _RESPONSE, opcode, 0, 4, datatype, 0, 4 + len(value), opaque, document.cas, document.flags
     )

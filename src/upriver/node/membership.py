@@ -20,6 +20,8 @@ from upriver.node.cluster_map import ClusterMap, NodeAddress
 from upriver.node.http_cluster import bucket_or_404
 from upriver.node.http_server import Result, route
 from upriver.node.http_wire import Answer, HttpError, Request
+from upriver.node.kept_map import KeptMap, parse_map
+from upriver.node.proposals import take_manifest
 from upriver.node.replicator import Replicator
 
 if TYPE_CHECKING:
@@ -28,44 +30,46 @@ if TYPE_CHECKING:
     from upriver.store import VBucket
 
 
-def parse_map(data: Any) -> ClusterMap:
-    """The map that a manager pushes; ``ConfigError`` says what is wrong with it."""
-    try:
-        nodes = tuple(NodeAddress(n["host"], n["kv"], n.get("mgmt")) for n in data["nodes"])
-        owners = [[int(index) for index in row] for row in data["owners"]]
-        revision, epoch, replicas = (int(data[name]) for name in ("revision", "epoch", "replicas"))
-        found = ClusterMap(nodes, owners, revision, epoch, replicas, str(data.get("uuid", "")))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"not a cluster map: {error!r}") from error
-    if any(not row or max(row) >= len(nodes) for row in owners):
-        raise ConfigError("the cluster map names a node that it does not list")
-    return found
-
-
-def apply_map(node: Node, bucket: NodeBucket, new: ClusterMap, *, welcome: bool = False) -> dict[str, int]:
-    """Become what the map says; an older map is refused.
+def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = False) -> dict[str, int]:
+    """Become what the map says; a map that does not follow the newest one that this node ever had is refused.
 
     So is every map, after a crash, that does not welcome the node back: what its replicas have acknowledged may be
     lost here, so whoever sends the map must know.
     """
-    current = node.cluster_map(bucket)
-    if bucket.member and not new.is_newer_than(current.epoch, current.revision):
-        raise ConfigError(f"revision {new.revision} is not newer than {current.revision}")
+    new, kept = parse_map(data), KeptMap.of(node, bucket)
+    _check_successor(node, kept, new)
     if bucket.waits_for_map and not bucket.store.opened_clean and not welcome:
         raise ConfigError("this node has crashed since it last had a map")
     if len(new.owners) != bucket.store.vbuckets:
         raise ConfigError(f"the map has {len(new.owners)} vbuckets, the bucket {bucket.store.vbuckets}")
+    kept.keep(data, new)
     me = node.index_in(new)
     changes = _changes(bucket, new, me)
     bucket.set_states(changes)
+    take_manifest(bucket, data.get("manifest"))
     node.set_cluster_map(bucket, new)
     bucket.member = bucket.traffic = True
     bucket.waits_for_map = False
     _replicate(node, bucket, new, me)
     bucket.sync_writes.map_changed()
-    _resume(bucket)
+    bucket.sync_writes.resume_all()
     log.info("cluster_map", bucket=bucket.name, revision=new.revision, changed=len(changes))
     return {"changed": len(changes)}
+
+
+def _check_successor(node: Node, kept: KeptMap, new: ClusterMap) -> None:
+    known = kept.map
+    if known is None:
+        return
+    if known.uuid != new.uuid:
+        if node.index_in(known) >= 0:
+            raise ConfigError("this node is a member of another cluster: remove it there, or erase its data")
+        return
+    if not new.lineage.follows(kept.version):
+        raise ConfigError(
+            f"revision {new.revision} (epoch {new.epoch}) does not follow revision {known.revision} "
+            f"(epoch {known.epoch}), which this node has: the manager's state is not the newest"
+        )
 
 
 def _changes(bucket: NodeBucket, new: ClusterMap, me: int) -> dict[int, VbucketState]:
@@ -76,13 +80,6 @@ def _changes(bucket: NodeBucket, new: ClusterMap, me: int) -> dict[int, VbucketS
         if current is not wanted and not (current is None and wanted is VbucketState.DEAD):
             changes[vb] = wanted
     return changes
-
-
-def _resume(bucket: NodeBucket) -> None:
-    """Durable writes that were under way when the node stopped."""
-    for vbucket in bucket.store.existing():
-        if vbucket.state is VbucketState.ACTIVE and vbucket.pending:
-            bucket.sync_writes.resume(vbucket)
 
 
 def _wanted_state(chain: Any, me: int) -> VbucketState:
@@ -113,8 +110,8 @@ def push(node: Node, request: Request, name: str) -> Result:
     """A manager's new map."""
     try:
         data = orjson.loads(request.body)
-        welcome = isinstance(data, dict) and bool(data.get("welcome"))
-        return Answer(apply_map(node, bucket_or_404(node, name), parse_map(data), welcome=welcome))
+        welcome = isinstance(data, dict) and bool(data.pop("welcome", False))
+        return Answer(apply_map(node, bucket_or_404(node, name), data, welcome=welcome))
     except (ConfigError, orjson.JSONDecodeError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
@@ -125,13 +122,25 @@ def report(node: Node, request: Request, name: str) -> Result:
     return Answer(_report(node, bucket_or_404(node, name)))
 
 
+@route("GET", "/upriver/cluster/*/map")
+def newest_map(node: Node, request: Request, name: str) -> Result:
+    """The newest map that this node was ever given, in this run or before, as it was pushed."""
+    data = KeptMap.of(node, bucket_or_404(node, name)).data
+    if data is None:
+        raise HttpError(HTTPStatus.NOT_FOUND, "this node never had a map")
+    return Answer(orjson.dumps(data))
+
+
 def _report(node: Node, bucket: NodeBucket) -> dict[str, Any]:
-    current = node.cluster_map(bucket)
+    kept = KeptMap.of(node, bucket)
     return {
-        "revision": current.revision,
-        "epoch": current.epoch,
+        "revision": kept.version.revision,
+        "epoch": kept.version.epoch,
+        "branch": kept.version.branch,
+        "uuid": kept.map.uuid if kept.map is not None else "",
         "member": bucket.member,
         "clean": bucket.store.opened_clean,
+        "manifest_uid": bucket.store.manifest.uid,
         "fenced": bucket.replicator is not None and bucket.replicator.fenced,
         "vbuckets": {str(vb.id): _standing(vb) for vb in bucket.store.existing()},
     }
@@ -195,3 +204,41 @@ def _check_revision(node: Node, bucket: NodeBucket, revision: int) -> None:
     current = node.cluster_map(bucket).revision
     if revision != current:
         raise ConfigError(f"the takeover was planned for revision {revision}, this is {current}")
+
+
+# ---------------------------------------------------------------------------------------------- collections
+
+
+@route("GET", "/upriver/proposals/*")
+def proposals(node: Node, request: Request, name: str) -> Result:
+    """What clients have asked this member for."""
+    return Answer(orjson.dumps(bucket_or_404(node, name).proposals.waiting()))
+
+
+@route("POST", "/upriver/proposals/*")
+def outcomes(node: Node, request: Request, name: str) -> Result:
+    """What the manager has decided about them."""
+    bucket_or_404(node, name).proposals.decide(_object(request))
+    return Answer({})
+
+
+@route("GET", "/upriver/manifest/*")
+def own_manifest(node: Node, request: Request, name: str) -> Result:
+    return Answer(bucket_or_404(node, name).store.manifest.to_json())
+
+
+@route("POST", "/upriver/manifest/*")
+def push_manifest(node: Node, request: Request, name: str) -> Result:
+    """The manifest that this member could not take together with its map."""
+    take_manifest(bucket_or_404(node, name), _object(request))
+    return Answer({})
+
+
+def _object(request: Request) -> dict[str, Any]:
+    try:
+        found = orjson.loads(request.body)
+    except orjson.JSONDecodeError as error:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise HttpError(HTTPStatus.BAD_REQUEST, "the body must be a JSON object")
+    return found

@@ -15,9 +15,15 @@ VERSION = "7.6.2-0000-upriver"  # clients gate features on the number; it must s
 class Limits:
     """How much one client, or all of them, may take. Times in seconds, sizes in bytes."""
 
-    max_connections: int = 2000
+    max_connections: int = 2000  # that have logged in
+    max_connections_per_peer: int = 1000
+    max_strangers: int = 512  # connections that have not logged in; the oldest ones go
+    max_http_connections: int = 256
+    unfinished_bytes: int = 192 << 20  # requests that have not arrived whole, of all connections
+    unread_bytes: int = 256 << 20  # answers that clients do not take, of all connections
     max_streams: int = 16 * 1024  # per DCP connection
     output_bytes: int = 1 << 20  # responses waiting before the connection's requests have to wait too
+    silent_s: float = 10.0  # until a new connection must have said something
     handshake_s: float = 30.0  # until a connection must be authenticated
     idle_s: float = 300.0  # silence on a plain connection
     dcp_idle_s: float = 360.0  # silence, or a socket that takes nothing, on a DCP connection

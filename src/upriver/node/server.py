@@ -9,18 +9,26 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
-from upriver.errors import UpriverError
+from upriver.errors import CorruptStore, UpriverError
 from upriver.node import auth, commands, log, warmup
 from upriver.node.buckets import Buckets, NodeBucket
+from upriver.node.budget import Memory
 from upriver.node.cluster_map import ClusterMap, NodeAddress
 from upriver.node.connection import Connection
+from upriver.node.data_directory import DataDirectory
+from upriver.node.doors import Doors
 from upriver.node.durability import SyncWrites
 from upriver.node.housekeeping import Housekeeping
+from upriver.node.kept_map import KeptMap
 from upriver.node.map_pushes import push_map
 from upriver.node.options import VERSION, NodeOptions
 from upriver.node.persistence import PersistenceWaits
 from upriver.node.producer import SendBuffers
+
+if TYPE_CHECKING:
+    from upriver.node.http import HttpServer
 
 _BACKLOG = 512
 
@@ -32,20 +40,31 @@ class Node:
         self.options = options
         self.version = VERSION
         self.connections: set[Connection] = set()
+        self.logins = auth.Logins()
         self.send_buffers = SendBuffers()
         self.started = time.monotonic()
         self.kv_port = self.http_port = self.tls_port = 0
-        self.refused_connections = 0
+        self.doors = Doors(options.limits)
+        self.memory = Memory(options.limits)
         self.total_connections = 0
         self._servers: list[asyncio.Server] = []
         self._maps: dict[str, ClusterMap] = {}
         self._map_json: dict[str, bytes] = {}
+        self._http: HttpServer | None = None
         self._housekeeping = Housekeeping(self)
 
     async def start(self) -> None:
-        """Serve. Raises what keeps the node from serving at all."""
+        """Serve. Raises what keeps the node from serving at all, and then leaves everything as it found it."""
         self.loop = asyncio.get_running_loop()
         commands.register_all()
+        self._directory = DataDirectory.claim(self.options.data)
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
         options = self.options
         make_waits = partial(PersistenceWaits, loop=self.loop)
         make_sync_writes = partial(SyncWrites, self)
@@ -53,20 +72,31 @@ class Node:
             options.data, options.vbuckets, options.store, make_waits, make_sync_writes, member=options.member
         )
         await self.loop.run_in_executor(None, warmup.warm_up)
-        self.buckets.open_all()
-        if options.bucket and self.buckets.find(options.bucket) is None and options.bucket not in self.buckets.broken:
-            self.buckets.create(options.bucket)
+        self._open_buckets()
         self.users = commands.load_users(options)
+        self._users_seen = self.users.version
         await self._listen()
         self._housekeeping.start()
         log.info("serving", host=options.host, kv_port=self.kv_port, http_port=self.http_port or "-")
+
+    def _open_buckets(self) -> None:
+        """What is there, and the one that was asked for; a node whose buckets are all broken has nothing to serve."""
+        buckets, wanted = self.buckets, self.options.bucket
+        buckets.open_all()
+        if wanted and buckets.find(wanted) is None and wanted not in buckets.broken:
+            try:
+                buckets.create(wanted)
+            except OSError as error:
+                raise UpriverError(f"bucket {wanted} cannot be made in {self.options.data}: {error}") from error
+        if buckets.broken and not buckets.names():
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in buckets.broken.items())
+            raise CorruptStore(f"no bucket can be opened ({reasons}); restore it, or delete its directory")
 
     async def _listen(self) -> None:
         options = self.options
         self.kv_port = await self._listen_on(options.kv_port)
         if options.tls_port is not None:
             self.tls_port = await self._listen_on(options.tls_port, tls=True)
-        self._http = None
         if options.http_port is not None:
             self._http = await commands.start_http(self)
             self.http_port = self._http.port
@@ -95,7 +125,9 @@ class Node:
         for conn in list(self.connections):
             conn.abort("the node has stopped")
         await asyncio.sleep(0)
+        self.logins.close()
         await self.buckets.close()
+        self._directory.release()
         log.info("stopped")
 
     # ------------------------------------------------------------------------------------------ connections
@@ -103,18 +135,24 @@ class Node:
     def connected(self, conn: Connection) -> None:
         self.total_connections += 1
         self.connections.add(conn)
-        if len(self.connections) > self.options.limits.max_connections:
-            self.refused_connections += 1
-            conn.abort("too many connections")
-            return
-        auth.welcome(conn)
+        self.doors.connected(conn)
         if self.options.default_bucket:
-            conn.bucket = self.buckets.find(self.options.default_bucket)
+            conn.bucket = self.buckets.find(self.options.default_bucket)  # what may be done there is asked at login
+        auth.welcome(conn)
         log.info("connection_open", connection=conn.id, peer=conn.peer)
 
     def disconnected(self, conn: Connection, reason: str) -> None:
         self.connections.discard(conn)
+        self.doors.disconnected(conn)
         log.info("connection_closed", connection=conn.id, peer=conn.peer, reason=reason)
+
+    def refresh_rights(self) -> None:
+        """Users that were changed in the file have their new rights on open connections, too."""
+        self.users.refresh()
+        if self.users.version != self._users_seen:
+            self._users_seen = self.users.version
+            for conn in [each for each in self.connections if each.user]:
+                conn.grant(self.users.access(conn.user))
 
     # ------------------------------------------------------------------------------------------ cluster map
 
@@ -140,8 +178,13 @@ class Node:
         if found is None:
             current = self.cluster_map(bucket)
             this_node = max(0, self.index_in(current))
-            found = self._map_json[bucket.name] = current.to_json(bucket.name, current.uuid or bucket.uuid, this_node)
+            found = self._map_json[bucket.name] = current.to_json(bucket.name, self.bucket_uuid(bucket), this_node)
         return found
+
+    def bucket_uuid(self, bucket: NodeBucket) -> str:
+        """The same at all members of a cluster and for the life of the bucket; another after it was made again."""
+        known = KeptMap.of(self, bucket).map  # also before the first map of this run
+        return (known.uuid if known is not None else "") or bucket.uuid
 
     def nodes_json(self) -> bytes:
         """The nodes without any bucket; a client with TLS learns its port from it before it selects one."""
@@ -155,6 +198,10 @@ class Node:
 
     # ------------------------------------------------------------------------------------------ buckets
 
+    def may_flush(self, bucket: NodeBucket) -> bool:
+        allowed = bucket.settings.flush_enabled
+        return self.options.enable_flush if allowed is None else allowed
+
     def delete_bucket(self, name: str) -> None:
         """Disconnect its users, then erase it."""
         bucket = self.buckets.find(name)
@@ -163,7 +210,7 @@ class Node:
                 conn.abort("its bucket was deleted")
                 if conn.dcp is not None:
                     conn.dcp.close()
-                conn.bucket = None
+                conn.select(None)
         self._maps.pop(name, None)
         self._map_json.pop(name, None)
         self.buckets.delete(name)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from upriver.errors import InvalidArguments, KeyNotFound, NotSupported
+from upriver.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported, StatusError
 from upriver.model import Datatype
 from upriver.node import log
 from upriver.node.dispatch import Handler
@@ -77,17 +77,25 @@ def select_bucket(conn: Connection, request: session.SelectBucket) -> None:
     if conn.dcp is not None:
         raise NotSupported("a DCP connection keeps its bucket")
     if request.name == _NO_BUCKET:
-        conn.bucket = None
+        conn.select(None)
     else:
         bucket = conn.node.buckets.find(request.name.decode("utf-8", "backslashreplace"))
-        if bucket is None:
-            raise KeyNotFound("no such bucket")
-        conn.bucket = bucket
+        if bucket is None or not conn.access.inside(bucket.name):
+            raise _no_such_bucket(conn, request.name)
+        conn.select(bucket)
     conn.reply(request)
 
 
+def _no_such_bucket(conn: Connection, name: bytes) -> StatusError:
+    """SDKs take "no such key" for a bucket that is being made and ask again until they time out; access is final."""
+    shown = name.decode("utf-8", "backslashreplace")
+    reason = f"there is no bucket {shown!r} for you: it is misspelt, not created or dropped, or you have no role"
+    return AccessDenied(reason) if conn.has(Feature.XERROR) else KeyNotFound(reason)
+
+
 def list_buckets(conn: Connection, request: session.ListBuckets) -> None:
-    conn.reply(request, value=" ".join(conn.node.buckets.names()).encode())
+    visible = [name for name in conn.node.buckets.names() if conn.access.inside(name)]
+    conn.reply(request, value=" ".join(visible).encode())
 
 
 def bodiless(conn: Connection, request: Any) -> None:
@@ -106,12 +114,12 @@ def verbosity(conn: Connection, request: session.Verbosity) -> None:
     conn.reply(request)
 
 
-def flush_bucket(conn: Connection, request: Any) -> None:
+async def flush_bucket(conn: Connection, request: Any) -> None:
     """Empties the bucket, where the operator allowed it: every vbucket starts a new history."""
-    if not conn.node.options.enable_flush:
-        raise NotSupported("start the node with --enable-flush")
     bucket = conn.require_bucket()
-    bucket.empty()
+    if not conn.node.may_flush(bucket):
+        raise NotSupported("start the node with --enable-flush, or set the bucket's flushEnabled")
+    await bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name, connection=conn.id)
     if not conn.is_quiet(request):
         conn.reply(request)

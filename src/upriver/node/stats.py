@@ -7,12 +7,13 @@ reported. A long group lets the other connections work in between, and waits for
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from upriver.errors import InvalidArguments, KeyNotFound
-from upriver.node import stats_dcp, stats_general, stats_vbuckets
+from upriver.node import stats_collections, stats_dcp, stats_general, stats_keys, stats_vbuckets
 from upriver.node.dispatch import Handler
 from upriver.node.stats_query import Figures, Query
 from upriver.wire import Message
@@ -38,9 +39,16 @@ GROUPS: dict[str, Callable[[Query], Figures]] = {
     "vbucket-details": stats_vbuckets.vbucket_details,
     "vbucket-seqno": stats_vbuckets.vbucket_seqno,
     "failovers": stats_vbuckets.failovers,
-    "collections": stats_vbuckets.collections,
-    "collections-details": stats_vbuckets.collections_details,
-    "scopes": stats_vbuckets.scopes,
+    "collections": stats_collections.collections,
+    "collections-byid": stats_collections.collections_by_id,
+    "collections-details": stats_collections.collections_details,
+    "key": stats_keys.key,
+    "key-byid": stats_keys.key_by_id,
+    "responses": stats_general.responses,
+    "scopes": stats_collections.scopes,
+    "scopes-byid": stats_collections.scopes_by_id,
+    "vkey": stats_keys.vkey,
+    "vkey-byid": stats_keys.vkey_by_id,
     "uuid": stats_vbuckets.uuid,
 }
 
@@ -69,7 +77,7 @@ def _options(request: Stat) -> dict[str, Any]:
     if not request.value:
         return {}
     try:
-        options = json.loads(request.value)
+        options = orjson.loads(request.value)
     except ValueError:
         options = None
     if not isinstance(options, dict):

@@ -15,6 +15,7 @@ from upriver.node.stats_query import Figures, Query, vbucket_number
 if TYPE_CHECKING:
     from upriver.node.connection import Connection
     from upriver.node.producer_stream import ProducerStream
+    from upriver.store import VBucket
 
 _FORMATS = ("legacy", "json", "skip")
 
@@ -154,6 +155,7 @@ def dcp_takeover(query: Query) -> Figures:
         yield "status", "connection_does_not_exist" if conn is None else "stream_does_not_exist"
         yield "estimate", vb.item_count if conn is None else 0
         yield "backfillRemaining", 0
+        yield from _takeover_items(vb, 0)
         return
     stream = found[-1]
     stream.producer.settle(stream)
@@ -161,6 +163,10 @@ def dcp_takeover(query: Query) -> Figures:
     yield "status", "backfilling" if backfilling else "stream_is_dead" if stream.ended else "in-memory"
     yield "estimate", remaining
     yield "backfillRemaining", remaining if backfilling else 0
-    yield "chk_items", 0 if backfilling else remaining
+    yield from _takeover_items(vb, 0 if backfilling else remaining)
+
+
+def _takeover_items(vb: VBucket, in_memory: int) -> Figures:
+    yield "chk_items", in_memory
     yield "vb_items", vb.item_count
     yield "on_disk_deletes", vb.tombstone_count

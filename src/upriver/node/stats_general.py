@@ -25,7 +25,7 @@ def general(query: Query) -> Figures:
     yield "pointer_size", 64
     yield "curr_connections", len(node.connections)
     yield "total_connections", node.total_connections
-    yield "rejected_conns", node.refused_connections
+    yield "rejected_conns", node.doors.refused
     yield "threads", 1
     if query.conn.bucket is not None:
         yield from _bucket(query.conn.bucket, query.conn.node.options.data)
@@ -92,6 +92,12 @@ def warmup(query: Query) -> Figures:
 def reset(query: Query) -> Figures:
     """Tools reset before they measure; our figures are gauges, so there is nothing to do."""
     yield from ()
+
+
+def responses(query: Query) -> Figures:
+    """How often each status was answered to clients of this bucket, as JSON: status in hexadecimal, and count."""
+    counted = {f"{int(status):x}": count for status, count in sorted(query.bucket.responses.items())}
+    yield "responses", json.dumps(counted)
 
 
 def connections(query: Query) -> Figures:

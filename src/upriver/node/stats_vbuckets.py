@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from upriver.model import VbucketState
 from upriver.node.stats_query import Figures, Query, shown_high_seqno
 
 # ---------------------------------------------------------------------------------------------- vbuckets
@@ -62,59 +61,6 @@ def failovers(query: Query) -> Figures:
         for index, entry in enumerate(vb.failover_log):
             yield f"{prefix}{index}:id", entry.uuid
             yield f"{prefix}{index}:seq", entry.seqno
-
-
-# ---------------------------------------------------------------------------------------------- collections
-
-
-def collections(query: Query) -> Figures:
-    """Counts per collection; with ``scope.collection`` behind the name only of that one."""
-    manifest = query.bucket.store.manifest
-    wanted = manifest.find_collection(query.arguments[0]).id if query.arguments else None
-    yield "manifest_uid", f"0x{manifest.uid:x}"
-    counts = _items_by_collection(query)
-    for entry in manifest.collections.values():
-        if wanted in (None, entry.id):
-            prefix = f"0x{entry.scope_id:x}:0x{entry.id:x}:"
-            yield prefix + "items", counts.get(entry.id, 0)
-            yield prefix + "name", entry.name
-            yield prefix + "scope_name", manifest.scopes[entry.scope_id].name
-            if entry.max_ttl is not None:
-                yield prefix + "maxTTL", entry.max_ttl
-
-
-def _items_by_collection(query: Query) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for vb in query.bucket.store.existing():
-        if vb.state is VbucketState.ACTIVE:
-            for collection_id in vb.collection_ids():
-                counts[collection_id] = counts.get(collection_id, 0) + vb.collection_item_count(collection_id)
-    return counts
-
-
-def collections_details(query: Query) -> Figures:
-    manifest = query.bucket.store.manifest
-    for vb in query.vbuckets():
-        yield f"vb_{vb.id}:manifest:uid", f"0x{vb.manifest_uid:x}"
-        for collection_id in vb.collection_ids():
-            prefix = f"vb_{vb.id}:0x{collection_id:x}:"
-            entry = manifest.collections.get(collection_id)
-            if entry is not None:
-                yield prefix + "name", entry.name
-                yield prefix + "scope", f"0x{entry.scope_id:x}"
-            yield prefix + "items", vb.collection_item_count(collection_id)
-            yield prefix + "high_seqno", vb.collection_high_seqno(collection_id)
-
-
-def scopes(query: Query) -> Figures:
-    manifest = query.bucket.store.manifest
-    counts = _items_by_collection(query)
-    yield "manifest_uid", f"0x{manifest.uid:x}"
-    for scope in manifest.scopes.values():
-        inside = [entry.id for entry in manifest.collections.values() if entry.scope_id == scope.id]
-        yield f"0x{scope.id:x}:collections", len(inside)
-        yield f"0x{scope.id:x}:items", sum(counts.get(each, 0) for each in inside)
-        yield f"0x{scope.id:x}:name", scope.name
 
 
 def uuid(query: Query) -> Figures:

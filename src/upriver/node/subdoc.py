@@ -170,11 +170,12 @@ def _run(
     conn: Connection, request: _Mutation, vb: VBucket, wanted: Sequence[Spec],
     answer: Callable[[Outcome | Failure], Awaitable[None] | None],
 ) -> Awaitable[None] | None:  # fmt: skip
-    flags = specs.check_doc_flags(request.doc_flags or 0, specs.MUTATION_DOC_FLAGS, request.cas)
+    is_multi = isinstance(request, subdoc.SubdocMultiMutation)
+    flags = specs.check_doc_flags(request.doc_flags or 0, specs.MUTATION_DOC_FLAGS, request.cas, is_multi=is_multi)
     collection_id, key = conn.split(request.key)
     target = Target(
         vb, collection_id, key, flags, request.cas, request.expiry or 0, conn.preserve_ttl(request),
-        conn.require_bucket().store.options.lww,
+        conn.require_bucket().store.options.lww, request.user_flags,
     )  # fmt: skip
     draft = Draft.begin(target, wanted)
     if len(draft.view.body) > LARGE:

@@ -47,7 +47,7 @@ MUTATIONS = {
     Opcode.SUBDOC_ARRAY_PUSH_LAST: Rule(_MKDIR | _WRITES, True, True, paths.push_last),
     Opcode.SUBDOC_ARRAY_PUSH_FIRST: Rule(_MKDIR | _WRITES, True, True, paths.push_first),
     Opcode.SUBDOC_ARRAY_INSERT: Rule(_WRITES, has_value=True, change=paths.insert),
-    Opcode.SUBDOC_ARRAY_ADD_UNIQUE: Rule(_MKDIR | _WRITES, True, True, paths.add_unique),
+    Opcode.SUBDOC_ARRAY_ADD_UNIQUE: Rule(_MKDIR | _XATTR, True, True, paths.add_unique),
     Opcode.SUBDOC_COUNTER: Rule(_MKDIR | _XATTR, has_value=True, change=paths.counter),
     Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR: Rule(_XATTR | _BINARY),
 }
@@ -143,13 +143,14 @@ def check_order(specs: Sequence[Spec]) -> None:
         fail(Status.SUBDOC_INVALID_COMBO, "an operation on the whole body excludes other paths of the body")
 
 
-def check_doc_flags(flags: int, allowed: int, cas: int) -> DocFlag:
+def check_doc_flags(flags: int, allowed: int, cas: int, *, is_multi: bool = False) -> DocFlag:
+    """The flags of a whole request; with several paths a tombstone may be changed as one that was made as such."""
     foreign = flags & ~int(allowed)
     if foreign:
         raise InvalidArguments(f"document flags 0x{foreign:02x} are not allowed here")
     if flags & DocFlag.ADD and (flags & DocFlag.MKDOC or cas):
         raise InvalidArguments("a document that must not exist has no CAS, and excludes the make-document flag")
-    if flags & DocFlag.CREATE_AS_DELETED and not flags & (DocFlag.ADD | DocFlag.MKDOC):
+    if flags & DocFlag.CREATE_AS_DELETED and not is_multi and not flags & (DocFlag.ADD | DocFlag.MKDOC):
         raise InvalidArguments("create-as-deleted needs add or make-document")
     if flags & DocFlag.REVIVE and flags & DocFlag.CREATE_AS_DELETED:
         raise InvalidArguments("a document cannot be revived and created as deleted at once")

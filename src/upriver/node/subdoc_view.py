@@ -11,10 +11,11 @@ from upriver.model import Datatype, Document
 from upriver.node import subdoc_paths as paths
 from upriver.node import subdoc_specs as specs
 from upriver.node import subdoc_xattrs as xattrs
+from upriver.node.stored_values import parts_of
 from upriver.node.subdoc_specs import Spec, text_of
 from upriver.node.subdoc_xattrs import Stamp
 from upriver.wire.constants import Opcode, PathFlag
-from upriver.wire.values import inflate, join_xattrs, split_xattrs
+from upriver.wire.values import MAX_XATTR_BYTES, MAX_XATTRS, join_xattrs
 
 
 @dataclass(slots=True)
@@ -31,10 +32,7 @@ class View:
 
     @classmethod
     def of(cls, document: Document, vbuuid: int) -> View:
-        value = inflate(document.value) if document.datatype & Datatype.SNAPPY else document.value
-        if not document.datatype & Datatype.XATTR:
-            return cls(document, vbuuid, document.deleted, value)
-        attributes, body = split_xattrs(value)
+        attributes, body = parts_of(document.datatype, document.value)
         return cls(document, vbuuid, document.deleted, body, attributes)
 
     @property
@@ -86,7 +84,10 @@ class View:
         datatype = Datatype.JSON if self._checked is not None or _is_json(self.body) else Datatype.RAW
         if not self.attributes:
             return self.body, datatype
-        return join_xattrs(self.attributes, self.body), datatype | Datatype.XATTR
+        value = join_xattrs(self.attributes, self.body)
+        if len(value) - len(self.body) > 4 + MAX_XATTR_BYTES or len(self.attributes) > MAX_XATTRS:
+            paths.fail(Status.E2BIG, f"xattrs may have {MAX_XATTR_BYTES} bytes, and be {MAX_XATTRS} in number")
+        return value, datatype | Datatype.XATTR
 
 
 def _is_json(body: bytes) -> bool:

@@ -41,6 +41,7 @@ class Target:
     expiry: int = 0
     preserve_ttl: bool = False
     lww: bool = False  # the bucket resolves conflicts by CAS
+    user_flags: int | None = None  # of the document from now on; None leaves them as they are
 
     @property
     def may_create(self) -> bool:
@@ -208,7 +209,9 @@ def _stamp(target: Target, existing: Document | None, wanted: Sequence[Spec]) ->
 
 def _store(target: Target, existing: Document | None, view: View, stamp: Stamp, macros: bool) -> Stored:
     value, datatype = view.joined()
-    flags = existing.flags if existing else 0
+    flags = target.user_flags
+    if flags is None:
+        flags = existing.flags if existing else 0
     cas = 0 if existing is None or existing.deleted else target.cas
     if not view.deleted and not macros:
         return target.vb.set(

@@ -90,7 +90,7 @@ def encode_binary(value: bytes) -> str:
 
 def decode_binary(text: str) -> bytes:
     """Undo ``encode_binary``; ``SUBDOC_FIELD_NOT_BINARY_VALUE`` if the field holds something else."""
-    value = json.loads(text)
+    value = json.loads(text) if text.startswith('"') else None  # an object may be deeper than a parser goes
     if isinstance(value, str) and value.startswith(_BINARY_PREFIX):
         try:
             return base64.b64decode(value.removeprefix(_BINARY_PREFIX), validate=True)

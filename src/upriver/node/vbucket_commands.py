@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from upriver.errors import InvalidArguments
+from upriver.errors import InvalidArguments, NotMyVbucket
 from upriver.model import Datatype, VbucketState
 from upriver.node import log
 from upriver.node.dispatch import Handler
 from upriver.wire import Message, cluster
 
 if TYPE_CHECKING:
+    from upriver.node.buckets import NodeBucket
     from upriver.node.connection import Connection
 
 _STATE_KEYS = frozenset({"topology", "expected_next_state", "use_snapshot"})
@@ -26,13 +27,27 @@ def set_vbucket(conn: Connection, request: cluster.SetVbucket) -> Awaitable[None
     bucket = conn.require_bucket()
     state = VbucketState(request.state)
     topology = _topology(request.value, state) if request.value else None
+    if topology is not None and bucket.member:
+        raise InvalidArguments("the topology of a cluster's vbuckets is that of its map")
+    revived = state is VbucketState.ACTIVE and _is_dead(bucket, request.vbucket)
     bucket.set_state(request.vbucket, state, topology=topology, durable=False)
+    bucket.sync_writes.map_changed()
     log.info("vbucket_state", bucket=bucket.name, vbucket=request.vbucket, state=state.name.lower())
-    return _reply_when(bucket.on_disk(), conn, request)
+    return _reply_when(bucket, conn, request, revived)
 
 
-async def _reply_when(done: Awaitable[None], conn: Connection, request: Message) -> None:
-    await done
+def _is_dead(bucket: NodeBucket, vbucket_id: int) -> bool:
+    try:
+        return bucket.store.vbucket(vbucket_id).state is VbucketState.DEAD
+    except NotMyVbucket:
+        return False
+
+
+async def _reply_when(bucket: NodeBucket, conn: Connection, request: Message, revived: bool) -> None:
+    """A vbucket that was dead has its past on disk only, as in real servers: readers get it as one snapshot."""
+    await bucket.on_disk()
+    if revived:
+        bucket.store.vbucket(request.vbucket).release_memory()
     conn.reply(request)
 
 
@@ -84,11 +99,12 @@ def compact(conn: Connection, request: cluster.CompactDb) -> Awaitable[None] | N
 async def _compact(conn: Connection, request: cluster.CompactDb) -> None:
     """In a thread: a large file takes a while, and the others go on meanwhile."""
     store = conn.require_bucket().store
+    drop = bool(request.drop_deletes)
+    limit = None if drop or not request.purge_before_seq else request.purge_before_seq  # 0: none, as in real servers
     await conn.node.loop.run_in_executor(
         None,
         lambda: store.compact(
-            request.vbucket, purge_before_s=request.purge_before_ts, purge_before_seqno=request.purge_before_seq,
-            drop_deletes=bool(request.drop_deletes),
+            request.vbucket, purge_before_s=request.purge_before_ts, purge_before_seqno=limit, drop_deletes=drop
         ),
     )  # fmt: skip
     conn.reply(request)

@@ -8,7 +8,7 @@ every machine: ``receive``, ``receive_eof``, ``data_to_send``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,9 @@ from upriver.protocol.consumer_setup import StreamSetup
 from upriver.protocol.consumer_streams import PassiveStream, Registry, ReplicaStore, StreamPhase
 from upriver.wire.bulk_encode import rows_by_vbucket
 from upriver.wire.bulk_streams import SlotState
+from upriver.wire.bulk_values import CHECKED, BrokenValue, ValueChecker
 from upriver.wire.columns import BulkDecoder, Columns
-from upriver.wire.constants import Dialect, MarkerFlag, Opcode, UprVbucketState
+from upriver.wire.constants import Dialect, MarkerFlag, Opcode, RequestFrameId, UprVbucketState
 from upriver.wire.dcp import (
     AddStream,
     BufferAck,
@@ -41,7 +42,7 @@ from upriver.wire.dcp import (
     StreamRequest,
     marker_range,
 )
-from upriver.wire.framing import Frame, cut_frame
+from upriver.wire.framing import HEADER_SIZE, Frame, cut_frame
 from upriver.wire.message import Context, Message, OtherResponse, Response, decode
 from upriver.wire.upr import (
     UprFlush,
@@ -84,10 +85,11 @@ class Consumer(StreamSetup):
     def __init__(self, store: ReplicaStore, registry: Registry, options: ConsumerOptions = ConsumerOptions()) -> None:  # noqa: B008
         super().__init__(store, registry, options)
         self.backoffs = 0  # how often memory pressure kept us from acknowledging
-        self._context = Context(collections=options.collections, datatypes=options.datatypes)
+        self._context = Context(collections=options.collections, datatypes=options.datatypes, check_values=True)
         self._upr_context = Context(Dialect.UPR, options.collections, options.datatypes)
-        self._decoder = BulkDecoder(self._context)
+        self._decoder = BulkDecoder(replace(self._context, check_values=False))  # rows are checked in bulk
         self._received = ReceivedRows()
+        self._values = ValueChecker()
         self._expects_xattrs = False
 
     # ---------------------------------------------------------------------------------------------- the three doors
@@ -98,15 +100,18 @@ class Consumer(StreamSetup):
             row = part.first
             self._charge(part.row_bytes)
             self._received.use(part.columns)
-            if not self._expects_xattrs and self._received.have_xattrs(part.first, part.last):
+            datatypes = self._received.datatypes(part.first, part.last)
+            if datatypes & _XATTR:
                 self._expect_xattrs()
+            plain = not datatypes & CHECKED and self._received.first_stream_id(part.first, part.last) == part.last
+            take = self._rows if plain else self._checked_rows
             for control in part.controls:
                 if row < control.row:
-                    self._rows(part.columns, row, control.row)
+                    take(part.columns, row, control.row)
                     row = control.row
                 if not self._take_marker(control.frame):
                     yield from self._frame(cut_frame(control.frame))
-            self._rows(part.columns, row, part.last)
+            take(part.columns, row, part.last)
             self._decoder.clear()
         self.tick(now)
 
@@ -132,6 +137,27 @@ class Consumer(StreamSetup):
             self._send(BufferAck(count, opaque=self._next_opaque()))
 
     # ---------------------------------------------------------------------------------------------- documents
+
+    def _checked_rows(self, columns: Columns, first: int, last: int) -> None:
+        """Documents of which some are compressed or have attributes: what nobody could read is not taken (2.18)."""
+        while (broken := self._first_broken(columns, first, last)) is not None:
+            self._rows(columns, first, broken.row)
+            self._refuse_broken(columns, broken)
+            first = broken.row + 1
+        self._rows(columns, first, last)
+
+    def _first_broken(self, columns: Columns, first: int, last: int) -> BrokenValue | None:
+        with_id = self._received.first_stream_id(first, last)
+        found = self._values.first_broken(columns, first, with_id)
+        return found or (BrokenValue(with_id, _stream_id_refused()) if with_id < last else None)
+
+    def _refuse_broken(self, columns: Columns, broken: BrokenValue) -> None:
+        vb, opaque = self._received.vbucket(broken.row), int(columns["opaque"][broken.row])
+        found = self._stream_status(vb, opaque)
+        if found is None:
+            self._break(self.streams[vb])
+        if found is not Status.SUCCESS:
+            self._error(int(columns["event"][broken.row]), opaque, broken.error.status)
 
     def _rows(self, columns: Columns, first: int, last: int) -> None:
         """Documents: check them against their streams, answer the bad ones, store the good ones in runs."""
@@ -232,6 +258,8 @@ class Consumer(StreamSetup):
             self._charge(frame.size + (2 if frame.opcode == Opcode.DCP_PREPARE else 0))
         try:
             message = decode(frame, self._frame_context(frame))
+            if any(info.id == RequestFrameId.STREAM_ID for info in message.frame_infos):
+                raise _stream_id_refused()
         except InvalidMessage as error:
             self._malformed(frame, error)
             return
@@ -302,7 +330,7 @@ class Consumer(StreamSetup):
             raise StatusError.of(self._broken_status(stream), "something before it was refused")
         replica = self.store.vbucket(stream.vbucket)
         if isinstance(message, SnapshotMarker | SnapshotMarkerV20 | SnapshotMarkerV22):
-            self._marker(stream, *marker_range(message))
+            self._marker(stream, *marker_range(message), getattr(message, "purge_seqno", 0))
         elif isinstance(message, UprSnapshotMarker):
             self._upr_snapshot_is_complete(replica)
             stream.snapshot_start = replica.high_seqno
@@ -346,15 +374,15 @@ class Consumer(StreamSetup):
             return False
         self._charge(len(frame))
         try:
-            self._marker(stream, found.start, found.end, found.flags)
+            self._marker(stream, found.start, found.end, found.flags, found.purge_seqno)
         except StatusError as error:
             self._error(Opcode.DCP_SNAPSHOT_MARKER, found.opaque, error.status)
         return True
 
-    def _marker(self, stream: PassiveStream, start: int, end: int, flags: int) -> None:
-        self.store.vbucket(stream.vbucket).begin_snapshot(start, end, flags)
+    def _marker(self, stream: PassiveStream, start: int, end: int, flags: int, purge_seqno: int = 0) -> None:
+        self.store.vbucket(stream.vbucket).begin_snapshot(start, end, flags, purge_seqno)
         self._table.snapshot(stream.vbucket, start, end)
-        stream.snapshot_end = end
+        stream.snapshot_start, stream.snapshot_end = start, end
         stream.ack_marker = bool(flags & _ACK)
 
     def _reached(self, stream: PassiveStream, seqno: int) -> None:
@@ -393,6 +421,10 @@ class Consumer(StreamSetup):
             self._send(SeqnoAcknowledged(prepared_seqno, vbucket=vb, opaque=stream.opaque))
 
 
+def _stream_id_refused() -> InvalidMessage:
+    return InvalidMessage("a consumer's streams have no stream-ids", "framing extras", HEADER_SIZE)
+
+
 def _seqno_of(message: Message) -> int:
     return max(getattr(message, name, 0) for name in ("by_seqno", "commit_seqno", "abort_seqno"))
 
@@ -408,3 +440,4 @@ _OURS = frozenset(range(Opcode.DCP_ADD_STREAM, Opcode.DCP_CACHE_TRANSFER_END + 1
 _UNCHARGED = (Opcode.DCP_NOOP, Opcode.DCP_BUFFER_ACK, Opcode.DCP_CONTROL)
 _CHARGED = frozenset(range(Opcode.DCP_STREAM_END, Opcode.DCP_CACHE_TRANSFER_END + 1)) - {*_UNCHARGED}
 _ACK = int(MarkerFlag.ACK)
+_XATTR = int(Datatype.XATTR)

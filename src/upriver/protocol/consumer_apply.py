@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from upriver.errors import Status, StatusError
+from upriver.errors import InvalidMessage, Status, StatusError
 from upriver.model import SEQNO_MAX
 from upriver.protocol.consumer_rows import tombstone_value
 from upriver.protocol.consumer_streams import Replica
@@ -12,6 +12,7 @@ from upriver.wire.keys import join_key, split_key
 from upriver.wire.message import Message
 from upriver.wire.packed import Kind, pack
 from upriver.wire.upr import UprDeletion, UprExpiration, UprMutation
+from upriver.wire.values import check_value
 
 _UPR_KINDS = {UprMutation: Kind.MUTATION, UprDeletion: Kind.DELETION, UprExpiration: Kind.EXPIRATION}
 
@@ -64,6 +65,14 @@ def _apply_prepare(replica: Replica, message: Prepare, collections: bool) -> int
     return message.by_seqno
 
 
+def _check_value(value: bytes, datatype: int) -> None:
+    """Extended metadata lies behind the document, so that the frame's own check cannot see where it ends."""
+    try:
+        check_value(value, datatype)
+    except InvalidMessage as error:
+        raise StatusError.of(error.status, error.reason) from error
+
+
 def _usable_cas(replica: Replica, cas: int) -> int:
     """0 and the largest number are no versions: then one of ours (15.3)."""
     return cas if 0 < cas < SEQNO_MAX else replica.max_cas + 1
@@ -82,6 +91,7 @@ def _apply_upr_document(replica: Replica, message: UprMutation | UprDeletion | U
     """A document with extended metadata, which nothing here has a use for: only the document is kept."""
     collection_id, key = _split(message.key, collections)
     flags, expiry, datatype, value = 0, 0, message.datatype, message.document
+    _check_value(value, datatype)
     if isinstance(message, UprMutation):
         flags, expiry = message.flags, message.expiry
     elif value:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from upriver.errors import InvalidMessage
 from upriver.model import SEQNO_MAX, Datatype
 from upriver.protocol.consumer_streams import Replica
 from upriver.wire.bulk_encode import RowPacker, pack_columns
@@ -21,22 +20,19 @@ from upriver.wire.constants import Opcode
 from upriver.wire.framing import HEADER_SIZE
 from upriver.wire.keys import join_key
 from upriver.wire.packed import Kind, pack
-from upriver.wire.values import inflate, split_xattrs
+from upriver.wire.values import body_offset, inflate
 
 Rows = npt.NDArray[np.int64]
 _MUTATION, _DELETION = int(Opcode.DCP_MUTATION), int(Opcode.DCP_DELETION)
 
 
 def tombstone_value(datatype: int, value: bytes) -> tuple[int, bytes]:
-    """What may stay of a tombstone's value: extended attributes, but no body. Of what cannot be read nothing stays."""
+    """What may stay of a tombstone's value, which has been checked: extended attributes, but no body."""
     if not datatype & Datatype.XATTR:
         return 0, b""
-    try:
-        plain = inflate(value) if datatype & Datatype.SNAPPY else value
-        _, body = split_xattrs(plain)
-    except InvalidMessage:
-        return 0, b""
-    return (int(Datatype.XATTR), plain[: len(plain) - len(body)]) if body else (datatype, value)
+    plain = inflate(value) if datatype & Datatype.SNAPPY else value
+    end = body_offset(plain)
+    return (int(Datatype.XATTR), plain[:end]) if end < len(plain) else (datatype, value)
 
 
 class Marker(NamedTuple):
@@ -47,11 +43,13 @@ class Marker(NamedTuple):
     start: int
     end: int
     flags: int
+    purge_seqno: int = 0
 
 
 _PLACE, _RANGE = Struct(">HxxxxI"), Struct(">QQI")
 _V1, _V2 = (bytes((0x80, Opcode.DCP_SNAPSHOT_MARKER, 0, 0, extras, 0)) for extras in (20, 1))
 _V2_SIZES = {0: 61, 2: 77}  # by the version that the extras give
+_PURGE_SEQNO, _PURGE_AT = Struct(">Q"), HEADER_SIZE + 37
 
 
 def usual_marker(frame: memoryview) -> Marker | None:
@@ -63,7 +61,8 @@ def usual_marker(frame: memoryview) -> Marker | None:
         found = _RANGE.unpack_from(frame, HEADER_SIZE + 1)
     else:
         return None
-    marker = Marker(*_PLACE.unpack_from(frame, 6), *found)
+    purged = _PURGE_SEQNO.unpack_from(frame, _PURGE_AT) if len(frame) == _V2_SIZES[2] else ()
+    marker = Marker(*_PLACE.unpack_from(frame, 6), *found, *purged)
     return marker if marker.start <= marker.end else None
 
 
@@ -79,13 +78,23 @@ class ReceivedRows:
             self._columns = columns
             self._events, self._cas = columns.view("event"), columns.view("cas")
             self._values, self._vbuckets = columns.view("value_at"), columns.view("vbucket")
-            self._datatypes = columns.view("datatype")
+            self._datatypes, self._stream_ids = columns.view("datatype"), columns.view("stream_id")
 
     def vbucket(self, row: int) -> int:
         return int(self._vbuckets[row])
 
-    def have_xattrs(self, first: int, last: int) -> bool:
-        return bool((self._datatypes[first:last] & int(Datatype.XATTR)).any())
+    def datatypes(self, first: int, last: int) -> int:
+        """Every datatype bit that any of the rows has."""
+        if last - first == 1:
+            return int(self._datatypes[first])
+        return int(np.bitwise_or.reduce(self._datatypes[first:last], initial=0))
+
+    def first_stream_id(self, first: int, last: int) -> int:
+        """The first of the rows that came with a stream-id, or ``last``."""
+        if last - first == 1:
+            return last if not self._stream_ids[first] else first
+        found = np.flatnonzero(self._stream_ids[first:last])
+        return first + int(found[0]) if found.size else last
 
     def pack_one(self, columns: Columns, row: int, replica: Replica) -> memoryview:
         """One row's record; the memory is good until the next call."""

@@ -6,11 +6,12 @@ Streams sample the options when they are created.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+
+import orjson
 
 from upriver.errors import InvalidArguments, NotSupported
 from upriver.protocol.flow import FlowWindow
@@ -91,7 +92,7 @@ def check_open_value(request: Open) -> str:
     if not request.value:
         return ""
     try:
-        content = json.loads(request.value)
+        content = orjson.loads(request.value)
     except ValueError as error:
         raise InvalidArguments("the value is not JSON") from error
     if not isinstance(content, dict):
@@ -184,8 +185,7 @@ def _end_on_close(options: ProducerOptions, value: str) -> None:
 
 
 def _expiry_opcode(options: ProducerOptions, value: str) -> None:
-    _require_true(value)
-    options.expiry_opcode = OpenFlag.INCLUDE_DELETE_TIMES in options.flags
+    options.expiry_opcode = _is_true(value) and OpenFlag.INCLUDE_DELETE_TIMES in options.flags
 
 
 def _stream_ids(options: ProducerOptions, value: str) -> None:

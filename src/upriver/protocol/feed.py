@@ -95,7 +95,7 @@ class Feed:
         self.standing = Standing(topology.vbuckets)
         self.links: dict[Address, FeedLink] = {}
         self.logs: dict[int, FailoverLog] = {}
-        self.rollbacks = 0
+        self.rollbacks = self.moves = 0  # moves: how often a vbucket went on over another node's connection
         self.left: set[int] = set()  # vbuckets whose newest branch is not the one that was asked for
         self.refused: set[int] = set()  # those of which a branch was asked for, but the producer wants a rollback
         self.noop_interval_s = noop_interval_s
@@ -104,6 +104,7 @@ class Feed:
         self._waiting: dict[int, float] = dict.fromkeys(request.starts, 0.0)  # until when
         self._fruitless = dict.fromkeys(request.starts, 0)  # tries in a row that moved nothing
         self._opened_at: dict[int, int] = {}
+        self._home: dict[int, Address] = {}  # over whose connection each vbucket came last
         self._to_latest: set[int] = set()  # their end does not exist on the branch that we are on now
         self._unconfirmed = set(request.starts) if request.resumed else set()
         self._opaques = opaques or count(1)
@@ -301,6 +302,8 @@ class Feed:
             self.standing.vbuuid[vb] = log.uuid  # even if we come from an older one: the end is a seqno of this one
         lost = self.standing.vbuuid[vb]
         self._state[vb] = _State.OPEN
+        self.moves += self._home.get(vb, address) != address
+        self._home[vb] = address
         self.logs[vb] = log
         self._announce_lost(vb, log)
         self._opened_at[vb] = self.standing.seqno(vb)

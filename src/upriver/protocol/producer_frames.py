@@ -10,6 +10,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
 
+from upriver.errors import InvalidMessage, LocalProtocolError
 from upriver.model import Datatype
 from upriver.protocol.controls import ProducerOptions
 from upriver.wire import dcp, upr
@@ -165,7 +166,10 @@ class StreamFrames:
         options, original = self._options, datatype
         strip = datatype & self.stop_datatypes or options.flags & _NO_VALUE
         if strip:
-            datatype, value = _stripped(datatype, value, options.flags, gone)
+            try:
+                datatype, value = _stripped(datatype, value, options.flags, gone)
+            except (InvalidMessage, LocalProtocolError):
+                datatype, value = _unreadable(value, options.flags, gone)
         if not value:
             datatype = 0
         if value and options.force_value_compression and not datatype & Datatype.SNAPPY:
@@ -206,6 +210,11 @@ def _stripped(datatype: int, value: bytes, flags: OpenFlag, gone: bool) -> tuple
     if xattrs:
         return kept | Datatype.XATTR, join_xattrs(xattrs, body)
     return kept, body
+
+
+def _unreadable(value: bytes, flags: OpenFlag, gone: bool) -> tuple[int, bytes]:
+    """A document that should not be in the store goes as the bytes it is; the stream must not end for it."""
+    return 0, b"" if flags & _NO_VALUE or gone else value
 
 
 def _compressed(datatype: int, value: bytes) -> tuple[int, bytes]:

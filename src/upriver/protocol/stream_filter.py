@@ -29,8 +29,8 @@ class StreamFilter:
         self.legacy = not collections
         self.scope_id = scope_id
         self.flatbuffers = flatbuffers
-        self.is_empty = False
         self._ids: set[int] | None = {DEFAULT_COLLECTION} if self.legacy else None if ids is None else set(ids)
+        self.is_empty = self._ids is not None and not self._ids and scope_id is None  # nothing can ever pass
 
     @property
     def collection_ids(self) -> frozenset[int] | None:

@@ -212,8 +212,8 @@ def _stream_id(attempt: Attempt) -> None:
 
 
 def _no_filtered_sync_writes(attempt: Attempt) -> None:
-    if attempt.collection_ids is not None and attempt.options.sync_writes:
-        raise NotSupported("a filter does not go with sync writes")
+    if attempt.value.collections is not None and attempt.options.sync_writes:
+        raise NotSupported("a list of collections does not go with sync writes")
 
 
 def _no_such_stream_yet(attempt: Attempt) -> None:

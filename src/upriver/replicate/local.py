@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from upriver.errors import ConfigError
+from upriver.replicate.collections import answering
 from upriver.replicate.manager import STATE_FILE, Manager
 from upriver.replicate.plan import ClusterState, Member
 from upriver.testing import RunningNode
@@ -166,6 +167,7 @@ def local_cluster(
                 cluster.resume()
             else:
                 cluster.create(nodes, replicas, vbuckets, bucket)
-            yield cluster
+            with answering(lambda: cluster.manager.answer_proposals()):  # a test may give it another manager
+                yield cluster
         finally:
             cluster.close()

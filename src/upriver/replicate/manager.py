@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.replicate.approach import Approach
-from upriver.replicate.nodes import TIMEOUT_S, NodeReport, Nodes, at_once
+from upriver.replicate.collections import decided
+from upriver.replicate.nodes import TIMEOUT_S, NodeRefused, NodeReport, Nodes, at_once
 from upriver.replicate.plan import (
     ClusterState,
     Member,
@@ -38,6 +40,7 @@ from upriver.replicate.plan import (
     new_state,
     newly_synced,
     not_moved,
+    reconciled,
     recover,
     unsafe_without,
     with_followers,
@@ -47,11 +50,16 @@ from upriver.replicate.plan import (
 
 STATE_FILE = "cluster.json"
 STREAMED = 128  # vbuckets that are replicated to their new owners at the same time
+DECISIONS_KEPT = 1000
 BATCH = 8  # of those, how many are handed over between two maps
 
 
 class UnsafeFailover(ConfigError):
     """A failover now could lose durable writes."""
+
+
+class StaleState(UpriverError):
+    """The manager's file is not the newest, and what is could not be learned yet."""
 
 
 class Manager:
@@ -62,16 +70,29 @@ class Manager:
         self._nodes = Nodes(username, password, timeout_s)
         self._mutex = threading.RLock()
         self._held = 0
+        self._branch = self._written = ""  # what this process has written last, and under which branch
         self.waits: dict[int, list[int]] = {}  # who waited for whom in the last round of ``watch``, see ``waiting``
+        self._decided: dict[str, Any] = {}  # the last proposals of members, and what became of them
+        self.notes: list[str] = []  # what an operator should know; whoever shows them takes them
 
     # ---------------------------------------------------------------------------------------------- state
 
     @property
     def state(self) -> ClusterState:
+        text = self._read()
+        if not text:
+            raise ConfigError(f"no cluster in {self._path.parent}: run `upriver cluster start` first")
         try:
-            return ClusterState.from_json(json.loads(self._path.read_text()))
-        except FileNotFoundError as error:
-            raise ConfigError(f"no cluster in {self._path.parent}: run `upriver cluster start` first") from error
+            return ClusterState.from_json(json.loads(text))
+        except ValueError as error:
+            raise ConfigError(f"{self._path} is damaged: {error}") from error
+
+    def _read(self) -> str:
+        """The file as it is; nothing if there is none."""
+        try:
+            return self._path.read_text()
+        except FileNotFoundError:
+            return ""
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -89,27 +110,49 @@ class Manager:
                 finally:
                     self._held -= 1
 
-    def _save(self, state: ClusterState) -> None:
-        """Atomic, and before any node hears of it: a revision is never used twice."""
-        replace_file(self._path, json.dumps(state.to_json()))
+    def _save(self, state: ClusterState) -> ClusterState:
+        """Atomic, and before any node hears of it: a revision is never used twice on one branch.
+
+        A branch ends when somebody else has written the file, be it another manager or whoever restored a copy of it.
+        """
+        found = self._read()
+        before = self.state if found else None
+        is_ours = found == self._written
+        if before is None or before.lineage.version != state.lineage.version:
+            if not is_ours or before is None or before.branch != self._branch:
+                self._branch = secrets.token_hex(8)
+            state, is_ours = state.on_branch(self._branch, before), True
+        text = json.dumps(state.to_json())
+        self._write(text)
+        self._written = text if is_ours else ""
+        return state
+
+    def _write(self, text: str) -> None:
+        replace_file(self._path, text)
 
     def create(self, bucket: str, members: list[Member], vbuckets: int, replicas: int) -> ClusterState:
         """A new cluster of nodes that were started as members."""
         with self._alone():
-            return self._commit(new_state(bucket, members, vbuckets, replicas, uuid=secrets.token_hex(16)))
+            state = self._save(new_state(bucket, members, vbuckets, replicas, uuid=secrets.token_hex(16)))
+            for outcome in self._push(state, range(len(members))):
+                if isinstance(outcome, NodeRefused):
+                    self._path.unlink(missing_ok=True)
+                    raise outcome
+            return state
 
     def _commit(self, state: ClusterState, welcome: int = -1) -> ClusterState:
         """Keep the state and give it to every node that can be reached; ``welcome`` is one that had crashed."""
-        self._save(state)
+        state = self._save(state)
         self._push(state, range(len(state.members)), welcome)
         return state
 
-    def _push(self, state: ClusterState, members: Sequence[int], welcome: int = -1) -> None:
+    def _push(self, state: ClusterState, members: Sequence[int], welcome: int = -1) -> list[UpriverError | None]:
+        """Whoever could not take it gets it from ``watch``."""
         data = state.to_json()
         work = [
             partial(self._nodes.push, state.members[n], state.bucket, data, welcome=n == welcome) for n in members
         ]
-        at_once(work)  # whoever could not take it gets it from ``watch``
+        return at_once(work)
 
     # ---------------------------------------------------------------------------------------------- reports
 
@@ -128,11 +171,45 @@ class Manager:
     def watch(self) -> ClusterState:
         """One round: give maps to nodes that came back, mend what differs from the map, note who is in sync."""
         with self._alone():
-            reports = self.node_reports()
+            try:
+                reports = self._caught_up()
+            except StaleState:
+                return self.state
             away = [number for number, report in reports.items() if not report.is_member]
             self.waits = {number: silent for number in away if (silent := self._welcome(number, reports))}
             self._mend(reports)
             return self._note_synced(reports, self.reports())
+
+    def catch_up(self) -> ClusterState:
+        """The state, after it has caught up with what the nodes know; for whoever plans by it."""
+        with self._alone():
+            self._caught_up()
+            return self.state
+
+    def _caught_up(self) -> dict[int, NodeReport]:
+        """What every reachable member says, after the state has caught up with what they know."""
+        reports = self.node_reports()
+        return self.node_reports() if self._catch_up(reports) else reports
+
+    def _catch_up(self, reports: dict[int, NodeReport]) -> bool:
+        """Take over maps that nodes have and this state does not know: it is a copy from earlier; True if there were.
+
+        Were it pushed all the same, vbuckets would have two actives, and what one of them acknowledged would be lost.
+        """
+        state = self.state
+        known = {n: each for n, each in reports.items() if each.uuid == state.uuid}
+        if all(state.lineage.includes(each.version) for each in known.values()):
+            return False
+        found = at_once([partial(self._nodes.newest_map, state.members[n], state.bucket) for n in known])
+        maps = [each for each in found if isinstance(each, ClusterState)]
+        if len(maps) < len(known):
+            raise StaleState(f"the nodes know a newer map than {self._path}, and not all of them tell it: try again")
+        new = self._commit(reconciled(state, maps))
+        self.notes.append(
+            f"the state in {self._path} (revision {state.revision}) was not what the nodes had been given: "
+            f"it goes on from theirs with revision {new.revision}"
+        )
+        return True
 
     def _note_synced(self, before: dict[int, NodeReport], after: Reports) -> ClusterState:
         """Keep who was seen to be complete; of leads that do not know this map yet, nothing can be said."""
@@ -142,8 +219,8 @@ class Manager:
         return state
 
     def _current(self, reports: dict[int, NodeReport]) -> Reports:
-        revision = self.state.revision
-        return {n: report.vbuckets for n, report in reports.items() if report.is_member and report.revision == revision}
+        version = self.state.lineage.version
+        return {n: report.vbuckets for n, report in reports.items() if report.is_member and report.version == version}
 
     def _welcome(self, number: int, reports: dict[int, NodeReport]) -> list[int]:
         """Give a node that was away its map; after a crash not before all answer who may know more. Who does not?"""
@@ -166,12 +243,58 @@ class Manager:
     def _mend(self, reports: dict[int, NodeReport]) -> None:
         """A node that missed a map gets it; one that does not do what its map says gets a new one."""
         state = self.state
-        behind = [n for n, report in reports.items() if report.is_member and report.revision < state.revision]
-        current = {n: r for n, r in reports.items() if r.is_member and r.revision == state.revision}
-        if any(report.fenced or _lead_is_lost(state, n, report) for n, report in current.items()):
+        version = state.lineage.version
+        behind = [n for n, report in reports.items() if report.is_member and report.version != version]
+        current = {n: r for n, r in reports.items() if r.is_member and r.version == version}
+        if any(report.fenced or _leads_others(state, n, report) for n, report in current.items()):
             self._commit(replace(state, revision=state.revision + 1))
         elif behind:
             self._push(state, behind)
+        self._mend_manifests({n: report.manifest_uid for n, report in current.items()})
+
+    def _mend_manifests(self, uids: dict[int, int]) -> None:
+        """Who could not take the manifest gets it again; nodes that had collections before there was a cluster keep
+        them."""
+        state = self.state
+        if state.manifest is not None:
+            late = [state.members[n] for n, uid in uids.items() if uid < state.manifest_uid]
+            at_once([partial(self._nodes.push_manifest, each, state.bucket, state.manifest) for each in late])
+        elif any(uids.values()):
+            best = max(uids, key=lambda number: uids[number])
+            manifest = self._nodes.manifest(state.members[best], state.bucket)
+            self._commit(replace(state, manifest=manifest, revision=state.revision + 1))
+
+    def answer_proposals(self) -> None:
+        """Decide on changes of the manifest that members were asked for; answered when all who can be reached have it.
+
+        An answer that got lost is given again, so that nobody is told that what they have just made exists already.
+        """
+        state = self.state
+        found = at_once([partial(self._nodes.proposals, member, state.bucket) for member in state.members])
+        asked = {m: each for m, each in zip(state.members, found, strict=True) if isinstance(each, dict) and each}
+        if not asked:
+            return
+        with self._alone():
+            try:
+                self._caught_up()
+            except StaleState:
+                return
+            self._decide({name: edit for each in asked.values() for name, edit in each.items()})
+        outcomes = self._decided
+        at_once(
+            [
+                partial(self._nodes.decide, member, state.bucket, {name: outcomes[name] for name in each})
+                for member, each in asked.items()
+            ]
+        )
+
+    def _decide(self, edits: dict[str, Any]) -> None:
+        state = self.state
+        new = {name: edit for name, edit in edits.items() if name not in self._decided}
+        manifest, outcomes = decided(state.manifest, new)
+        self._decided = {**dict(list(self._decided.items())[-DECISIONS_KEPT:]), **outcomes}
+        if manifest != state.manifest:
+            self._commit(replace(state, manifest=manifest, revision=state.revision + 1))
 
     def sync(self, timeout_s: float = 60.0) -> None:
         """Wait until every replica has everything that its active has now."""
@@ -198,9 +321,12 @@ class Manager:
     def fail_over(self, name: str, *, force: bool = False) -> ClusterState:
         """Promote the replicas of a node that is gone; refused where that could lose durable writes."""
         with self._alone():
-            state = self.state
-            lost = state.index(name)
-            reports = self._fence(lost)
+            member = self.state.members[self.state.index(name)]
+            fenced = self._fence(member)
+            if self._catch_up(fenced):
+                fenced = self._fence(member)
+            state, reports = self.state, {n: each.vbuckets for n, each in fenced.items() if each.is_member}
+            lost = state.index(str(member))
             unsafe = unsafe_without(state, lost, reports)
             if unsafe and not force:
                 self._lift_fence(state, list(reports))
@@ -211,32 +337,33 @@ class Manager:
             new = fail_over(state, lost, reports)
             return self._commit(with_replicas(new, sorted(reports)) if len(reports) > 1 else new)
 
-    def _fence(self, lost: int) -> Reports:
+    def _fence(self, lost: Member) -> dict[int, NodeReport]:
         """What all others have, who from now on take nothing more from the node: it may be slow, not gone."""
         state = self.state
-        others = [number for number in range(len(state.members)) if number != lost]
-        source = state.members[lost]
-        found = at_once([partial(self._nodes.fence, state.members[n], state.bucket, source) for n in others])
-        answers = zip(others, found, strict=True)
-        return {n: each.vbuckets for n, each in answers if isinstance(each, NodeReport) and each.is_member}
+        others = [number for number, member in enumerate(state.members) if member != lost]
+        found = at_once([partial(self._nodes.fence, state.members[n], state.bucket, lost) for n in others])
+        return {n: each for n, each in zip(others, found, strict=True) if isinstance(each, NodeReport)}
 
     def _lift_fence(self, state: ClusterState, members: list[int]) -> None:
         """With a new map they follow it again; whoever cannot be reached now, gets it from ``watch``."""
-        again = replace(state, revision=state.revision + 1)
-        self._save(again)
+        again = self._save(replace(state, revision=state.revision + 1))
         self._push(again, members)
 
     def add(self, member: Member) -> ClusterState:
         """Make a node a member; a rebalance gives it something to do."""
         with self._alone():
+            self._caught_up()
             state = self.state
             if member in state.members:
                 raise ConfigError(f"{member} is a member already")
+            if self._nodes.report(member, state.bucket).manifest_uid > state.manifest_uid:
+                raise ConfigError(f"{member} has collections of its own: erase its data, and add it then")
             return self._commit(replace(state, members=(*state.members, member), revision=state.revision + 1))
 
     def remove(self, name: str, on_move: Callable[[int, int, Move], None] | None = None) -> ClusterState:
         """Move everything off a node and forget it."""
         with self._alone():
+            self._caught_up()
             gone = self.state.index(name)
             self.rebalance([n for n in range(len(self.state.members)) if n != gone], on_move)
             before = self.state
@@ -250,7 +377,7 @@ class Manager:
         """Spread actives evenly over ``members`` (all that answer) and fill up replicas; how many vbuckets moved."""
         with self._alone():
             if members is None:
-                members = sorted(n for n, report in self.node_reports().items() if report.is_member)
+                members = sorted(n for n, report in self._caught_up().items() if report.is_member)
             if not members:
                 raise ConfigError("no node answers")
             moves = balanced_moves(self.state, members)
@@ -347,8 +474,9 @@ def _state_of(reports: Reports, member: int, vbucket: int) -> int:
     return report.state if report is not None else 0
 
 
-def _lead_is_lost(state: ClusterState, number: int, report: NodeReport) -> bool:
+def _leads_others(state: ClusterState, number: int, report: NodeReport) -> bool:
+    """Whether it is active for other vbuckets than those that it leads: fewer of them, or more."""
     return any(
-        chain[0] == number and _state_of({number: report.vbuckets}, number, vb) != VbucketState.ACTIVE
+        (chain[0] == number) != (_state_of({number: report.vbuckets}, number, vb) == VbucketState.ACTIVE)
         for vb, chain in enumerate(state.owners)
     )

@@ -6,7 +6,7 @@ import base64
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from upriver.client.options import ConnectOptions
 from upriver.errors import UpriverError
 from upriver.model import FailoverEntry
+from upriver.node.cluster_map import Version
 from upriver.protocol.topology import Address
-from upriver.replicate.plan import Member, VbucketReport
+from upriver.replicate.plan import ClusterState, Member, VbucketReport
 
 TIMEOUT_S = 5.0
 T = TypeVar("T")
@@ -34,14 +35,21 @@ class NodeReport:
     """What a node says of itself.
 
     ``is_member``: it has had a map since it started; ``clean``: nothing was lost when it stopped before that;
-    ``fenced``: it was told to stop consuming from some node until the next map.
+    ``fenced``: it was told to stop consuming from some node until the next map; ``version``: the newest map that it
+    ever had, and ``uuid`` the bucket's in that map.
     """
 
-    revision: int
+    version: Version
+    uuid: str
     is_member: bool
     clean: bool
     fenced: bool
     vbuckets: dict[int, VbucketReport]
+    manifest_uid: int = 0
+
+    @property
+    def revision(self) -> int:
+        return self.version.revision
 
 
 class Nodes:
@@ -65,6 +73,25 @@ class Nodes:
 
     def push(self, member: Member, bucket: str, state: dict[str, Any], *, welcome: bool = False) -> None:
         self.call(member, "POST", f"/upriver/cluster/{bucket}", {**state, "welcome": welcome})
+
+    def newest_map(self, member: Member, bucket: str) -> ClusterState:
+        """The newest state of the cluster that the member was ever given."""
+        return ClusterState.from_json(self.call(member, "GET", f"/upriver/cluster/{bucket}/map"))
+
+    def manifest(self, member: Member, bucket: str) -> dict[str, Any]:
+        """The member's own."""
+        return dict(self.call(member, "GET", f"/upriver/manifest/{bucket}"))
+
+    def push_manifest(self, member: Member, bucket: str, manifest: Mapping[str, Any]) -> None:
+        self.call(member, "POST", f"/upriver/manifest/{bucket}", manifest)
+
+    def proposals(self, member: Member, bucket: str) -> dict[str, Any]:
+        """Changes of the manifest that clients have asked the member for, by names that it gave them."""
+        return dict(self.call(member, "GET", f"/upriver/proposals/{bucket}"))
+
+    def decide(self, member: Member, bucket: str, outcomes: Mapping[str, Any]) -> None:
+        """What became of them."""
+        self.call(member, "POST", f"/upriver/proposals/{bucket}", outcomes)
 
     def take_over(
         self, member: Member, bucket: str, vbuckets: Sequence[int], revision: int, timeout_s: float
@@ -91,7 +118,10 @@ class Nodes:
 
 def _node_report(found: dict[str, Any]) -> NodeReport:
     rows = {int(vb): _report(*row) for vb, row in found["vbuckets"].items()}
-    return NodeReport(found["revision"], found["member"], found["clean"], found["fenced"], rows)
+    version = Version(found["epoch"], found["revision"], found["branch"])
+    return NodeReport(
+        version, found["uuid"], found["member"], found["clean"], found["fenced"], rows, found["manifest_uid"]
+    )
 
 
 def _report(state: int, high: int, persisted: int, consistent: int, branches: list[tuple[int, int]]) -> VbucketReport:

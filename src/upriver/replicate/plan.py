@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any
 
 from upriver.errors import ConfigError
 from upriver.model import FailoverEntry, VbucketState
+from upriver.node.cluster_map import Lineage, Version
 
 NOBODY = -1
+MOST_ANCESTORS = 200
 Chain = tuple[int, ...]
 
 
@@ -77,11 +79,30 @@ class ClusterState:
     epoch: int = 1
     synced: tuple[Chain, ...] = ()
     uuid: str = ""  # of the bucket, by which readers know that they come back to the same one
+    manifest: Mapping[str, Any] | None = None  # scopes and collections; None while there are none but the default
+    branch: str = ""  # of the manager's process that wrote it, see ``Version``
+    ancestors: Mapping[str, int] = field(default_factory=dict)  # the last revision of each branch before it
+
+    @property
+    def manifest_uid(self) -> int:
+        return int(self.manifest["uid"], 16) if self.manifest else 0
+
+    @property
+    def lineage(self) -> Lineage:
+        return Lineage(Version(self.epoch, self.revision, self.branch), self.ancestors)
+
+    def on_branch(self, branch: str, before: ClusterState | None) -> ClusterState:
+        """This state as written on a branch, after another state."""
+        ancestors = dict(self.ancestors)
+        if before is not None and before.branch and before.branch != branch:
+            ancestors[before.branch] = max(before.revision, ancestors.get(before.branch, 0))
+        newest = sorted(ancestors.items(), key=lambda entry: entry[1])[-MOST_ANCESTORS:]
+        return replace(self, branch=branch, ancestors=dict(newest))
 
     def to_json(self) -> dict[str, Any]:
         """What is pushed to every node, and kept on disk."""
         nodes = [{"host": m.host, "kv": m.kv, "mgmt": m.mgmt} for m in self.members]
-        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "members"}
+        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "members"}
         return {**kept, "nodes": nodes}
 
     @classmethod
@@ -90,7 +111,8 @@ class ClusterState:
             members = tuple(Member(n["host"], n["kv"], n["mgmt"]) for n in data["nodes"])
             owners, synced = (tuple(tuple(row) for row in data[name]) for name in ("owners", "synced"))
             kept = {name: data[name] for name in ("bucket", "replicas", "revision", "epoch")}
-            return cls(members=members, owners=owners, synced=synced, uuid=data.get("uuid", ""), **kept)
+            kept |= {name: data[name] for name in ("uuid", "branch", "ancestors", "manifest") if name in data}
+            return cls(members=members, owners=owners, synced=synced, **kept)
         except (KeyError, TypeError) as error:
             raise ConfigError(f"the cluster's state cannot be read: {error!r} is missing") from error
 
@@ -143,6 +165,25 @@ def first_owners(members: int, vbuckets: int, replicas: int) -> tuple[Chain, ...
         active = vb * members // vbuckets
         chains.append(tuple((active + n) % members for n in range(replicas + 1)))
     return tuple(chains)
+
+
+def reconciled(state: ClusterState, given: Collection[ClusterState]) -> ClusterState:
+    """What holds where nodes were given maps that the manager's own state does not know: the newest of theirs.
+
+    Its own may have been counted on without a node that would take it. Where maps went separate ways, an epoch of its
+    own puts the new one above all of them; who is in sync is seen anew.
+    """
+    known = [state, *given]
+    newest = max(given, key=lambda each: (each.epoch, each.revision))
+    forked = not all(newest.lineage.includes(each.lineage.version) for each in known)
+    ancestors: dict[str, int] = {}
+    for each in known:
+        for branch, revision in [*each.ancestors.items(), (each.branch, each.revision)]:
+            ancestors[branch] = max(revision, ancestors.get(branch, 0))
+    return replace(
+        newest, epoch=max(each.epoch for each in known) + forked, revision=max(each.revision for each in known) + 1,
+        ancestors=ancestors, synced=((),) * len(newest.owners),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- failover

@@ -214,11 +214,13 @@ class Driver:
         start = self._resolve(self.options.starting)
         view = look(start, self.cluster.highs, self.cluster.logs, everything=True)
         ends = self._batch_ends(view)
+        if max(self.options.vbuckets, default=0) >= start.vbuckets:
+            raise ConfigError(f"vbuckets={max(self.options.vbuckets)}: the bucket has 0 to {start.vbuckets - 1}")
         todo = [
             Range(vb, claim(vb, place, view, self.known), ends[vb], view.logs[vb].uuid, place.epoch, place.points,
                   filter=self._want().filter.wire())
             for vb, place in enumerate(start.places)
-            if ends.get(vb, 0) > place.seqno
+            if ends.get(vb, 0) > place.seqno and (not self.options.vbuckets or vb in self.options.vbuckets)
         ]
         try:
             return self._pack(todo, follow=True)

@@ -31,6 +31,13 @@ class ValueFormat(StrEnum):
     STRUCT = "struct"
 
 
+class KeyFormat(StrEnum):
+    """What the ``key`` column is."""
+
+    BINARY = "binary"
+    STRING = "string"
+
+
 class OnRollback(StrEnum):
     EMIT = "emit"
     FAIL = "fail"
@@ -80,6 +87,17 @@ def _names(name: str, text: str) -> tuple[str, ...]:
     if not found:
         raise ConfigError(f"{name}={text!r}: write names, separated by commas")
     return found
+
+
+def _vbuckets(name: str, text: str) -> tuple[int, ...]:
+    """``0-511,600``, or JSON: what a query of rollback rows gives."""
+    found: set[int] = set()
+    for part in text.strip().strip("[]").split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(f"{name}={text!r}: write vbuckets like 7 or 0-511 or 0-511,600")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
 
 
 def _one_of(enum: type[E]) -> Callable[[str, str], E]:
@@ -229,6 +247,8 @@ class ReadOptions(ConnectionOptions):
     include_value: bool = True
     value_format: ValueFormat | None = field(default=None, metadata=_by(_one_of(ValueFormat)))
     value_schema: str = ""
+    key_format: KeyFormat = field(default=KeyFormat.BINARY, metadata=_by(_one_of(KeyFormat)))
+    vbuckets: tuple[int, ...] = field(default=(), metadata=_by(_vbuckets))  # batch reads: only these
     xattrs: bool = False
     keys_only: bool = False
     batch_rows: int = 32_768

@@ -14,12 +14,14 @@ import pyarrow as pa
 
 from upriver.errors import ConfigError
 from upriver.records.schema import CHANGES
-from upriver.spark.options import ReadOptions, ValueFormat
+from upriver.spark.options import KeyFormat, ReadOptions, ValueFormat
+from upriver.spark.value_schema import check_value_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _REMEMBERED = "options of this table: "
+UNFIT = "value_unfit"  # with valueSchema: the JSON of the fields that did not fit, or the text of what is no object
 KEY_COLUMNS = ("event", "vbucket", "seqno", "epoch", "vbuuid", "collection_id", "key")
 
 _NAMES = {
@@ -33,11 +35,15 @@ _NAMES = {
 
 def columns(options: ReadOptions) -> list[str]:
     """The columns that a source with these options has, in order."""
-    return list(KEY_COLUMNS) if options.keys_only else list(CHANGES.names)
+    if options.keys_only:
+        return list(KEY_COLUMNS)
+    return [*CHANGES.names, UNFIT] if options.format is ValueFormat.STRUCT else list(CHANGES.names)
 
 
 def ddl(options: ReadOptions, comment: str = "") -> str:
     """The schema as Spark's DDL, so that Spark itself parses what the user said about values."""
+    if options.value_schema:
+        check_value_schema(options.value_schema)
     parts = [f"{name} {_type(name, options)}{_null(name)}" for name in columns(options)]
     if comment:
         escaped = comment.replace("\\", "\\\\").replace("'", "\\'")
@@ -69,6 +75,8 @@ def _type(name: str, options: ReadOptions) -> str:
     if name == "value":
         wanted = options.format
         return f"STRUCT<{options.value_schema}>" if wanted is ValueFormat.STRUCT else wanted.upper()
+    if name == UNFIT or (name == "key" and options.key_format is KeyFormat.STRING):
+        return "STRING"
     kind = CHANGES.field(name).type
     if pa.types.is_map(kind):
         return f"MAP<{_NAMES[kind.key_type]}, {_NAMES[kind.item_type]}>"
@@ -76,13 +84,13 @@ def _type(name: str, options: ReadOptions) -> str:
 
 
 def _null(name: str) -> str:
-    return "" if CHANGES.field(name).nullable else " NOT NULL"
+    return "" if name == UNFIT or CHANGES.field(name).nullable else " NOT NULL"
 
 
 def check(schema: StructType, options: ReadOptions) -> None:
-    """A schema that the user gave may change the type of ``value``, nothing else."""
+    """A schema that the user gave may change the types of ``key`` and ``value``; a struct has a column beside it."""
     expected = columns(options)
-    if schema.names != expected:
+    if schema.names not in (expected, [*expected, UNFIT]):
         raise ConfigError(f"format dcp has the columns {', '.join(expected)}, in this order, not {schema.names}")
 
 

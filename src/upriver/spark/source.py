@@ -50,7 +50,12 @@ class DcpSource(DataSource):
         return DcpBatchReader(self._read_options(schema), schema)
 
     def streamReader(self, schema: StructType) -> DcpStreamReader:  # noqa: N802 - Spark's names
-        return DcpStreamReader(self._read_options(schema), schema)
+        options = self._read_options(schema)
+        if options.vbuckets:
+            from upriver.errors import ConfigError
+
+            raise ConfigError("vbuckets is an option of batch reads: a stream reads all of them")
+        return DcpStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DcpBatchWriter:
         from upriver.spark.sink import DcpBatchWriter

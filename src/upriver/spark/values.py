@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import CHANGES, Event
+from upriver.spark.fields import fitted
 from upriver.spark.options import ValueFormat
+from upriver.spark.schema import UNFIT
+from upriver.spark.tables.state import text_keys
 
 _DOCUMENTS = pa.array([Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value])
 
@@ -21,7 +23,6 @@ class Shaper:
     def __init__(self, schema: pa.Schema, form: ValueFormat, since: datetime | None = None) -> None:
         self.schema = schema
         self._since = None if since is None else pa.scalar(since, CHANGES.field("timestamp").type)
-        self._at = [CHANGES.get_field_index(name) for name in schema.names]
         self._form = form
         self._same = schema.equals(CHANGES)
 
@@ -30,13 +31,28 @@ class Shaper:
             batch = _newer(batch, self._since)
         if self._same:
             return batch
-        arrays = [self._column(batch.column(at), field) for at, field in zip(self._at, self.schema, strict=True)]
+        made = self._values(batch.column("value")) if "value" in self.schema.names else {}
+        arrays = [
+            made[field.name] if field.name in made else _column(batch.column(field.name), field)
+            for field in self.schema
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _column(self, column: pa.Array, field: pa.Field) -> pa.Array:
-        if field.name == "value":
-            return _FORMS[self._form](column, field.type)
-        return column if column.type == field.type else column.cast(field.type)
+    def _values(self, column: pa.Array) -> dict[str, pa.Array]:
+        """The column ``value``, and what did not fit into it where that can happen."""
+        kind = self.schema.field("value").type
+        if self._form is not ValueFormat.STRUCT:
+            return {"value": _FORMS[self._form](column, kind)}
+        value, unfit = fitted(column, kind)
+        return {"value": value, UNFIT: unfit}
+
+
+def _column(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type == field.type:
+        return column
+    if field.name == "key":
+        return text_keys(pa.chunked_array([column])).combine_chunks()
+    return column.cast(field.type)
 
 
 def _newer(batch: pa.RecordBatch, since: pa.Scalar) -> pa.RecordBatch:
@@ -74,49 +90,8 @@ def _variant(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.array([parse(text) for text in column.to_pylist()], kind)
 
 
-def _struct(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The fields of JSON documents; null where the value is no object, or a field has another type."""
-    from pyarrow import json as arrow_json
-
-    live = pc.is_valid(column)
-    present = column.filter(live)
-    if len(present) == 0:
-        return pa.nulls(len(column), kind)
-    options = arrow_json.ParseOptions(
-        explicit_schema=pa.schema(list(kind)), newlines_in_values=True, unexpected_field_behavior="ignore"
-    )
-    text = b"\n".join(present.to_pylist())
-    try:
-        block = arrow_json.ReadOptions(block_size=len(text) + 1024, use_threads=False)
-        parsed = arrow_json.read_json(pa.BufferReader(text), block, options).combine_chunks()
-    except pa.ArrowInvalid:
-        return _struct_one_by_one(column, kind)
-    if parsed.num_rows != len(present):
-        return _struct_one_by_one(column, kind)
-    made = pa.StructArray.from_arrays([parsed.column(f.name).combine_chunks() for f in kind], fields=list(kind))
-    if len(present) == len(column):
-        return made
-    places = pc.if_else(live, pc.subtract(pc.cumulative_sum(live.cast(pa.int32())), 1), None)
-    return made.take(places)
-
-
-def _struct_one_by_one(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    import orjson
-
-    def parse(text: bytes | None) -> Any:
-        try:
-            found = orjson.loads(text or b"null")
-            return pa.scalar({f.name: found.get(f.name) for f in kind}, kind) if isinstance(found, dict) else None
-        except (ValueError, TypeError, pa.ArrowException):
-            return None
-
-    scalars = [parse(text) for text in column.to_pylist()]
-    return pa.array([None if scalar is None else scalar.as_py() for scalar in scalars], kind)
-
-
 _FORMS: dict[ValueFormat, Callable[[pa.Array, pa.DataType], pa.Array]] = {
     ValueFormat.BINARY: _binary,
     ValueFormat.STRING: _string,
     ValueFormat.VARIANT: _variant,
-    ValueFormat.STRUCT: _struct,
 }

@@ -4,6 +4,7 @@
 """
 
 from upriver.store.bucket import Bucket
+from upriver.store.disk import claim
 from upriver.store.documents import Stored
 from upriver.store.manifest import CollectionEntry, Event, Manifest, ScopeEntry
 from upriver.store.options import Durability, StoreOptions
@@ -42,5 +43,6 @@ __all__ = [
     "StreamSource",
     "VBucket",
     "WithMeta",
+    "claim",
     "live_after",
 ]

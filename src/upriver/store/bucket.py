@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange
+from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange, TemporaryFailure
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
+from upriver.store import kept_manifests
 from upriver.store import kernels as k
 from upriver.store.arrays import POOL, keep_heap
 from upriver.store.compaction import compact, wants_compaction
 from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk, write_json
+from upriver.store.emptying import empty
 from upriver.store.expiry import expire_due
 from upriver.store.flusher import VB_META, Flusher, meta_key
 from upriver.store.manifest import Manifest
@@ -44,6 +48,7 @@ class Bucket:
         self._shared = shared
         self._vbuckets: dict[int, VBucket] = {}
         self._flusher = Flusher(shared)
+        self._changing_manifest = threading.Lock()
         self._closed = self._closing = False
         self.opened_clean = True  # what was in memory when the bucket was last used is here
 
@@ -74,7 +79,8 @@ class Bucket:
         _check_identity(identity, disk, vbuckets)
         manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
         shared = Shared(disk, options, int(identity["seed"]), now_ns, manifest, uuids)
-        shared.checkpoint_bytes = options.checkpoint_bytes_of(vbuckets)
+        shared.manifests = kept_manifests.read(disk)
+        shared.change_options(options, vbuckets)
         bucket = cls(name, vbuckets, shared, identity)
         bucket._warm_up(clean=bool(identity["clean"]))
         POOL.allow(options.spare_bytes)
@@ -100,6 +106,15 @@ class Bucket:
             self._put_identity(transaction, clean=False)
             for vbucket in self._vbuckets.values() if not clean else ():
                 transaction.put(meta_key(vbucket.id), write_json(vbucket.describe()), db=disk.meta)
+        self._catch_up_with_manifest()
+
+    def _catch_up_with_manifest(self) -> None:
+        """A crash may have come between a manifest and what vbuckets make of it: readers must still hear of that."""
+        for vbucket in self._vbuckets.values():
+            if vbucket.state is VbucketState.ACTIVE:
+                vbucket.adopt_manifest()
+        if self._shared.dirty:
+            self._flusher.flush()
 
     def _restore(self, vbucket_id: int, data: Any) -> None:
         if vbucket_id >= self.vbuckets:
@@ -120,9 +135,9 @@ class Bucket:
             self._shared.random_uuid(), seqno, self.options.max_failover_entries
         )
 
-    def _put_identity(self, transaction: Any, clean: bool) -> None:
+    def _put_identity(self, transaction: Any, clean: bool, manifest: Manifest | None = None) -> None:
         self._identity.update(clean=clean, format=FORMAT)
-        self._identity["manifest"] = self._shared.manifest.to_json().decode() if self._shared.manifest.uid else None
+        self._identity["manifest"] = _manifest_field(manifest or self._shared.manifest)
         transaction.put(BUCKET, write_json(self._identity), db=self._shared.disk.meta)
 
     def _add(self, vbucket: VBucket) -> None:
@@ -196,8 +211,9 @@ class Bucket:
 
     def _end_upkeep(self) -> None:
         """Let background work end with the vbucket that it is at."""
-        with self._shared.commit_lock:
-            self._closing = True
+        self._closing = True
+        with self._changing_manifest, self._shared.commit_lock:
+            pass
 
     def _let_go(self) -> None:
         self._closed = True
@@ -214,6 +230,14 @@ class Bucket:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def change_options(self, options: StoreOptions) -> None:
+        """Another quota or max TTL, from now on; what decides how data is written stays as it was."""
+        options = replace(self.options, quota_bytes=options.quota_bytes, max_ttl_s=options.max_ttl_s)
+        with self._shared.lock:
+            POOL.allow(options.spare_bytes - self.options.spare_bytes)
+            self.options = options
+            self._shared.change_options(options, self.vbuckets)
 
     # ---- vbuckets ----
 
@@ -291,6 +315,20 @@ class Bucket:
             del self._vbuckets[vbucket_id]
             self._shared.vbucket_count = len(self._vbuckets)
 
+    def empty(self) -> None:
+        """Every vbucket begins a new history, without documents; its streams end. Durable on return.
+
+        May be called in a thread beside the one that the bucket belongs to; others go on meanwhile.
+        """
+        with self._changing_manifest:
+            empty(self._shared, self._vbuckets, self._check_open)
+            self._bring_up_to_date()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise TemporaryFailure("the bucket is being closed")
+        self._flusher.check_running()
+
     # ---- collections ----
 
     @property
@@ -298,22 +336,63 @@ class Bucket:
         return self._shared.manifest
 
     def apply_manifest(self, data: bytes | str) -> None:
-        """Make this the manifest; active vbuckets write their events (9.3). Durable on return."""
+        """Make this the manifest; active vbuckets write their events (9.3). Durable on return.
+
+        May be called in a thread beside the one that the bucket belongs to; others go on meanwhile.
+        """
         new = Manifest.parse(data)
-        with self._shared.commit_lock, self._shared.lock:
-            self._shared.manifest.check_successor(new)
-            self._flusher.check_running()
-            self._shared.check_room()
-            with self._shared.disk.write() as transaction:
-                previous, self._shared.manifest = self._shared.manifest, new
-                try:
-                    self._put_identity(transaction, clean=False)
-                except BaseException:
-                    self._shared.manifest = previous
-                    raise
-            for vbucket in self._vbuckets.values():
-                vbucket.apply_manifest(new)
-        self._flusher.settle()
+        with self._changing_manifest:
+            self._keep_manifest(new)
+            self._bring_up_to_date()
+
+    def _bring_up_to_date(self) -> None:
+        """Active vbuckets get the bucket's manifest; if it must end before that is done, the next start goes on."""
+        waiting = self._present()
+        while waiting and not self._closing:
+            with self._shared.commit_lock:  # the flusher would begin with the first ones: one commit is enough
+                self._apply_manifest(waiting.pop())
+                while waiting and self._shared.dirty_bytes < self.options.flush_bytes:
+                    self._apply_manifest(waiting.pop())
+                self._flusher.settle()
+
+    def _apply_manifest(self, vbucket: VBucket) -> None:
+        with self._shared.lock:  # between two vbuckets others may have it
+            known, wanted = vbucket.manifest, self._shared.manifest
+            if vbucket.state is VbucketState.ACTIVE and known.uid <= wanted.uid and known != wanted:
+                vbucket.apply_manifest(self._shared.transition_from(known))
+
+    def _keep_manifest(self, new: Manifest) -> None:
+        """Make it the bucket's, on disk first: from here on vbuckets that begin, or begin anew, catch up with it."""
+        shared = self._shared
+        with shared.commit_lock:
+            shared.manifest.check_successor(new)
+            self._check_open()
+            shared.check_room()
+            previous = shared.manifest
+            if new == previous:
+                return
+            try:
+                with shared.disk.write() as transaction:
+                    kept_manifests.put(transaction, shared.disk, new)
+                    self._put_identity(transaction, clean=False, manifest=new)
+                    unused = self._forget_manifests(transaction)
+            except BaseException:
+                self._identity["manifest"] = _manifest_field(previous)
+                raise
+            with shared.lock:
+                shared.manifest = shared.manifests[new.uid] = new
+                for uid in unused:
+                    del shared.manifests[uid]
+
+    def _forget_manifests(self, transaction: Any) -> list[int]:
+        """Drop those that no vbucket refers to any more; what is not on disk yet may be referred to there."""
+        with self._shared.lock:
+            if self._shared.dirty:
+                return []
+            used = {vbucket.manifest.uid for vbucket in self._vbuckets.values()}
+        unused = [uid for uid in self._shared.manifests if uid not in used]
+        kept_manifests.drop(transaction, self._shared.disk, unused)
+        return unused
 
     # ---- upkeep ----
 
@@ -421,6 +500,10 @@ class Bucket:
                 return False
             time.sleep(0.002)
         return True
+
+
+def _manifest_field(manifest: Manifest) -> str | None:
+    return manifest.to_json().decode() if manifest.uid else None
 
 
 def _check_identity(identity: dict[str, Any], disk: Disk, vbuckets: int) -> None:

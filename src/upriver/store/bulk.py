@@ -11,7 +11,7 @@ from upriver.errors import InvalidArguments, Locked, SyncWriteInProgress, TooBig
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.disk import Octets
-from upriver.store.documents import Documents, prefix_of
+from upriver.store.documents import WRAPPED, Documents, prefix_of
 from upriver.store.values import is_json
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY
 from upriver.wire.packed import HEADER_SIZE, Kind
@@ -31,6 +31,9 @@ class Bulk(Documents):
             datatypes = np.fromiter((is_json(value) for value in values), np.uint8, len(values))
         else:
             datatypes = np.full(len(values), datatype, np.uint8)
+            if datatype & WRAPPED:
+                for value in values:
+                    self._checked_body(value, datatype)
         time = self._absolute_expiry(expiry, collection_id)
         return self._write_many(Kind.MUTATION, keys, values, datatypes, collection_id, flags, time)
 

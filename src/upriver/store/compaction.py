@@ -172,8 +172,9 @@ class Compaction:
         vbucket.keys.written(self._overlays)
         if meta["rollback_floor"] == self._end:
             vbucket.epoch += 1
-        for name in ("indexed_seqno", "compacted_s", "rollback_floor", "purge_seqno"):
+        for name in ("indexed_seqno", "compacted_s", "rollback_floor"):
             setattr(vbucket, name, meta[name])
+        vbucket.purge_seqno = max(vbucket.purge_seqno, meta["purge_seqno"])  # a marker may have raised it meanwhile
         if np.array_equal(vbucket.collections[:, _BORN], self._collections[:, _BORN]):
             vbucket.erasing = False
         vbucket.persisted(self._end, meta)

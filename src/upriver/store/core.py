@@ -384,6 +384,8 @@ class Core:
         self.collections = np.array(fields.pop("collections"), np.uint64).reshape(-1, k.C_WORDS)
         self.pending = {bytes.fromhex(key): seqno for key, seqno in fields.pop("pending")}
         self.registers[[k.USED, k.ENTRIES, k.DEDUPED]] = 0
+        if self.registers[k.CAS] >= k.NO_CLOCK:  # a document's CAS was believed once that no clock can follow
+            self.registers[k.CAS] = 0
         for name, value in fields.items():
             setattr(self, name, value)
         self.memory.clear(self.high_seqno)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from upriver.errors import CorruptStore, DiskFull, NotOurFile, StoreError
+from upriver.errors import CorruptStore, DirectoryInUse, DiskFull, NotOurFile
 from upriver.store import lmdbfile
 from upriver.store.options import MIB, Durability, StoreOptions
 
@@ -39,6 +39,7 @@ BLOCK = Struct("<IIQQQ")  # flags, records, first seqno, safe seqno, reserved
 EXACT = 1  # block flag: nothing in it was deduplicated, so every seqno in it is a state that existed
 NO_WORDS: Words = np.zeros(0, np.uint64)
 NO_WORDS.flags.writeable = False  # as the tables that LMDB shows us: kernels are compiled for one kind
+PRIVATE = 0o600  # mode of the files that hold documents
 GROWTH = 64 * MIB  # the file is lengthened ahead of need in such steps
 
 
@@ -51,7 +52,7 @@ class Disk:
         self.path = path
         self.file = path / lmdbfile.DATA
         self.fresh = not self.file.exists()
-        self._owner = _claim(path / lmdbfile.OWNER)
+        self._owner = claim(path)
         self._options = options
         self._env = self._open(options)
         self._trees = {name: self._tree(name) for name in (b"log", b"dead", b"index", b"meta")}
@@ -59,11 +60,12 @@ class Disk:
         self._stuck = False  # the file could not grow when it was last tried
 
     def _open(self, options: StoreOptions) -> Any:
+        _hide(self.file)
         size = options.map_bytes or max(64 * 1024 * MIB, shutil.disk_usage(self.path).total)
         try:
             return lmdb.open(
                 str(self.path), map_size=size, max_dbs=8, max_readers=1024, meminit=False, readahead=False,
-                metasync=options.durability is Durability.FSYNC, max_spare_txns=8,
+                metasync=options.durability is Durability.FSYNC, max_spare_txns=8, mode=PRIVATE,
             )  # fmt: skip
         except lmdb.Error as failure:
             raise _ours(failure, self.file) from failure
@@ -163,14 +165,20 @@ class Disk:
             return read_json(found, self.file)
 
 
-def _claim(file: Path) -> IO[bytes]:
-    """One process, one bucket: two writers with a memory of their own would undo each other."""
-    handle = file.open("ab")
+def _hide(file: Path) -> None:
+    """Documents are for the node's user alone, also in a file from before that was so."""
+    if file.exists() and file.stat().st_mode & 0o077:
+        file.chmod(PRIVATE)
+
+
+def claim(path: Path) -> IO[bytes]:
+    """One process, one bucket: two writers with a memory of their own would undo each other. Held until closed."""
+    handle = (path / lmdbfile.OWNER).open("ab")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as failure:
         handle.close()
-        raise StoreError(f"{file.parent} is open in another process; stop that one first") from failure
+        raise DirectoryInUse(f"{path} is open in another process; stop that one first") from failure
     return handle
 
 

@@ -25,14 +25,13 @@ from upriver.errors import (
 from upriver.model import SEQNO_MAX, Datatype, Document, VbucketState
 from upriver.store import kernels as k
 from upriver.store.core import Core
-from upriver.store.values import body_of, is_json, split_value, surviving_xattrs
+from upriver.store.values import MOST_XATTR_BYTES, checked_body, is_json, split_value, surviving_xattrs
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY, encode_leb128
 from upriver.wire.packed import Kind, Packed, pack
 
 RELATIVE_EXPIRY_S = 30 * 86400
 LOCK_S = 15
 LONGEST_LOCK_S = 30
-PRIVILEGED_BYTES = 1 << 20  # system xattrs may exceed the value limit by this much
 CLOCK_MASK = ~0xFFFF
 JSON, WRAPPED = int(Datatype.JSON), int(Datatype.SNAPPY | Datatype.XATTR)  # plain numbers: flags are slow
 
@@ -290,8 +289,11 @@ class Documents(Core):
         return self._wire_key(key, collection_id)
 
     def _check_size(self, value: bytes) -> None:
-        if len(value) > self.shared.options.max_value_bytes + PRIVILEGED_BYTES:
+        if len(value) > self.shared.options.max_value_bytes + MOST_XATTR_BYTES:
             raise TooBig(f"{len(value)} bytes")
+
+    def _checked_body(self, value: bytes, datatype: int) -> bytes:
+        return checked_body(value, datatype, self.shared.options.max_value_bytes)
 
     def _current_for_write(self, wire_key: bytes, key: bytes, collection_id: int, cas: int) -> Document | None:
         """The live version that a write would replace, after checking its lock and ``cas``."""
@@ -339,7 +341,7 @@ class Documents(Core):
         self, wire_key: bytes, value: bytes, collection_id: int, flags: int, time: int, datatype: int
     ) -> Stored:
         if datatype & WRAPPED:  # JSON is never believed, but seen: behind xattrs and compression too
-            datatype = datatype & WRAPPED | self.detected(body_of(value, datatype))
+            datatype = datatype & WRAPPED | self.detected(self._checked_body(value, datatype))
         elif len(value) > self.shared.options.max_value_bytes:
             raise TooBig(f"{len(value)} bytes")
         else:

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 import numpy as np
 
 from upriver.errors import InvalidArguments, KeyNotFound
-from upriver.model import Document
+from upriver.model import SEQNO_MAX, Document
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.disk import Octets
 from upriver.store.documents import Documents, Stored
 from upriver.store.replica import DISK_FLAG, Replica
+from upriver.wire.keys import split_key
 from upriver.wire.packed import HEADER_SIZE, Kind, Packed, pack, unpack
 
 DELETES = 1 << 63
@@ -71,6 +72,7 @@ class DurableWrites(Documents, Replica):
             raise InvalidArguments(f"durability level {level} is not one of 1, 2, 3")
         with self.shared.lock:
             wire_key = self._prepare_write(key, collection_id, value)
+            self._checked_body(value, datatype)
             current = self._current_for_write(wire_key, key, collection_id, cas)
             if current is None and (cas or deleted):
                 raise KeyNotFound
@@ -149,8 +151,8 @@ class DurableWrites(Documents, Replica):
             self.pending.pop(wire_key, None)  # also when a later prepare was completed before this one
             self._finish_snapshot()
 
-    def begin_snapshot(self, start: int, end: int, flags: int = 0x01) -> None:
-        super().begin_snapshot(start, end, flags)
+    def begin_snapshot(self, start: int, end: int, flags: int = 0x01, purge_seqno: int = 0) -> None:
+        super().begin_snapshot(start, end, flags, purge_seqno)
         self._unsettled = self._unsettled or bool(flags & DISK_FLAG)
 
     def _finish_snapshot(self) -> None:
@@ -160,9 +162,14 @@ class DurableWrites(Documents, Replica):
             self._unsettled = False
 
     def drop_completed(self) -> None:
-        """Forget prepares whose key has a later version: a disk snapshot sends commits as plain documents (6.4)."""
+        """Forget prepares whose key has a later version: a disk snapshot sends commits as plain documents (6.4).
+
+        So are those that a dropped or flushed collection took with it.
+        """
+        born = {int(row[k.C_ID]): int(row[k.C_START]) for row in self.collections}
         for wire_key, prepared in list(self.pending.items()):
-            if self._lookup(wire_key).seqno > prepared:
+            begun = born.get(split_key(wire_key)[0], SEQNO_MAX)
+            if prepared <= begun or self._lookup(wire_key).seqno > prepared:
                 del self.pending[wire_key]
 
     def _apply(self, octets: Octets) -> None:

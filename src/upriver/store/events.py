@@ -11,20 +11,14 @@ from typing import Any
 import numpy as np
 
 from upriver.errors import InvalidArguments, InvalidMessage, OutOfRange
-from upriver.model import VbucketState
 from upriver.store import kernels as k
 from upriver.store.core import Core
 from upriver.store.disk import Octets, Words
-from upriver.store.manifest import Change, CollectionEntry, Event, Manifest, ScopeEntry
-from upriver.wire.events import (
-    CollectionBegun,
-    CollectionEnded,
-    CollectionEvent,
-    ScopeCreated,
-    ScopeDropped,
-    of_record,
-    to_record,
-)
+from upriver.store.manifest import CollectionEntry, Event, Manifest, ScopeEntry
+from upriver.store.memorylog import OpenSegment
+from upriver.store.transition import Transition
+from upriver.wire.events import CollectionBegun, CollectionEnded, CollectionEvent, of_record
+from upriver.wire.keys import split_key
 from upriver.wire.packed import Kind, Packed, pack, unpack
 
 EPOCH = Manifest()
@@ -34,40 +28,67 @@ class Collections(Core):
     """``manifest`` is what this vbucket knows, which may be older than the bucket's."""
 
     manifest: Manifest = EPOCH
-    _described: tuple[Manifest, str | None] = (EPOCH, None)  # the last one that was put down, and how
+    _described: tuple[Manifest, str | int | None] = (EPOCH, None)  # the last one that was put down, and how
 
     def describe(self) -> dict[str, Any]:
         fields = super().describe()
         if self._described[0] is not self.manifest:
-            known = self.manifest
-            self._described = known, known.to_json().decode() if known != EPOCH else None
+            self._described = self.manifest, self._manifest_on_disk()
         fields["manifest"] = self._described[1]
         return fields
 
+    def _manifest_on_disk(self) -> str | int | None:
+        """The uid of one that the bucket keeps; of any other, which a replica was told in events, all of it."""
+        kept = self.shared.manifests.get(self.manifest.uid)
+        if kept is not None and kept == self.manifest:
+            self.manifest = kept
+            return kept.uid
+        return self.manifest.to_json().decode() if self.manifest != EPOCH else None
+
     def _restore(self, fields: dict[str, Any]) -> None:
         stored = fields.pop("manifest")
-        self.manifest = Manifest.parse(stored, partial=True) if stored else Manifest()
+        if isinstance(stored, int):
+            self.manifest = self.shared.manifests[stored]
+        else:
+            self.manifest = Manifest.parse(stored, partial=True) if stored else EPOCH
         super()._restore(fields)
 
-    def apply_manifest(self, new: Manifest) -> None:
-        """Bring the collections to ``new`` by events of our own; all but the last carry the old uid."""
-        if self.state is not VbucketState.ACTIVE:
-            return
-        old = self.manifest
-        changes = list(old.changes(new))
-        for index, change in enumerate(changes):
-            uid = new.uid if index == len(changes) - 1 else old.uid
-            self._write_event(*_described(change, uid), self.high_seqno + 1)
-            self._settle_change(change.event, change.collection, self.high_seqno)
-        self.manifest = new
-        self.manifest_uid = new.uid
-        if changes:
+    def apply_manifest(self, transition: Transition) -> None:
+        """Bring the collections to those of the new manifest by events of our own."""
+        first = self.high_seqno + 1
+        for count, run in transition.pieces(first, self.memory.most_bytes) if transition.events else ():
+            self._append_events(run, count)
+        self.erasing = self.erasing or bool(transition.emptied)
+        self.collections = transition.table(self.collections, first)
+        for collection_id in transition.emptied if self.pending else ():
+            self._forget_pending(collection_id)
+        self.manifest = transition.new
+        self.manifest_uid = transition.new.uid
+        self.shared.note_dirty(self, 0)
+        if transition.events:
             self.wake()
+
+    def _append_events(self, run: Octets, count: int) -> None:
+        """System events that have their seqnos; they are in no key index and never deduplicated."""
+        segment = self._event_segment(run.size)
+        used, high = segment.end, self.high_seqno
+        segment.checkpoint.data[used : used + run.size] = run
+        self.registers[k.USED] = used + run.size
+        self.registers[k.FIRST] = high + 1
+        self.registers[k.HIGH] = self.registers[k.VISIBLE] = high + count
+        self._took_in(segment, used)
+
+    def _event_segment(self, size: int) -> OpenSegment:
+        segment = self._open_segment(size)
+        if not self.memory.room(size, segment.end):
+            self.close_segment()
+            segment = self._begin_segment(size)
+        return segment
 
     def adopt_manifest(self) -> None:
         """A vbucket that became active takes over what the bucket has decided meanwhile."""
         if self.shared.manifest.uid > self.manifest.uid:
-            self.apply_manifest(self.shared.manifest)
+            self.apply_manifest(self.shared.transition_from(self.manifest))
 
     def _take_event(self, run: Octets, at: int) -> int:
         head, key, value = unpack(run.data, at)
@@ -103,6 +124,8 @@ class Collections(Core):
         if entry is None:
             return
         known = self.collections[:, k.C_ID] == np.uint64(entry.id)
+        if event is not Event.MODIFY_COLLECTION and self.pending:
+            self._forget_pending(entry.id)
         if event is Event.END_COLLECTION:
             self.collections = self.collections[~known].copy()
             self.erasing = True
@@ -113,6 +136,11 @@ class Collections(Core):
             row = np.array([[entry.id, 0, seqno, seqno, seqno]], np.uint64)
             self.collections = np.concatenate([self.collections[~known], row])
 
+    def _forget_pending(self, collection_id: int) -> None:
+        """Durable writes of a collection that is dropped or flushed end with it: nobody can commit them any more."""
+        for wire_key in [key for key in self.pending if split_key(key)[0] == collection_id]:
+            del self.pending[wire_key]
+
     def _write_event(
         self, event: int, version: int, key: bytes, value: bytes, collection_id: int, seqno: int
     ) -> None:
@@ -121,29 +149,13 @@ class Collections(Core):
             Kind.SYSTEM_EVENT, key, value, seqno=seqno, cas=0, collection_id=collection_id, extra=event << 8 | version
         )
         size = len(record)
-        segment = self._open_segment(size)
-        if not self.memory.room(size, segment.end):
-            self.close_segment()
-            segment = self._begin_segment(size)
+        segment = self._event_segment(size)
         used = segment.end
         segment.checkpoint.data[used : used + size] = np.frombuffer(record, np.uint8)
         self.registers[k.USED] = used + size
         self.registers[k.GAPS] += np.uint64(seqno != self.high_seqno + 1)
         self.registers[k.HIGH] = self.registers[k.VISIBLE] = self.registers[k.FIRST] = seqno
         self._took_in(segment, used)
-
-
-def _described(change: Change, uid: int) -> tuple[int, int, bytes, bytes, int]:
-    """(event, version, key, value, collection id) of a change."""
-    event, scope, entry = change
-    if entry is None:
-        made = ScopeCreated(scope.name, uid, scope.id) if event is Event.CREATE_SCOPE else ScopeDropped(uid, scope.id)
-        return *to_record(made), 0
-    if event is Event.END_COLLECTION:
-        return *to_record(CollectionEnded(uid, scope.id, entry.id)), entry.id
-    flags = entry.max_ttl, entry.history, entry.metered, entry.flush_uid or 0
-    begun = CollectionBegun(entry.name, uid, scope.id, entry.id, *flags, modified=event is Event.MODIFY_COLLECTION)
-    return *to_record(begun), entry.id
 
 
 def _with_event(

@@ -42,6 +42,7 @@ COMMIT_DELETES = np.uint64(1 << 63)  # in ``extra`` of a COMMIT
 PREPARE_SALT = np.uint64(0x9E3779B97F4A7C15)  # prepares live beside the committed version of their key
 NOWHERE = np.uint64(0)
 NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)  # adding it takes one away
+NO_CLOCK = np.uint64(1 << 63)  # from here on a CAS is no time that a clock has shown (year 2262): ours ignores it
 
 # Registers of a vbucket: one uint64 array that kernels update in place.
 HIGH, CAS, DELETED_REV, USED, ENTRIES, DEDUPED, VISIBLE = range(7)
@@ -347,14 +348,18 @@ def _settle(target, at, kind, known, rev, previous, assign, registers):
     target[at + AT_KIND] = np.uint8(kind)
     store64(target, at + AT_PREV, previous)
     cas = load64(target, at + AT_CAS)
-    if cas > registers[CAS]:
+    if registers[CAS] < cas < NO_CLOCK:
         registers[CAS] = cas
     return load64(target, at + AT_SEQNO), load64(target, at + AT_REV)
 
 
 @njit(cache=True)
-def tally(collection, kind, gone, known, seqno, rev, expiry, completed, registers):
-    """Keep the counters of the vbucket and of the record's collection."""
+def tally(collection, kind, gone, known, seqno, rev, expiry, completed, value_len, registers):
+    """Keep the counters of the vbucket and of the record's collection.
+
+    A new document's revision is above that of every deleted one. Real servers do not count tombstones with a value,
+    those that kept system xattrs; nor do we.
+    """
     collection[C_HIGH] = seqno
     if kind == _PREPARE:
         registers[PREPARED] = seqno
@@ -369,7 +374,7 @@ def tally(collection, kind, gone, known, seqno, rev, expiry, completed, register
         collection[C_ITEMS] += np.uint64(1) if not gone else NEVER
     if was_dead != gone:
         registers[TOMBSTONES] += np.uint64(1) if gone else NEVER
-    if gone and rev > registers[DELETED_REV]:
+    if gone and value_len == 0 and rev > registers[DELETED_REV]:
         registers[DELETED_REV] = rev
     if not gone and expiry != np.uint64(0) and expiry < registers[EXPIRY]:
         registers[EXPIRY] = expiry
@@ -415,7 +420,8 @@ def _ingest(
         extra = load64(source, at + AT_EXTRA)
         gone = is_delete(kind, extra)
         expiry = np.uint64(load32(source, at + AT_TIME))
-        tally(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, registers)
+        value_len = load32(source, at + AT_VALUE_LEN)
+        tally(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, value_len, registers)
         registers[ENTRIES] += np.uint64(overlay[slot] != key_hash)
         overlay[slot] = key_hash
         overlay[slot + 1] = seqno | (DELETED if gone else np.uint64(0))

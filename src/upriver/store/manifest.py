@@ -20,6 +20,7 @@ MAX_TTL = 0x7FFF_FFFF
 _NAME = re.compile(r"(?!\$)[A-Za-z0-9_\-%$]{1,251}\Z")
 _HEX = re.compile(r"[0-9a-fA-F]+\Z")
 _RESERVED = range(1, 8)
+MOST = 1000  # collections besides the default one, and scopes: as many as a cluster of the real server may have
 
 
 class Event(IntEnum):
@@ -94,10 +95,14 @@ class Manifest:
         return _Parser().manifest(raw, partial)
 
     def to_json(self) -> bytes:
-        scopes = []
-        for scope in self.scopes.values():
-            inside = [entry.to_json() for entry in self.collections.values() if entry.scope_id == scope.id]
-            scopes.append({"name": scope.name, "uid": f"{scope.id:x}", "collections": inside})
+        inside: dict[int, list[Any]] = {number: [] for number in self.scopes}
+        for entry in self.collections.values():
+            if entry.scope_id in inside:  # a replica can be told of a collection alone
+                inside[entry.scope_id].append(entry.to_json())
+        scopes = [
+            {"name": scope.name, "uid": f"{scope.id:x}", "collections": inside[scope.id]}
+            for scope in self.scopes.values()
+        ]
         return orjson.dumps({"uid": f"{self.uid:x}", "scopes": scopes})
 
     def find_scope(self, path: str) -> ScopeEntry:
@@ -124,6 +129,7 @@ class Manifest:
 
     def check_successor(self, new: Manifest) -> None:
         """Raise ``CannotApplyManifest`` if ``new`` must not follow this manifest."""
+        self._check_counts(new)
         if new.uid < self.uid:
             raise CannotApplyManifest(f"manifest uid {new.uid:x} is lower than the current {self.uid:x}")
         if new.uid == self.uid and new != self:
@@ -136,11 +142,22 @@ class Manifest:
             if old is not None and (old.name, old.scope_id) != (entry.name, entry.scope_id):
                 raise CannotApplyManifest(f"collection {collection_id:x} cannot change its name or scope")
 
+    def _check_counts(self, new: Manifest) -> None:
+        """Nothing may grow beyond the limit; what was above it already may stay, or get less."""
+        counts = {
+            "collections": (len(self.collections), len(new.collections)),
+            "scopes": (len(self.scopes), len(new.scopes)),
+        }
+        for what, (now, then) in counts.items():
+            if then - 1 > MOST and then > now:
+                raise CannotApplyManifest(f"{then - 1} {what} besides _default; a bucket can have {MOST}")
+
     def changes(self, new: Manifest) -> Iterator[Change]:
         """What turns this manifest into ``new``, in the order of 9.3."""
         for collection_id, entry in self.collections.items():
             if collection_id not in new.collections:
-                yield Change(Event.END_COLLECTION, self.scopes[entry.scope_id], entry)
+                scope = self.scopes.get(entry.scope_id) or ScopeEntry(entry.scope_id, "")
+                yield Change(Event.END_COLLECTION, scope, entry)
         for scope_id, scope in new.scopes.items():
             if scope_id not in self.scopes:
                 yield Change(Event.CREATE_SCOPE, scope)
@@ -168,6 +185,7 @@ class _Parser:
     def __init__(self) -> None:
         self.scopes: dict[int, ScopeEntry] = {}
         self.collections: dict[int, CollectionEntry] = {}
+        self._names: set[tuple[int, str]] = set()  # (scope, name); of a scope itself: (-1, name)
 
     def manifest(self, raw: Any, partial: bool) -> Manifest:
         uid = _hex(_member(raw, "uid", str), 16)
@@ -184,9 +202,10 @@ class _Parser:
         scope = ScopeEntry(_id(raw), _name(raw))
         if (scope.id == 0) != (scope.name == DEFAULT_NAME):
             raise InvalidArguments("scope 0 is _default, and no other")
-        if scope.id in self.scopes or any(other.name == scope.name for other in self.scopes.values()):
+        if scope.id in self.scopes or (-1, scope.name) in self._names:
             raise InvalidArguments(f"scope {scope.name} ({scope.id:x}) is there twice")
         self.scopes[scope.id] = scope
+        self._names.add((-1, scope.name))
         for collection in _member(raw, "collections", list):
             self._collection(collection, scope.id, manifest_uid)
 
@@ -201,10 +220,10 @@ class _Parser:
             raise InvalidArguments("_default is the name of collection 0")
         if entry.flush_uid is not None and entry.flush_uid > manifest_uid:
             raise InvalidArguments(f"flush_uid {entry.flush_uid:x} is above the manifest uid {manifest_uid:x}")
-        same = (entry.scope_id, entry.name)
-        if entry.id in self.collections or same in {(c.scope_id, c.name) for c in self.collections.values()}:
+        if entry.id in self.collections or (scope_id, entry.name) in self._names:
             raise InvalidArguments(f"collection {entry.name} ({entry.id:x}) is there twice")
         self.collections[entry.id] = entry
+        self._names.add((scope_id, entry.name))
 
 
 def _member(raw: Any, name: str, kind: type) -> Any:

@@ -22,8 +22,8 @@ class Replica(Collections):
         if self.state not in (VbucketState.REPLICA, VbucketState.PENDING):
             raise NotMyVbucket(f"vbucket {self.id} is {self.state.name.lower()} here")
 
-    def begin_snapshot(self, start: int, end: int, flags: int = 0x01) -> None:
-        """What follows, up to ``end``, belongs together."""
+    def begin_snapshot(self, start: int, end: int, flags: int = 0x01, purge_seqno: int = 0) -> None:
+        """What follows, up to ``end``, belongs together; tombstones up to ``purge_seqno`` may be missing in it."""
         with self.shared.lock:
             self._require_replica()
             if start > end:
@@ -39,6 +39,13 @@ class Replica(Collections):
                 self.registers[k.GAPS] = 0
             self.snap_start, self.snap_end = start, end
             self.snapshot_from_disk = bool(flags & DISK_FLAG)
+            if min(purge_seqno, end) > self.purge_seqno:
+                self._raise_purge_seqno(min(purge_seqno, end))
+
+    def _raise_purge_seqno(self, purge_seqno: int) -> None:
+        """Whoever reads from us, once we are active, may have missed the deletions that the producer had purged."""
+        self.purge_seqno = purge_seqno
+        self.shared.note_dirty(self, 0)
 
     def apply_records(self, run: bytes | bytearray | memoryview | Octets) -> int:
         """Take packed records as they are; their seqnos rise inside the snapshot. Returns the high seqno."""

@@ -115,8 +115,9 @@ def _settle(vbucket: Collections, point: int) -> None:
     vbucket.indexed_seqno = point
     vbucket.memory.clear(point)
     vbucket.epoch += 1
+    vbucket.purge_seqno = min(vbucket.purge_seqno, point)
     if not point:
-        vbucket.purge_seqno = vbucket.rollback_floor = 0
+        vbucket.rollback_floor = 0
 
 
 def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:

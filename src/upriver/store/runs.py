@@ -273,7 +273,8 @@ def recount(data, at, end, overlay, collections, registers, seed):
             if (known & SEQNO_BITS) <= collections[row, C_START]:
                 known = np.uint64(0)
             expiry = np.uint64(load32(data, at + AT_TIME))
-            tally(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, registers)
+            value_len = load32(data, at + AT_VALUE_LEN)
+            tally(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, value_len, registers)
         registers[ENTRIES] += np.uint64(overlay[slot] != key_hash)
         overlay[slot], overlay[slot + 1], overlay[slot + 2] = key_hash, seqno | (DELETED if gone else NOWHERE), rev
         overlay[slot + 3] = NOWHERE

@@ -12,6 +12,7 @@ from upriver.store.arrays import Scratch
 from upriver.store.disk import Disk
 from upriver.store.memorylog import Checkpoint, Gauge
 from upriver.store.options import StoreOptions
+from upriver.store.transition import Transition
 
 if TYPE_CHECKING:
     from upriver.store.core import Core
@@ -34,6 +35,8 @@ class Shared:
         self.now_ns = now_ns
         self.random_uuid = random_uuid
         self.manifest = manifest
+        self.manifests: dict[int, Manifest] = {}  # those that vbuckets have, by uid, as they are kept on disk
+        self._transition: Transition | None = None  # the last one that was worked out
         self.lock = threading.RLock()
         self.commit_lock = threading.RLock()
         self.table_scratch = Scratch()  # for who holds commit_lock
@@ -52,9 +55,22 @@ class Shared:
         self._most_dirty_bytes = options.dirty_bytes
         self.vbucket_count = 0
 
+    def change_options(self, options: StoreOptions, vbuckets: int) -> None:
+        self.options = options
+        self.checkpoint_bytes = options.checkpoint_bytes_of(vbuckets)
+        self.log_bytes = options.log_bytes
+        self._most_dirty_bytes = options.dirty_bytes
+
     @property
     def now_s(self) -> int:
         return self.now_ns() // 1_000_000_000
+
+    def transition_from(self, old: Manifest) -> Transition:
+        """What makes the bucket's manifest of an older one; nearly all vbuckets have the same."""
+        known = self._transition
+        if known is None or known.new is not self.manifest or (known.old is not old and known.old != old):
+            known = self._transition = Transition(old, self.manifest)
+        return known
 
     def check_room(self) -> None:
         """Raise ``TemporaryFailure`` while too much waits for the disk."""

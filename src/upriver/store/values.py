@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import orjson
 
-from upriver.errors import InvalidMessage
+from upriver.errors import InvalidMessage, StatusError, TooBig
 from upriver.model import Datatype, Document
 from upriver.wire import json_text
-from upriver.wire.values import inflate, join_xattrs, split_xattrs
+from upriver.wire.values import check_value, inflate, inflated_size, join_xattrs, split_xattrs
 
+MOST_XATTR_BYTES = 1 << 20  # of all of a document's extended attributes; a value may be larger by this much
 _JSON_STARTS = frozenset(b'{["-0123456789tfn \t\r\n')
 
 
@@ -34,17 +35,32 @@ def split_value(document: Document) -> tuple[bytes, bytes]:
     return value[:size], value[size:]
 
 
-def body_of(value: bytes, datatype: int) -> bytes:
-    """What is behind compression and xattrs."""
-    return split_value(Document(b"", value, datatype=datatype))[1]
+def checked_body(value: bytes, datatype: int, most_bytes: int) -> bytes:
+    """What is behind compression and xattrs, of a value that every reader will be able to open.
+
+    Nothing else may be stored: what a stream cannot read would stop all who read it. ``TooBig``, or the status of the
+    rule that is broken.
+    """
+    try:
+        if datatype & Datatype.SNAPPY and inflated_size(value) > most_bytes + MOST_XATTR_BYTES:
+            raise TooBig(f"{inflated_size(value)} bytes when inflated")
+        blob, body = split_value(Document(b"", value, datatype=datatype))
+        if len(blob) > MOST_XATTR_BYTES + 4:
+            raise TooBig(f"{len(blob)} bytes of extended attributes, at most {MOST_XATTR_BYTES} are allowed")
+        check_value(blob, datatype & Datatype.XATTR)
+    except InvalidMessage as error:
+        raise StatusError.of(error.status, str(error)) from error
+    if len(body) > most_bytes:
+        raise TooBig(f"{len(body)} bytes, at most {most_bytes} are allowed")
+    return body
 
 
 def surviving_xattrs(document: Document) -> tuple[bytes, int]:
     """(value, datatype) that a tombstone keeps: the system xattrs, whose names begin with ``_``."""
     if not document.datatype & Datatype.XATTR:
         return b"", 0
-    blob, _ = split_value(document)
     try:
+        blob, _ = split_value(document)
         attributes, _ = split_xattrs(blob)
     except InvalidMessage:
         return b"", 0  # it was stored unchecked; there is nothing in it that could be kept

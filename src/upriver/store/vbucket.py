@@ -74,6 +74,14 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
         for source in list(self.sources):
             source.kill(reason)
 
+    def release_memory(self) -> None:
+        """Let go of every checkpoint that is on disk; who reads next reads there."""
+        with self.shared.lock:
+            log = self.memory
+            while log.checkpoints and log.flushed(log.checkpoints[0]):
+                log.checkpoints[0].closed = True
+                log.evict()
+
     def change_state(self, state: VbucketState, *, takeover: bool, silent: bool) -> None:
         """To ``state``; the caller holds the lock and makes it durable."""
         self.close_segment()
@@ -94,6 +102,7 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
             self.failover_log = self.failover_log.branch(
                 self.shared.random_uuid(), min(complete, high), self.shared.options.max_failover_entries
             )
+        self.purge_seqno = min(self.purge_seqno, high)  # the rest of a snapshot that was cut short is no history
         self.memory.settle(high)
         self.snap_start = self.snap_end = self.complete_seqno = high
         self.registers[k.DEDUPED] = 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, Locked
+from upriver.errors import InvalidArguments, InvalidCas, KeyExists, KeyNotFound, Locked
 from upriver.model import SEQNO_MAX, Datatype, Document
 from upriver.store.documents import Documents, Stored
-from upriver.store.values import body_of
 from upriver.wire.packed import Kind
+
+MOST_AHEAD_NS = 3_900 * 10**9  # a clock may be wrong by its time zone, not by more
+MAX_REV = (1 << 48) - 1
 
 
 class WithMeta(IntFlag):
@@ -66,8 +68,9 @@ class WithMetaWrites(Documents):
         elif time or self.shared.options.max_ttl_s or incoming.collection_id:
             time = self._capped(time, incoming.collection_id)
         datatype = int(incoming.datatype)
+        body = self._checked_body(incoming.value, datatype)
         if kind is Kind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
-            datatype |= self.detected(body_of(incoming.value, datatype))
+            datatype |= self.detected(body)
         return self._write(
             kind, wire_key, incoming.value, datatype, incoming.collection_id, flags=incoming.flags, time=time,
             cas=0 if options & WithMeta.REGENERATE_CAS else incoming.cas, rev_seqno=incoming.rev_seqno,
@@ -81,6 +84,10 @@ class WithMetaWrites(Documents):
             raise InvalidArguments("a CAS can be regenerated only when conflict resolution is skipped")
         if incoming.cas in (0, SEQNO_MAX) and not regenerate:
             raise InvalidArguments(f"{incoming.cas:#x} is not a CAS that a document can have")
+        if incoming.cas > self.shared.now_ns() + MOST_AHEAD_NS and not regenerate:
+            raise InvalidCas(f"the CAS {incoming.cas:#x} is more than {MOST_AHEAD_NS // 10**9} s in the future")
+        if incoming.rev_seqno > MAX_REV:
+            raise InvalidArguments(f"{incoming.rev_seqno:#x} is more than the 48 bits that a revision can have")
 
     def _check_header_cas(self, wire_key: bytes, current: Document | None, cas: int) -> None:
         held = self._lock_of(wire_key)

@@ -20,7 +20,6 @@ class Context:
     collections: bool = False
     datatypes: int = int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR)
     check_values: bool = False  # inflate snappy, walk xattrs, refuse what HELLO did not allow: what a server owes
-    mend_stream_id: bool = False  # read a stream-id whose framing length says 0 (trap 64), as some servers send it
 
     @property
     def max_key(self) -> int:
@@ -105,7 +104,7 @@ def _check_datatype(declared: Declaration, frame: Frame, context: Context) -> No
         raise InvalidMessage(f"datatype 0x{frame.datatype:02x} is not allowed here", "datatype", 5)
     if frame.datatype & ~context.datatypes and not frame.magic.is_response:
         raise InvalidMessage(f"datatype 0x{frame.datatype:02x} was not agreed on in HELLO", "datatype", 5)
-    if context.check_values and frame.value:
+    if context.check_values and not frame.magic.is_response:
         values.check_value(frame.value, frame.datatype, frame.value_at)
 
 

@@ -226,7 +226,7 @@ _STREAM_ID_HEAD = RequestFrameId.STREAM_ID << 4 | 2
 def mend_stream_id(frame: Frame) -> Frame:
     """A frame whose stream-id stands in the body but not in the framing length, cut anew (trap 64).
 
-    kv_engine seems to forget that length on deletions and expirations. The byte 0x22 would otherwise begin a seqno
+    Real servers forget that length on deletions and expirations. The byte 0x22 would otherwise begin a seqno
     above 2**61, so nothing else can be meant.
     """
     if frame.magic is not Magic.ALT_REQUEST or frame.framing or frame.opcode not in _MENDABLE:

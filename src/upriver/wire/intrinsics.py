@@ -22,7 +22,8 @@ from numba.extending import intrinsic
 I64 = types.int64
 ARRAY = types.Array(types.int64, 1, "C")
 INLINE: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
-_SOURCES = ("intrinsics.py", "kernels.py", "bulk_frames.py", "packed.py", "snappy_kernels.py", "shape_kernels.py")
+_SOURCES = ("intrinsics.py", "kernels.py", "bulk_frames.py", "packed.py", "snappy_kernels.py", "shape_kernels.py",
+            "json_kernels.py")  # fmt: skip
 _I64 = ir.IntType(64)
 
 

@@ -182,6 +182,12 @@ def check_simple(p, end):
 
 @kernel(types.int64(I64, I64, I64))
 def check(base, size, stack):
+    """``check_text`` for Python."""
+    return check_text(base, size, stack)
+
+
+@njit(**CALLED)
+def check_text(base, size, stack):
     """The depth of the JSON text, or INVALID, or UNSURE. ``stack`` has MOST_LEVELS bytes."""
     p, end = base, base + size
     depth, deepest, expected = 0, 0, _VALUE

@@ -100,12 +100,23 @@ def legal_datatypes(op, extlen, p, rules):
 
 
 @njit(**INLINE)
-def stream_id_of(p, head):
+def forgets_framing(head, size):
+    """Whether a frame may have a stream-id though its framing length says 0, as real servers' tombstones do."""
+    op = (head >> 48) & 0xFF
+    if (op != _DELETION and op != _EXPIRATION) or (head >> 40) & 0xFF:
+        return False
+    return HEADER + _SID_SIZE + ((head >> 24) & 0xFF) + ((head >> 32) & 0xFF) <= size
+
+
+@njit(**INLINE)
+def stream_id_of(p, head, size):
     """The stream-id of a frame: 0 if it has no framing extras, -1 if they are anything but one stream-id."""
     magic = (head >> 56) & 0xFF
     if magic == _REQUEST:
         return 0
-    if magic != _ALT_REQUEST or (head >> 40) & 0xFF != _SID_SIZE or load8(p + HEADER) != _SID_HEAD:
+    if magic != _ALT_REQUEST or ((head >> 40) & 0xFF != _SID_SIZE and not forgets_framing(head, size)):
+        return -1
+    if load8(p + HEADER) != _SID_HEAD:
         return -1
     sid = load_be16(p + HEADER + 1)
     return sid if sid else -1
@@ -302,7 +313,7 @@ def decode(base, end, safe, rules, table, controls, state):
             break
         if size > end - at:
             break
-        sid = stream_id_of(p, head)
+        sid = stream_id_of(p, head, size)
         prefix = plain_prefix(p, head, sid, rules)
         if prefix < 0:
             if noted == MAX_CONTROLS:

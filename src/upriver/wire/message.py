@@ -321,7 +321,7 @@ def decode(frame: Frame, context: Context = DEFAULT_CONTEXT) -> Message:
     >>> decode(frame).bytes
     4096
     """
-    if context.mend_stream_id:
+    if frame.magic is Magic.ALT_REQUEST:
         frame = mend_stream_id(frame)
     found = message_class(frame, context)
     if found is not None:

@@ -164,7 +164,7 @@ def repeat(target, offset, size):
 
 @njit(**CALLED)
 def inflate(source, size, target, claimed):
-    """Undo snappy into ``claimed`` bytes at ``target``; whether the value was sound."""
+    """Undo snappy into ``claimed`` bytes at ``target``; whether the value was sound. Target 0: only look."""
     p, end = source, source + size
     while load8(p) >= 0x80:
         p += 1
@@ -194,11 +194,13 @@ def inflate(source, size, target, claimed):
         if kind == 0:
             if end - p < n:
                 return False
-            copy(o, p, n)
+            if target:
+                copy(o, p, n)
             p += n
         else:
             if offset == 0 or offset > o - target:
                 return False
-            repeat(o, offset, n)
+            if target:
+                repeat(o, offset, n)
         o += n
     return o == done

@@ -126,8 +126,6 @@ def _read_id(field: str) -> Callable[[object], int]:
 def _read_collections(raw: object) -> tuple[int, ...]:
     if not isinstance(raw, list):
         raise InvalidMessage("must be an array of hex strings", "collections")
-    if not raw:
-        raise InvalidMessage("the array is empty: no collection could ever pass", "collections")
     ids = tuple(map(_read_id("collections"), raw))
     if len(set(ids)) < len(ids):
         raise InvalidMessage("an id is named twice", "collections")

@@ -63,6 +63,7 @@ class SubdocMutation(Message):
     path_len: U16
     path_flags: Annotated[int, Number("B"), PathFlag] = 0
     expiry: OptU32 = None
+    user_flags: OptU32 = None  # of the document; newer clients say what its body is encoded as
     doc_flags: Annotated[int | None, Number("B", optional=True), DocFlag] = None
     key: DocKey = b""
     value: OptValue = b""
@@ -152,6 +153,7 @@ class SubdocMultiMutation(Message):
     """Changes up to 16 paths of a document, all or none."""
 
     expiry: OptU32 = None
+    user_flags: OptU32 = None  # of the document; newer clients say what its body is encoded as
     doc_flags: Annotated[int | None, Number("B", optional=True), DocFlag] = None
     key: DocKey = b""
     specs: Annotated[tuple[MutationSpec, ...], Packed(_encode_mutations, _decode_mutations)] = ()

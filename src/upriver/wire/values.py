@@ -10,6 +10,8 @@ from upriver.model import Datatype
 
 MAX_INFLATED = 30 * 1024 * 1024
 MAX_XATTR_KEY = 15
+MAX_XATTR_BYTES = 1024 * 1024  # of the whole section
+MAX_XATTRS = 16_384  # a reader makes an object of each: more would keep a server from everybody else
 _U32 = Struct(">I")
 
 
@@ -48,38 +50,46 @@ def deflate(data: bytes) -> bytes:
 
 def split_xattrs(value: bytes | memoryview, offset: int = 0) -> tuple[dict[str, bytes], bytes]:
     """Extended attributes by name, and the body behind them; the value must not be compressed."""
-    if len(value) < 4:
-        raise _bad_xattr("total is cut short", offset)
-    (total,) = _U32.unpack_from(value)
-    if total > len(value) - 4:
-        raise _bad_xattr(f"total is {total} but only {len(value) - 4} bytes follow", offset)
+    end = body_offset(value, offset)
+    section = bytes(value[:end])
     attributes: dict[str, bytes] = {}
-    at, end = 4, 4 + total
+    at = 4
     while at < end:
-        name, content, size = _pair(value, at, end, offset)
+        name, content, stop = _pair(section, at, offset)
         if name in attributes:
             raise _bad_xattr(f"{name!r} appears twice", offset + at)
         attributes[name] = content
-        at += size
+        at = stop
     return attributes, bytes(value[end:])
 
 
-def _pair(value: bytes | memoryview, at: int, end: int, offset: int) -> tuple[str, bytes, int]:
-    if end - at < 4:
+def body_offset(value: bytes | memoryview, offset: int = 0) -> int:
+    """Where the body begins behind the extended attributes, which are not looked at."""
+    if len(value) < 4:
+        raise _bad_xattr("total is cut short", offset)
+    total: int = _U32.unpack_from(value)[0]
+    if total > len(value) - 4:
+        raise _bad_xattr(f"total is {total} but only {len(value) - 4} bytes follow", offset)
+    return 4 + total
+
+
+def _pair(section: bytes, at: int, offset: int) -> tuple[str, bytes, int]:
+    """The name and content of the pair at ``at``, and where the next one begins."""
+    if len(section) - at < 4:
         raise _bad_xattr("pair length is cut short", offset + at)
-    (size,) = _U32.unpack_from(value, at)
-    if size > end - at - 4:
+    begin, size = at + 4, _U32.unpack_from(section, at)[0]
+    end = begin + size
+    if end > len(section):
         raise _bad_xattr(f"pair length {size} overruns the total", offset + at)
-    pair = bytes(value[at + 4 : at + 4 + size])
-    name, separator, content = pair.partition(b"\0")
-    if not separator or not content.endswith(b"\0"):
-        raise _bad_xattr("a pair is two strings, each ended by a zero byte", offset + at + 4)
-    if not name:
-        raise _bad_xattr("a name is empty", offset + at + 4)
+    middle = section.find(b"\0", begin, end)
+    if middle < 0 or middle == end - 1 or section[end - 1]:
+        raise _bad_xattr("a pair is two strings, each ended by a zero byte", offset + begin)
+    if middle == begin:
+        raise _bad_xattr("a name is empty", offset + begin)
     try:
-        return name.decode(), content[:-1], size + 4
+        return section[begin:middle].decode(), section[middle + 1 : end - 1], end
     except UnicodeDecodeError as error:
-        raise _bad_xattr("a name is not UTF-8", offset + at + 4) from error
+        raise _bad_xattr("a name is not UTF-8", offset + begin) from error
 
 
 def _bad_xattr(reason: str, offset: int) -> InvalidMessage:
@@ -103,7 +113,34 @@ def join_xattrs(attributes: Mapping[str, bytes], body: bytes = b"") -> bytes:
 
 
 def check_value(value: bytes | memoryview, datatype: int, offset: int = 0) -> None:
-    """Every datatype bit must be true of the value (2.18 steps 8 and 9); JSON is not parsed."""
+    """Every datatype bit must be true of the value (2.18 steps 8 and 9); the body's JSON is not parsed."""
     plain = inflate(value, offset) if datatype & Datatype.SNAPPY else value
     if datatype & Datatype.XATTR:
-        split_xattrs(plain, offset)
+        check_xattrs(plain, offset)
+
+
+def check_xattrs(value: bytes | memoryview, offset: int = 0) -> None:
+    """Whether the extended attributes in front of a value may be stored: few enough, well named, each a JSON text."""
+    size = body_offset(value, offset) - 4
+    if size > MAX_XATTR_BYTES:
+        reason = f"xattrs are {size} bytes, the limit is {MAX_XATTR_BYTES}"
+        raise InvalidMessage(reason, "value", offset, Status.E2BIG)
+    attributes, _ = split_xattrs(value[: 4 + size], offset)
+    if len(attributes) > MAX_XATTRS:
+        reason = f"the document has {len(attributes)} xattrs, the limit is {MAX_XATTRS}"
+        raise InvalidMessage(reason, "value", offset, Status.E2BIG)
+    for name, content in attributes.items():
+        if len(name.encode()) > MAX_XATTR_KEY:
+            raise _bad_xattr(f"the name {name!r} is longer than {MAX_XATTR_KEY} bytes", offset)
+        if b"\0" in content or not _is_json(content):
+            raise _bad_xattr(f"the value of {name!r} is not JSON", offset)
+
+
+def _is_json(text: bytes) -> bool:
+    import orjson
+
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True

@@ -139,7 +139,7 @@ def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
     lake.assert_equal()
 
 
-def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld, tmp_path) -> None:
+def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld) -> None:
     from upriver.spark.tables.job import Applier
     from upriver.spark.tables.options import SyncOptions
 
@@ -148,7 +148,7 @@ def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld, 
     settings = Lake(lake.lake).settle("default", lake.world.vbuckets)
     apply = Applier(options, settings["id"], lake.world.vbuckets)
     frame = spark.readStream.format("dcp").options(**lake.world.options()).load()
-    query = frame.writeStream.foreachBatch(apply).option("checkpointLocation", str(tmp_path / "cp"))
+    query = frame.writeStream.foreachBatch(apply).option("checkpointLocation", Lake(lake.lake).checkpoint)
     query.trigger(availableNow=True).start().awaitTermination()
     lake.assert_equal()
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 from upriver.client.blocking import Database
 from upriver.model import Position
 from upriver.protocol.feed import FeedRequest
+from upriver.spark.tables.log import table_name
 from upriver.spark.tables.options import SyncOptions
 
 
@@ -30,7 +31,7 @@ def database(options: SyncOptions) -> Database:
 def survey(options: SyncOptions) -> Survey:
     """Ask the cluster."""
     with database(options) as db:
-        names = {f"{scope}.{name}": cid for cid, (scope, name) in db.collection_names().items()}
+        names = {table_name(scope, name, cid): cid for cid, (scope, name) in db.collection_names().items()}
         return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names, db.topology.bucket_uuid)
 
 

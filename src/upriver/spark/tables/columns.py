@@ -7,8 +7,10 @@ JSON text, because a struct that grows a field breaks plain readers of older fil
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain
 from typing import Any
@@ -39,6 +41,10 @@ _RESERVED = frozenset(field.name for field in META) | {"_valid_from", "_valid_to
 _FORBIDDEN = frozenset(" ,;{}()\n\t=.`\"")
 _KIND = b"upriver.kind"
 _EXACT = 2**53
+_SHALLOW = 200  # levels that can be written in any case
+# orjson rounds integers beyond 64 bits, without a word; those have as many digits as this.
+_LONG = "[0-9]{19}"
+_LONG_TEXT, _LONG_BYTES = re.compile(_LONG), re.compile(_LONG.encode())
 
 
 class Kind(StrEnum):
@@ -86,7 +92,7 @@ def shape_of(schema: pa.Schema) -> Shape:
 
 
 def parse(value: bytes) -> Document | None:
-    """A JSON object, or nothing for all other bytes.
+    """A JSON object, or nothing for all other bytes: nor for an object so deep that it cannot be written again.
 
     >>> parse(b'{"a": 1}'), parse(b'[1]'), parse(b'\\xff')
     ({'a': 1}, None, None)
@@ -95,7 +101,51 @@ def parse(value: bytes) -> Document | None:
         document = orjson.loads(value)
     except orjson.JSONDecodeError:
         return None
-    return document if type(document) is dict else None
+    if type(document) is not dict or (value.count(b"[") + value.count(b"{") > _SHALLOW and _too_deep(document)):
+        return None
+    return document
+
+
+def _too_deep(document: Document) -> bool:
+    """Is it one that can be read but not written? Documents with few brackets are not asked."""
+    try:
+        orjson.dumps(document)
+    except orjson.JSONEncodeError:
+        return True
+    return False
+
+
+def parse_exactly(value: bytes) -> Document | None:
+    """The same, with integers of any size.
+
+    >>> parse_exactly(b'{"a": 18446744073709551617}')
+    {'a': 18446744073709551617}
+    """
+    document = parse(value)
+    if document is None or not _LONG_BYTES.search(value):
+        return document
+    try:
+        exact: Document = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return exact
+
+
+def parser_for(values: pa.ChunkedArray | pa.Array) -> Callable[[bytes], Document | None]:
+    """The quickest parser that reads these values exactly."""
+    return parse_exactly if pc.any(pc.match_substring_regex(values, _LONG)).as_py() else parse
+
+
+def loads(text: str) -> Any:
+    """JSON text that ``dumps`` wrote, with integers of any size."""
+    return json.loads(text) if _LONG_TEXT.search(text) else orjson.loads(text)
+
+
+def dumps(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:  # an integer beyond 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def observe(documents: Iterable[Document]) -> Observed:
@@ -161,7 +211,7 @@ def to_columns(documents: Sequence[Document], shape: Shape) -> tuple[list[pa.Arr
                 rest.setdefault(index, {}).update(extra)
     texts: list[str | None] = [None] * len(documents)
     for index, left in rest.items():
-        texts[index] = orjson.dumps(left).decode()
+        texts[index] = dumps(left)
     return arrays, texts
 
 
@@ -181,7 +231,7 @@ def _fitted(index: int, name: str, value: Any, kind: Kind, rest: dict[int, Docum
         return None
     seen = _OF_TYPE[type(value)]
     if seen is kind:
-        return orjson.dumps(value).decode() if kind is Kind.JSON else value
+        return dumps(value) if kind is Kind.JSON else value
     if kind is Kind.DOUBLE and seen is Kind.BIGINT and -_EXACT <= value <= _EXACT:
         return float(value)
     rest.setdefault(index, {})[name] = value
@@ -189,7 +239,7 @@ def _fitted(index: int, name: str, value: Any, kind: Kind, rest: dict[int, Docum
 
 
 def _last_resort(index: int, name: str, value: Any, kind: Kind, rest: dict[int, Document]) -> Any:
-    """One by one, for a column with a value that Arrow itself refuses: an integer of 64 bits unsigned."""
+    """One by one, for a column with a value that Arrow itself refuses: an integer of 64 bits unsigned, or more."""
     try:
         pa.scalar(value, _ARROW[kind])
     except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
@@ -204,7 +254,7 @@ def fold_rest(table: pa.Table, shape: Shape) -> pa.Table:
     if rest.null_count == table.num_rows:
         return table
     rows = [index for index, text in enumerate(rest.to_pylist()) if text is not None]
-    left = [orjson.loads(rest[index].as_py()) for index in rows]
+    left = [loads(rest[index].as_py()) for index in rows]
     if not any(document.keys() & shape.keys() for document in left):
         return table
     arrays, texts = to_columns(left, shape)
@@ -245,8 +295,8 @@ def _spilled(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
         return table
     rest = table.column("_rest").to_pylist()
     for index in pc.indices_nonzero(inexact).to_pylist():
-        left = orjson.loads(rest[index]) if rest[index] else {}
-        rest[index] = orjson.dumps({**left, name: column[index].as_py()}).decode()
+        left = loads(rest[index]) if rest[index] else {}
+        rest[index] = dumps({**left, name: column[index].as_py()})
     kept = pc.if_else(inexact, pa.scalar(None, pa.int64()), column)
     table = table.set_column(table.schema.get_field_index("_rest"), META[8], pa.array(rest, pa.string()))
     return table.set_column(table.schema.get_field_index(name), table.schema.field(name), kept)
@@ -261,9 +311,9 @@ def to_document(row: Mapping[str, Any], shape: Shape) -> Document | bytes:
         raw: bytes = row["_value"]
         return raw
     document = {
-        name: orjson.loads(row[name]) if kind is Kind.JSON else row[name]
+        name: loads(row[name]) if kind is Kind.JSON else row[name]
         for name, kind in shape.items() if row.get(name) is not None
     }
     if row["_rest"] is not None:
-        document.update(orjson.loads(row["_rest"]))
+        document.update(loads(row["_rest"]))
     return document

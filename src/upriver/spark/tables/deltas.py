@@ -1,7 +1,9 @@
 """One Delta table through delta-rs: what is in it, and commits that can be repeated without harm.
 
-Every commit names its writer and version (`Transaction`), so that a replayed batch finds itself already there. No
-deletion vectors and no other feature that would keep plain readers out.
+Every commit names its writer and version (`Transaction`), so that a replayed batch finds itself already there. It is
+made on top of the very version that was looked at, because delta-rs would take a commit that removes files which
+somebody else's ``OPTIMIZE`` has removed already, and the rows would be there twice. No deletion vectors and no other
+feature that would keep plain readers out.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from upriver.spark.tables.pieces import Piece, discard, filesystem, now_ms, piece_of
@@ -22,6 +24,11 @@ from upriver.spark.tables.pieces import Piece, discard, filesystem, now_ms, piec
 LOG_HOURS = 6
 _REMEMBERED = "delta.deletedFileRetentionDuration"
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+TRIES = 20  # against others who commit to the same table
+
+
+class Moved(Exception):
+    """Files that a step wanted to replace are no longer in the table: look again, and redo the step."""
 
 
 class Table:
@@ -52,7 +59,11 @@ class Table:
     def refresh(self) -> None:
         """See what others committed."""
         if self.exists:
-            self.delta.update_incremental()
+            try:
+                self.delta.update_incremental()
+            except DeltaError:  # entries of the log that lie between may be gone: open it anew
+                self._delta = None
+                _ = self.exists
 
     def create(self, schema: pa.Schema, description: str) -> None:
         """Make the table unless it is there."""
@@ -96,27 +107,58 @@ class Table:
         return list(found)
 
     def _files(self) -> list[Piece]:
-        adds = pa.table(self.delta.get_add_actions()).select(["path", "num_records", "size_bytes"])
-        rows = zip(*(adds.column(name).to_pylist() for name in adds.schema.names), strict=True)
-        return [piece_of(path, rows=count or 0, size=size) for path, count, size in rows]
+        adds = pa.table(self.delta.get_add_actions())
+        made = adds.column("modification_time").cast(pa.timestamp("ms")).cast(pa.int64())
+        columns = (adds.column("path"), adds.column("num_records"), adds.column("size_bytes"), made)
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        return [piece_of(path, rows=count or 0, size=size, made_ms=when) for path, count, size, when in rows]
 
     def commit(
         self, app_id: str, version: int, adds: Iterable[Piece], removes: Iterable[Piece] = (), *,
         note: dict[str, str] | None = None, rearrange: bool = False,
     ) -> bool:
-        """Add and remove files in one commit. False, and the new files deleted, when that version was there before."""
-        adds, removes = list(adds), list(removes)
-        seen = self.version(app_id)
-        if seen is not None and seen >= version:
-            self.drop_uncommitted(adds)
-            return False
-        actions = [_add(piece, not rearrange) for piece in adds] + [_remove(piece, not rearrange) for piece in removes]
-        self._write(actions, "append", self.delta.schema(), app_id, version, note)
-        return True
+        """Add and remove files in one commit. False, and the new files deleted, when that version was there before.
 
-    def replace(self, app_id: str, version: int, adds: Sequence[Piece], schema: pa.Schema) -> None:
-        """Put these files in the place of all others and change the types of columns, in one commit."""
-        self._write([_add(piece, True) for piece in adds], "overwrite", schema, app_id, version, None)
+        `Moved`, with nothing changed, when a file to remove is not in the table.
+        """
+        adds, removes = list(adds), list(removes)
+        actions = [_add(piece, not rearrange) for piece in adds] + [_remove(piece, not rearrange) for piece in removes]
+        while True:
+            seen = self.version(app_id)
+            if seen is not None and seen >= version:
+                self.drop_uncommitted(adds)
+                return False
+            if removes and not {piece.path for piece in removes} <= {piece.path for piece in self.pieces()}:
+                raise Moved(self.uri)
+            if self._attempt(actions, "append", self.delta.schema(), app_id, version, note):
+                return True
+
+    def replace(
+        self, app_id: str, version: int, adds: Sequence[Piece], schema: pa.Schema, removes: Sequence[Piece]
+    ) -> None:
+        """Put these files in the place of all others and change the types of columns, in one commit.
+
+        `Moved`, with nothing changed, when the others are not those in ``removes``.
+        """
+        while True:
+            if {piece.path for piece in removes} != {piece.path for piece in self.pieces()}:
+                raise Moved(self.uri)
+            if self._attempt([_add(piece, True) for piece in adds], "overwrite", schema, app_id, version, None):
+                return
+
+    def _attempt(
+        self, actions: list[Any], mode: str, schema: Any, app_id: str, version: int, note: dict[str, str] | None
+    ) -> bool:
+        """Commit on top of the version at hand; False when somebody else was first, after a look at what they did."""
+        before = self.delta.version()
+        try:
+            self._write(actions, mode, schema, app_id, version, note)
+        except CommitFailedError:
+            self.refresh()
+            if self.delta.version() == before:
+                raise
+            return False
+        return True
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Columns that older files do not have; readers see null there."""
@@ -150,7 +192,9 @@ class Table:
     def _write(
         self, actions: list[Any], mode: str, schema: Any, app_id: str, version: int, note: dict[str, str] | None
     ) -> None:
-        properties = CommitProperties(app_transactions=[Transaction(app_id, version)], custom_metadata=note)
+        properties = CommitProperties(
+            app_transactions=[Transaction(app_id, version)], custom_metadata=note, max_commit_retries=0
+        )
         self.delta.create_write_transaction(
             actions, mode=mode, schema=schema, partition_by=[], commit_properties=properties,
             post_commithook_properties=_NO_CLEANUP,
@@ -163,7 +207,7 @@ class Table:
 
 def _add(piece: Piece, change: bool) -> AddAction:
     stats = piece.stats if piece.stats != "{}" else json.dumps({"numRecords": piece.rows})
-    return AddAction(piece.path, piece.size, {}, now_ms(), change, stats)
+    return AddAction(piece.path, piece.size, {}, piece.made_ms or now_ms(), change, stats)
 
 
 def _remove(piece: Piece, change: bool) -> RemoveAction:

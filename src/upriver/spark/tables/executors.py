@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from upriver.spark.tables.apply import Runner, TableOptions
+from upriver.spark.tables.collection import Runner, TableOptions
 from upriver.spark.tables.epochs import Epochs
 from upriver.spark.tables.forward import Outcome, Work, as_plain, forward, from_plain, run_inline
 from upriver.spark.tables.lake import Lake
@@ -61,7 +61,10 @@ class WorkReader(DataSourceReader):
         fs, path = filesystem(self._path)
         with fs.open_input_stream(path) as source:
             works: Sequence[Work] = pickle.loads(source.read())  # noqa: S301 - we wrote it a moment ago
-        outcome = forward(works[partition.value])
+        try:
+            outcome = forward(works[partition.value])
+        except FileNotFoundError as error:  # the driver looks again
+            outcome = Outcome(gone=[str(error)])
         yield pa.RecordBatch.from_pydict({"outcome": [json.dumps(as_plain(outcome))]})
 
 
@@ -77,7 +80,11 @@ def spark_runner(spark: Any, options: TableOptions) -> Runner:
             return run_inline(works, window)
         with _work_file(works) as path:
             frame = spark.read.format(WORK_FORMAT).option("file", path).option("count", str(len(works))).load()
-            return [from_plain(json.loads(row[0])) for row in frame.collect()]
+            outcomes = [from_plain(json.loads(row[0])) for row in frame.collect()]
+        gone = [path for outcome in outcomes for path in outcome.gone]
+        if gone:
+            raise FileNotFoundError(gone[0])
+        return outcomes
 
     return run
 

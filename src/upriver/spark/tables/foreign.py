@@ -6,11 +6,12 @@ Such a file has marks among its changes, and batches that the tables have beside
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.spark.tables.deltas import Table
+from upriver.spark.tables.deltas import Moved, Table
 from upriver.spark.tables.log import DOCUMENTS, read_changes
 from upriver.spark.tables.pieces import Piece, gather, place, write_piece
 
@@ -25,7 +26,12 @@ def adopt(log: Table, applied: int) -> None:
             rows = read_changes(log.uri, [piece])
             rows = gather(rows, pc.sort_indices(rows, _ORDER))
             seen = log.version(ADOPTED)
-            log.commit(ADOPTED, 0 if seen is None else seen + 1, _ours(log.uri, rows, applied), [piece], rearrange=True)
+            ours = [replace(made, made_ms=piece.made_ms) for made in _ours(log.uri, rows, applied)]
+            try:
+                log.commit(ADOPTED, 0 if seen is None else seen + 1, ours, [piece], rearrange=True)
+            except Moved:
+                log.drop_uncommitted(ours)
+                raise
 
 
 def _ours(root: str, rows: pa.Table, applied: int) -> Iterator[Piece]:

@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 from upriver.records.schema import Event
 from upriver.spark.tables import state
 from upriver.spark.tables.columns import Shape, fold_rest, row_schema, spill
+from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.log import WIPES, Mark, read_log
 from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, within, write_piece
-from upriver.spark.tables.policy import cut
+from upriver.spark.tables.policy import cut, frontier, missing
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Work:
     skip: tuple[tuple[int, int], ...] = ()  # stretches that another work merges
     merge: bool = False
     rewrite: bool = False  # every file, because types changed
+    doubt: bool = False  # some files do not say what they hold: none vouches for anything
     keep_deleted: bool = False
-    trimmed: bool = False
+    floors: dict[int, int] = field(default_factory=dict)  # up to which seqno the log was forgotten, by vbucket
     target_rows: int = 131_072
     max_files: int = 4
 
@@ -52,7 +54,7 @@ class Work:
         return self.lo <= vbucket <= self.hi and not any(lo <= vbucket <= hi for lo, hi in self.skip)
 
     def root(self, table: str) -> str:
-        return f"{self.lake}/{table}/{self.name}"
+        return Lake(self.lake).path(table, self.name)
 
 
 @dataclass
@@ -63,6 +65,7 @@ class Outcome:
     current: list[Piece] = field(default_factory=list)
     replaced: list[Piece] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)  # files that others deleted before they were read
     rows: int = 0
     repaired: int = 0
 
@@ -77,7 +80,7 @@ def forward(work: Work, window: pa.Table | None = None) -> Outcome:
     if work.merge:
         _merge(work, rows, outcome)
     elif rows.num_rows:
-        first = work.applied + 1
+        first = min(work.applied + 1, work.batch)
         if (np.diff(rows.column("_vbucket").to_numpy()) < 0).any():  # from more than one file
             rows = gather(rows, pc.sort_indices(rows, [("_vbucket", "ascending")]))
         outcome.tail.append(write_piece(work.root("tail"), place(work.lo, work.hi, first, work.batch), rows))
@@ -112,7 +115,7 @@ def _special(work: Work, vbucket: int, outcome: Outcome) -> pa.Table:
     known = _known_keys(work, vbucket)
     if any(mark.event == Event.ROLLBACK and mark.batch > work.applied for mark in marks):
         log = read_log(work.root("changes"), work.log, vbucket, vbucket)
-        fixed = state.repair(log, marks, work.applied, known, work.shape, floor=1 if work.trimmed else 0)
+        fixed = state.repair(log, marks, work.applied, known, work.shape, work.floors.get(vbucket, 0))
         outcome.repaired += fixed.rows.num_rows
         if not fixed.complete:
             outcome.unknown.append(vbucket)
@@ -139,12 +142,18 @@ def latest(rows: pa.Table) -> pa.Table:
     return gather(rows, state.winners(rows.column("_key"), rows.column("_epoch"), rows.column("_seqno")))
 
 
+def once(rows: pa.Table) -> pa.Table:
+    """Each key once. More often it is there only if another writer and an earlier version of ours worked at a time."""
+    return rows if pc.count_distinct(rows.column("_key")).as_py() == rows.num_rows else latest(rows)
+
+
 def waiting_rows(work: Work) -> pa.Table:
     """The tail's rows of this stretch that ``current`` may not have."""
-    merged = max((piece.last for piece in work.current), default=-1)
+    merged = frontier(work.current, work.hi + 1)
+    merged[: work.lo] = np.iinfo(np.int64).max
     pieces = [
         piece for piece in work.tail
-        if (piece.last > merged or piece.foreign) and piece.overlaps(work.lo, work.hi)
+        if piece.overlaps(work.lo, work.hi) and (work.doubt or len(missing(piece, merged)))
     ]
     return read_pieces(work.root("tail"), pieces, work.schema, span=(work.lo, work.hi), adapt=spill)
 
@@ -165,7 +174,7 @@ def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
     if not work.keep_deleted:
         _leave_tombstones(work, news, outcome)
         news = news.filter(pc.invert(news.column("_deleted")))
-    table = fold_rest(pa.concat_tables([*kept, news]), work.shape)
+    table = fold_rest(once(pa.concat_tables([*kept, news])), work.shape)
     parts = -(-table.num_rows // work.target_rows) if everything and total > 2 * work.target_rows else 1
     for part in cut(work.lo, work.hi, parts):
         path = place(part.lo, part.hi, 0, work.batch)
@@ -221,7 +230,7 @@ def as_plain(outcome: Outcome) -> dict[str, Any]:
 
 def from_plain(plain: dict[str, Any]) -> Outcome:
     files = {name: [Piece(**piece) for piece in plain[name]] for name in ("tail", "current", "replaced")}
-    return Outcome(**files, unknown=plain["unknown"], rows=plain["rows"], repaired=plain["repaired"])
+    return Outcome(**{**plain, **files})
 
 
 def run_inline(works: Sequence[Work], window: pa.Table | None = None) -> list[Outcome]:

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import Event
-from upriver.spark.tables.apply import CollectionTables
+from upriver.spark.tables.collection import CollectionTables
 from upriver.spark.tables.columns import row_schema, shape_of
+from upriver.spark.tables.deltas import Moved
 from upriver.spark.tables.log import Mark, read_log, read_marks
 from upriver.spark.tables.pieces import Piece, gather, place, write_piece
-from upriver.spark.tables.policy import Policy, Range, ranges_of
+from upriver.spark.tables.policy import Policy, Range, in_doubt, ranges_of
 from upriver.spark.tables.state import as_rows, standing_wipes, voided, wiped
 
 HISTORY = "upriver.history"
@@ -42,13 +43,22 @@ class History:
         schema = pa.schema([*row_schema(tables.shape), *VALIDITY])
         self.table.create(schema, f"all versions of documents of {tables.name}")
         shape_changed = shape_of(self.table.schema()) != tables.shape
-        log, batch = tables.changes.pieces(), tables.applied
+        log, batch = tables.log(), tables.applied
+        self.table.refresh()
+        pieces = self.table.pieces()
+        doubt = in_doubt(pieces)  # another writer was here: all of it is written again
         marks = read_marks(tables.changes.uri, log)
         wide = Policy(target_rows=tables.options.policy.target_rows * 2)
-        ranges = ranges_of(self.table.pieces(), tables.options.vbuckets, sum(piece.rows for piece in log), wide)
-        due = [part for part in ranges if force or shape_changed or self._due(part, log, marks)]
+        ranges = ranges_of([] if doubt else pieces, tables.options.vbuckets, sum(piece.rows for piece in log), wide)
+        due = [part for part in ranges if force or doubt or shape_changed or self._due(part, log, marks)]
         adds = [self._write(part, batch, log, marks) for part in due]
-        self._commit(adds, due, schema if shape_changed else None)
+        stretches = {(part.lo, part.hi) for part in due}
+        old = [piece for piece in pieces if doubt or shape_changed or (piece.lo, piece.hi) in stretches]
+        try:
+            self._commit(adds, old, schema if shape_changed else None)
+        except Moved:
+            self.table.drop_uncommitted(adds)
+            return self.advance(force=force)
         return len(due)
 
     def _due(self, part: Range, log: Sequence[Piece], marks: Sequence[Mark]) -> bool:
@@ -65,14 +75,12 @@ class History:
         rows = versions(rows, marks, self.tables)
         return write_piece(self.table.uri, place(part.lo, part.hi, 0, batch), rows)
 
-    def _commit(self, adds: Sequence[Piece], due: Sequence[Range], schema: pa.Schema | None) -> None:
+    def _commit(self, adds: Sequence[Piece], old: Sequence[Piece], schema: pa.Schema | None) -> None:
         seen = self.table.version(HISTORY)
         version = 0 if seen is None else seen + 1
         if schema is not None:
-            self.table.replace(HISTORY, version, adds, schema)
+            self.table.replace(HISTORY, version, adds, schema, old)
         elif adds:
-            stretches = {(part.lo, part.hi) for part in due}
-            old = [piece for piece in self.table.pieces() if (piece.lo, piece.hi) in stretches]
             self.table.commit(HISTORY, version, adds, old)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -23,6 +25,37 @@ TABLES = ("changes", "tail", "current")
 APPLIED = "upriver.applied"  # the writer of ``tail``; its version is the last batch that tail and current have
 REPAIRS = "upriver.reread"
 TRIMMED = "upriver.trimmed"
+_PLAIN = re.compile(r"[A-Za-z0-9_$-]")
+_LONGEST = 200  # file systems take 255 bytes; a scope and a collection may have 251 each
+_CUT = "!!"
+
+
+def directory(name: str) -> str:
+    """The directory of a collection's table, of its name (``scope.collection``): no two names share one.
+
+    Characters other than letters, digits, ``_``, ``-`` and ``$`` are escaped, so that no name leads out of the lake and
+    every reader means the same path (some undo a ``%``). A long name is cut, and ends in its checksum.
+
+    >>> directory("shop.orders"), directory("shop.50%"), directory("../../etc.x")
+    ('shop.orders', 'shop.50!25', '!2e!2e!2f!2e!2e!2fetc.x')
+    """
+    scope, _, collection = name.rpartition(".")
+    whole = f"{_escaped(scope)}.{_escaped(collection)}" if scope and collection else _escaped(name)
+    if len(whole) <= _LONGEST:
+        return whole
+    return f"{whole[:_LONGEST - 34]}{_CUT}{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def _escaped(part: str) -> str:
+    return "".join(c if _PLAIN.match(c) else "".join(f"!{byte:02x}" for byte in c.encode()) for c in part)
+
+
+def name_of(place: str) -> str | None:
+    """The name that a directory was made from; None when it was cut."""
+    if _CUT in place:
+        return None
+    raw = re.sub(r"!([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), place)
+    return raw.encode("latin-1", errors="ignore").decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -32,13 +65,26 @@ class Lake:
     root: str
 
     def table(self, kind: str, name: str) -> Table:
-        return Table(f"{self.root}/{kind}/{name}")
+        return Table(self.path(kind, name))
+
+    def path(self, kind: str, name: str) -> str:
+        """Where a table of a collection is."""
+        return f"{self.root}/{kind}/{directory(name)}"
 
     def names(self) -> list[str]:
         """Collections that have tables here."""
         fs, base = filesystem(self.root)
         found = fs.get_file_info(pafs.FileSelector(f"{base}/changes", allow_not_found=True))
-        return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+        places = [info.base_name for info in found if info.type == pafs.FileType.Directory]
+        cut = {directory(name): name for name in self.collections()} if any(_CUT in place for place in places) else {}
+        return sorted(name for place in places if (name := name_of(place) or cut.get(place)) is not None)
+
+    def collections(self) -> dict[str, list[int]]:
+        """The ids that the collection of a name has had, newest last: 0 of them when it was dropped unheard of."""
+        return self.load("collections.json")
+
+    def write_collections(self, known: dict[str, list[int]]) -> None:
+        self.store("collections.json", known)
 
     @property
     def checkpoint(self) -> str:
@@ -73,12 +119,28 @@ class Lake:
     def write_epochs(self, epochs: dict[int, int]) -> None:
         self.store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
 
+    def floors(self, name: str) -> dict[int, int] | None:
+        """Up to which seqno the log of a collection was forgotten, by vbucket; None when nothing was ever noted."""
+        found = self.load("trimmed.json").get(name)
+        return None if found is None else {int(vbucket): seqno for vbucket, seqno in found.items()}
+
+    def write_floors(self, name: str, floors: dict[int, int]) -> None:
+        noted = {str(vbucket): seqno for vbucket, seqno in sorted(floors.items())}
+        self.store("trimmed.json", {**self.load("trimmed.json"), name: noted})
+
     def cleaned(self) -> float:
         """When old files were last deleted, 0 for never."""
         return float(self.load("cleaned.json").get("at", 0.0))
 
     def note_cleaned(self, at: float) -> None:
         self.store("cleaned.json", {"at": at})
+
+    def checked(self) -> bool:
+        """Were the tables looked through for what earlier versions may have left?"""
+        return "at" in self.load("checked.json")
+
+    def note_checked(self, at: float) -> None:
+        self.store("checked.json", {"at": at})
 
     def settle(self, bucket: str, vbuckets: int, uuid: str = "", *, adopt: bool = False) -> dict[str, Any]:
         """Make the lake, or check that it is of the same bucket; with ``adopt``, of one with the same name."""

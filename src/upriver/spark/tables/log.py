@@ -6,6 +6,7 @@ are *marks*: they go into files of their own, so that finding them never means r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import CHANGES, Event
+from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.pieces import Piece, Span, gather, place, read_pieces, write_piece
 
 LOG = pa.schema([
@@ -26,6 +28,7 @@ DOCUMENTS = [Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value]
 WIPES = frozenset({Event.COLLECTION_DROPPED.value, Event.COLLECTION_FLUSHED.value})
 FLUSH_BYTES = 64 << 20  # larger buffers are given back to the system and asked for again each time, at twice the cost
 _DOCUMENTS = pa.array(DOCUMENTS)
+_LEGAL = re.compile(r"[A-Za-z0-9_%$-]{1,251}\Z")  # names of scopes and collections, as the protocol allows them
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,18 @@ class Mark:
     def order(self) -> tuple[int, int]:
         return self.epoch, self.seqno
 
+    @property
+    def for_good(self) -> bool:
+        """A drop that the manifest told, and no vbucket: nothing that happens to a vbucket takes it back."""
+        return self.event == Event.COLLECTION_DROPPED and self.collection_id is None
+
 
 @dataclass
 class Written:
     """What one task did: the files of each collection (by table name), and the marks that came by."""
 
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
-    ids: dict[str, int] = field(default_factory=dict)  # table name -> collection id
+    ids: dict[str, list[int]] = field(default_factory=dict)  # table name -> collection ids
     marks: list[Mark] = field(default_factory=list)
     rows: int = 0
     value_bytes: int = 0
@@ -76,7 +84,8 @@ class Written:
         for part in parts:
             for name, pieces in part["pieces"].items():
                 whole.pieces.setdefault(name, []).extend(Piece(**piece) for piece in pieces)
-            whole.ids.update(part["ids"])
+            for name, ids in part["ids"].items():
+                whole.ids[name] = sorted({*whole.ids.get(name, []), *ids})
             whole.marks.extend(Mark(**mark) for mark in part["marks"])
             whole.rows += part["rows"]
             whole.value_bytes += part["value_bytes"]
@@ -89,10 +98,13 @@ class Written:
 def table_name(scope: str | None, collection: str | None, collection_id: int) -> str:
     """The name of a collection's tables; one that the manifest no longer names goes by its id.
 
-    >>> table_name("shop", "orders", 9), table_name(None, None, 9)
-    ('shop.orders', '_unnamed.0x9')
+    So does one whose name no server may give: ``a.b`` in scope ``c`` and ``b`` in scope ``c.a`` would be one table.
+
+    >>> table_name("shop", "orders", 9), table_name(None, None, 9), table_name("..", "orders", 9)
+    ('shop.orders', '_unnamed.0x9', '_unnamed.0x9')
     """
-    return f"{scope}.{collection}" if scope and collection else f"_unnamed.{collection_id:#x}"
+    legal = scope and collection and _LEGAL.match(scope) and _LEGAL.match(collection)
+    return f"{scope}.{collection}" if legal else f"_unnamed.{collection_id:#x}"
 
 
 def write_log(batches: Iterable[pa.RecordBatch], lake: str, batch: int) -> Written:
@@ -105,7 +117,7 @@ def write_log(batches: Iterable[pa.RecordBatch], lake: str, batch: int) -> Writt
             done.marks.extend(_marks(rows.filter(pc.invert(documents)), batch))
             rows = rows.filter(documents)
         for name, collection_id, part in _by_collection(rows):
-            done.ids[name] = collection_id
+            done.ids[name] = sorted({*done.ids.get(name, []), collection_id})
             done.rows += part.num_rows
             done.value_bytes += part.column("value").nbytes
             done.newest_us = max(done.newest_us, pc.max(part.column("timestamp")).value or 0)
@@ -141,7 +153,7 @@ def _write(tables: Sequence[pa.Table], lake: str, name: str, batch: int) -> Piec
     table = table.append_column(LOG.field("batch"), pa.repeat(pa.scalar(batch, pa.int64()), table.num_rows))
     table = table.append_column(LOG.field("voided"), pa.repeat(pa.scalar(False), table.num_rows))
     span = pc.min_max(vbuckets).as_py()
-    return write_piece(f"{lake}/changes/{name}", place(span["min"], span["max"], batch, batch), table.cast(LOG))
+    return write_piece(Lake(lake).path("changes", name), place(span["min"], span["max"], batch, batch), table.cast(LOG))
 
 
 def _marks(rows: pa.RecordBatch, batch: int) -> list[Mark]:
@@ -154,7 +166,7 @@ def write_marks(lake: str, name: str, marks: Sequence[Mark], batch: int) -> Piec
     rows = [dict.fromkeys(LOG.names) | asdict(mark) | {"voided": False} for mark in marks]
     table = pa.Table.from_pylist(rows, schema=LOG)
     lo, hi = min(mark.vbucket for mark in marks), max(mark.vbucket for mark in marks)
-    return write_piece(f"{lake}/changes/{name}", place(lo, hi, batch, batch, marks=True), table)
+    return write_piece(Lake(lake).path("changes", name), place(lo, hi, batch, batch, marks=True), table)
 
 
 def read_marks(root: str, pieces: Iterable[Piece]) -> list[Mark]:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from upriver.spark.tables.columns import Document, parse
+from upriver.spark.tables.columns import Document, parser_for
 from upriver.spark.tables.log import read_changes, read_log
 from upriver.spark.tables.pieces import Piece, gather
 from upriver.spark.tables.policy import Range
@@ -32,6 +32,7 @@ class News:
     def sample(self) -> Iterator[Document]:
         """Some of the new documents: all of a small batch, rows spread over some files of a large one."""
         for rows in self._some():
+            parse = parser_for(rows.column("value"))
             values, datatypes = (rows.column(name).to_pylist() for name in ("value", "datatype"))
             for value, datatype in zip(values, datatypes, strict=True):
                 document = parse(value) if value is not None and (datatype or 0) & 1 else None

@@ -50,12 +50,13 @@ class Piece:
     marks: bool = False
     stats: str = "{}"
     foreign: bool = False  # written by someone else, who knows what it holds
+    made_ms: int = 0  # when the oldest of its rows came into the table, 0 before they did
 
     def overlaps(self, lo: int, hi: int) -> bool:
         return self.lo <= hi and lo <= self.hi
 
 
-def piece_of(path: str, rows: int = 0, size: int = 0) -> Piece:
+def piece_of(path: str, rows: int = 0, size: int = 0, made_ms: int = 0) -> Piece:
     """What a file name says; a file of someone else may hold anything.
 
     >>> piece_of("vb0000-0511/b00000003-00000007-ab.parquet", rows=5).last
@@ -63,9 +64,10 @@ def piece_of(path: str, rows: int = 0, size: int = 0) -> Piece:
     """
     found = _NAME.match(path)
     if found is None:
-        return Piece(path, 0, ANY_VBUCKET, 0, 0, rows, size, foreign=True)
-    lo, hi, kind, first, last = found.groups()
-    return Piece(path, int(lo), int(hi), int(first), int(last), rows, size, marks=kind == "m")
+        return Piece(path, 0, ANY_VBUCKET, 0, 0, rows, size, foreign=True, made_ms=made_ms)
+    lo, hi, first, last = (int(found[group]) for group in (1, 2, 4, 5))
+    # Earlier versions wrote a first batch after the last one when a collection was dropped between two.
+    return Piece(path, lo, hi, min(first, last), last, rows, size, marks=found[3] == "m", made_ms=made_ms)
 
 
 def place(lo: int, hi: int, first: int, last: int, *, marks: bool = False) -> str:

@@ -32,7 +32,7 @@ def _plan(name: str, found: bucket.Survey, tables: Tables, options: SyncOptions)
     collection = tables.collection(name)
     if not collection.changes.exists:
         return "load all of it into new tables" if name in found.collections else "nothing"
-    if found.collections.get(name) not in tables.collection_ids(name):
+    if found.collections.get(name) not in tables.collection_ids(name)[-1:]:
         return "dropped or made anew since: its rows are removed first"
     waiting = sum(piece.rows for piece in collection.tail.pieces())
     rows = sum(piece.rows for piece in collection.current.pieces())

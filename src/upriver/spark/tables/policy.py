@@ -8,8 +8,10 @@ folded, that is paid from the same purse.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,7 @@ class Policy:
     tail_files: int = 32  # before they are made one
     hold_rows: int = 500_000  # a backlog of this size: load the log first
     inline_rows: int = 200_000  # larger steps run on the executors
+    staleness_s: float = math.inf  # nothing waits in the tail for longer
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,14 @@ def cut(lo: int, hi: int, parts: int) -> list[Range]:
     return [Range(edges[index], edges[index + 1] - 1) for index in range(parts)]
 
 
+def in_doubt(pieces: Sequence[Piece]) -> bool:
+    """Do some of these files not say what they hold, or do they overlap? Then none of them vouches for anything."""
+    if any(piece.foreign for piece in pieces):
+        return True
+    spans = sorted({(piece.lo, piece.hi) for piece in pieces})
+    return any(one[1] >= other[0] for one, other in pairwise(spans))
+
+
 def waiting(ranges: Sequence[Range], tail: Sequence[Piece]) -> list[int]:
     """About how many tail rows wait for each range; keys are spread evenly over vbuckets."""
     lo, hi, last, rows = (np.array([getattr(piece, name) for piece in tail]) for name in ("lo", "hi", "last", "rows"))
@@ -117,7 +128,7 @@ def purse(ranges: Sequence[Range], tail: Sequence[Piece], fresh: Sequence[int], 
     changed, folded = float(sum(fresh)), 0
     for piece in tail:
         if piece.last >= newest:  # folding comes after rewriting
-            batches = piece.last - piece.first + 1
+            batches = max(piece.last - piece.first + 1, 1)
             changed += piece.rows * min(1.0, (piece.last - newest) / batches)
             folded += piece.rows if batches > 1 else 0
     return changed / policy.share - folded
@@ -128,14 +139,71 @@ def hold(unapplied: int, in_tables: int, lag: int, policy: Policy) -> bool:
     return lag >= policy.hold_rows and unapplied < max(in_tables, 4 * policy.hold_rows)
 
 
-def frontier(ranges: Sequence[Range], vbuckets: int) -> npt.NDArray[np.int64]:
-    """The last batch that each vbucket of ``current`` has."""
-    merged = np.full(vbuckets, np.iinfo(np.int64).max)
-    for part in ranges:
-        merged[part.lo : part.hi + 1] = part.merged
+def frontier(current: Sequence[Piece], vbuckets: int) -> npt.NDArray[np.int64]:
+    """The last batch that each vbucket of ``current`` has: what the files that hold it vouch for, and -1 without one.
+
+    A file is written by merging all that waits for its range, so it vouches for its range and for no other; one that
+    somebody else wrote vouches for nothing.
+    """
+    merged = np.full(vbuckets, -1, dtype=np.int64)
+    for piece in current:
+        if not piece.foreign:
+            here = merged[piece.lo : piece.hi + 1]
+            np.maximum(here, piece.last, out=here)
     return merged
 
 
-def covered(piece: Piece, merged: npt.NDArray[np.int64]) -> bool:
-    """Has every vbucket that this tail file speaks of been merged past it?"""
-    return bool((merged[piece.lo : piece.hi + 1] >= piece.last).all())
+Present = Callable[[Piece], npt.NDArray[np.int64]]  # the vbuckets that a file has rows of
+
+
+def spanned(piece: Piece) -> npt.NDArray[np.int64]:
+    """The vbuckets that a file may have rows of, told by its name."""
+    return np.arange(piece.lo, piece.hi + 1)
+
+
+def missing(piece: Piece, merged: npt.NDArray[np.int64], present: Present = spanned) -> npt.NDArray[np.int64]:
+    """The vbuckets of a tail file that ``current`` may not have; all of a file that does not say what it holds."""
+    here = present(piece)
+    here = here[here < len(merged)]
+    return here if piece.foreign else here[merged[here] < piece.last]
+
+
+def superseded(tail: Sequence[Piece], merged: npt.NDArray[np.int64], present: Present = spanned) -> list[Piece]:
+    """Tail files that can go: ``current`` has their rows, and no file that stays may hold an older row of their keys.
+
+    If one did, a document whose deletion goes first would come back.
+    """
+    done = [piece for piece in tail if not len(missing(piece, merged, present))]
+    while done:
+        gone = {piece.path for piece in done}
+        stay = [piece for piece in tail if piece.path not in gone]
+        kept = [
+            piece for piece in done
+            if not any(other.first <= piece.last and other.overlaps(piece.lo, piece.hi) for other in stay)
+        ]
+        if len(kept) == len(done):
+            break
+        done = kept
+    return done
+
+
+def overdue(
+    ranges: Sequence[Range], tail: Sequence[Piece], merged: npt.NDArray[np.int64], now_ms: int, policy: Policy,
+    present: Present = spanned,
+) -> set[tuple[int, int]]:
+    """Ranges with rows that have waited for so long that it is time to merge them.
+
+    Ranges take turns, between half of what is allowed and nine tenths, so that not all are rewritten at once.
+    """
+    due: set[tuple[int, int]] = set()
+    if math.isinf(policy.staleness_s):
+        return due
+    for piece in tail:
+        share = (now_ms - piece.made_ms) / 1000 / policy.staleness_s if policy.staleness_s else math.inf
+        if share < 0.5:
+            continue
+        lacking = missing(piece, merged, present)
+        for index, part in enumerate(ranges):
+            if share >= 0.5 + 0.4 * index / len(ranges) and ((lacking >= part.lo) & (lacking <= part.hi)).any():
+                due.add((part.lo, part.hi))
+    return due

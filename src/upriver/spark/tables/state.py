@@ -8,7 +8,8 @@ of a key wins. A rollback is no exception: what it brings back is said again und
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,13 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.records.schema import Event
-from upriver.spark.tables.columns import Document, Shape, parse, row_schema, to_columns
+from upriver.spark.tables.columns import Document, Shape, parser_for, row_schema, to_columns
 from upriver.spark.tables.log import WIPES, Mark
 from upriver.spark.tables.pieces import gather
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 JSON_DATATYPE = 0x01
+_LIKE_AN_ESCAPE = re.compile(r"\\x[89a-f][0-9a-f]")
 SLICE_ROWS = 8_192  # parsed at a time: few enough that Python reuses the memory of their objects
 
 
@@ -75,9 +77,9 @@ def standing_wipes(marks: Sequence[Mark]) -> list[Mark]:
     rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK]
     return [
         mark for mark in marks
-        if mark.event in WIPES and not any(
+        if mark.event in WIPES and (mark.for_good or not any(
             back.vbucket == mark.vbucket and mark.seqno > back.seqno and mark.epoch < back.epoch for back in rollbacks
-        )
+        ))
     ]
 
 
@@ -122,18 +124,18 @@ def _as_rows(changes: pa.Table, shape: Shape) -> pa.Table:
 
 def _documents(changes: pa.Table) -> tuple[list[Document], pa.Array]:
     """Each change as a JSON object (empty when it is none), and the bytes of those that are no object."""
-    values = changes.column("value").to_pylist()
+    values, parse = changes.column("value").to_pylist(), parser_for(changes.column("value"))
     alive = pc.equal(changes.column("event"), Event.MUTATION.value)
     json = pc.equal(pc.bit_wise_and(pc.coalesce(changes.column("datatype"), 0), JSON_DATATYPE), JSON_DATATYPE)
     if pc.all(pc.and_(alive, json)).as_py() and None not in values:
         parsed = [parse(value) for value in values]
         if None not in parsed:
             return parsed, pa.nulls(len(values), pa.binary())  # type: ignore[return-value]
-    return _mixed_documents(values, alive.to_pylist(), json.to_pylist())
+    return _mixed_documents(values, alive.to_pylist(), json.to_pylist(), parse)
 
 
 def _mixed_documents(
-    values: list[bytes | None], alive: list[bool], json: list[bool]
+    values: list[bytes | None], alive: list[bool], json: list[bool], parse: Callable[[bytes], Document | None]
 ) -> tuple[list[Document], pa.Array]:
     documents: list[Document] = []
     raw: list[bytes | None] = [None] * len(values)
@@ -146,11 +148,28 @@ def _mixed_documents(
 
 
 def text_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Keys as text; bytes that are no UTF-8 show as escapes."""
+    r"""Keys as text; bytes that are no UTF-8 show as escapes, and no two keys as the same text.
+
+    Ordinary text stays as it is. Where there is an escape, or text that looks like one, backslashes are doubled.
+
+    >>> print(*text_keys(pa.chunked_array([[b"a\\b", b"\xff", rb"\xff", b"\\\xff"]])).to_pylist())
+    a\b \xff \\xff \\\xff
+    """
     try:
-        return keys.cast(pa.string())
+        text = keys.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.chunked_array([pa.array([key.decode(errors="backslashreplace") for key in keys.to_pylist()])])
+        return pa.chunked_array([pa.array([_text_key(key) for key in keys.to_pylist()], pa.string())])
+    if pc.any(pc.match_substring(text, "\\x")).as_py():
+        return pa.chunked_array([pa.array([_text_key(key) for key in keys.to_pylist()], pa.string())])
+    return text
+
+
+def _text_key(key: bytes) -> str:
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return key.replace(b"\\", b"\\\\").decode(errors="backslashreplace")
+    return text.replace("\\", "\\\\") if _LIKE_AN_ESCAPE.search(text) else text
 
 
 @dataclass(frozen=True)
@@ -202,7 +221,10 @@ def repair(log: pa.Table, marks: Sequence[Mark], applied: int, known: pa.Array, 
     live = live.filter(pc.is_in(text_keys(live.column("key")), value_set=touched))
     rows = tail_rows(live, shape)
     missing = touched.filter(pc.invert(pc.is_in(touched, value_set=rows.column("_key"))))
-    known_state = floor == 0 or lowest == 0 or (len(missing) == 0 and not _undone(marks, fresh, applied))
+    # A rollback below the floor takes back changes that nobody can name any more; above it, what a key was before is
+    # the newest that the log has of it, or unknown.
+    reaches = lowest >= floor and len(missing) == 0 and not _undone(marks, fresh, applied)
+    known_state = floor == 0 or lowest == 0 or reaches
     ends = tombstones(missing, Gone(newest.vbucket, newest.epoch, newest.seqno), shape)
     return Repair(pa.concat_tables([_restamped(rows, newest.epoch), ends]), known_state)
 
@@ -218,7 +240,7 @@ def _touched(log: pa.Table, marks: Sequence[Mark], fresh: Sequence[Mark], applie
 def _undone(marks: Sequence[Mark], fresh: Sequence[Mark], applied: int) -> bool:
     """Did these rollbacks take back a drop that the table had followed?"""
     return any(
-        mark.event in WIPES and mark.batch <= applied
+        mark.event in WIPES and mark.batch <= applied and not mark.for_good
         and any(mark.seqno > back.seqno and mark.epoch < back.epoch for back in fresh)
         for mark in marks
     )

@@ -7,7 +7,9 @@ once per class, not once per batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -15,13 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.spark.tables.apply import CollectionTables
+from upriver.spark.tables.collection import CollectionTables
 from upriver.spark.tables.columns import row_schema, spill
-from upriver.spark.tables.deltas import Table
+from upriver.spark.tables.deltas import Moved, Table
 from upriver.spark.tables.lake import TRIMMED
 from upriver.spark.tables.log import read_changes
 from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
-from upriver.spark.tables.policy import ranges_of
+from upriver.spark.tables.policy import frontier, in_doubt, ranges_of
 from upriver.spark.tables.state import winners
 
 logger = logging.getLogger("upriver.sync")
@@ -49,19 +51,19 @@ def fold_tail(tables: CollectionTables) -> int:
 
     Tombstones stay: an older file of the tail may still have the document.
     """
-    run = fold_run(tables.tail.pieces(), tables.options.policy.tail_files)
-    if not run:
+    current, tail = tables.current.pieces(), tables.tail.pieces()
+    run = [] if in_doubt(current) else fold_run(tail, tables.options.policy.tail_files)
+    if not run or any(piece.foreign for piece in tail):
         return 0
-    merged, schema = tables.merged(), row_schema(tables.shape)
+    merged, schema = frontier(current, tables.options.vbuckets), row_schema(tables.shape)
     rows = [_unmerged(read_pieces(tables.tail.uri, [piece], schema, adapt=spill), piece, merged) for piece in run]
     table = pa.concat_tables(rows)
     last = winners(table.column("_key"), table.column("_epoch"), table.column("_seqno"))
     vbuckets = table.column("_vbucket").to_numpy()[last]
     order = np.argsort(vbuckets, kind="stable")
-    starts = [part.lo for part in ranges_of(tables.current.pieces(), len(merged), 0, tables.options.policy)]
+    starts = [part.lo for part in ranges_of(current, len(merged), 0, tables.options.policy)]
     edges = np.searchsorted(vbuckets[order], starts).tolist()  # ranges are merged one at a time
-    _swap(tables.tail, run, gather(table, last[order]), edges)
-    return len(run) - 1
+    return _swap(tables.tail, run, gather(table, last[order]), edges)
 
 
 def _unmerged(rows: pa.Table, piece: Piece, merged: npt.NDArray[np.int64]) -> pa.Table:
@@ -72,41 +74,73 @@ def _unmerged(rows: pa.Table, piece: Piece, merged: npt.NDArray[np.int64]) -> pa
 def fold_log(tables: CollectionTables) -> int:
     """Make many small log files one, sorted by vbucket; only of batches that the tables have."""
     applied = tables.applied
-    settled = [piece for piece in tables.changes.pieces() if piece.last <= applied and not piece.marks]
+    settled = [
+        piece for piece in tables.changes.pieces() if piece.last <= applied and not piece.marks and not piece.foreign
+    ]
     run = fold_run(settled, tables.options.policy.tail_files)
     if not run:
         return 0
     rows = read_changes(tables.changes.uri, run)
     order = pc.sort_indices(rows, [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")])
-    _swap(tables.changes, run, gather(rows, order))
-    return len(run) - 1
+    return _swap(tables.changes, run, gather(rows, order))
 
 
-def _swap(table: Table, run: Sequence[Piece], rows: pa.Table, edges: Sequence[int] = ()) -> None:
+def _swap(table: Table, run: Sequence[Piece], rows: pa.Table, edges: Sequence[int] = ()) -> int:
+    """One file in the place of many; the number gone, which is none when another writer had the same thought."""
     lo, hi = min(piece.lo for piece in run), max(piece.hi for piece in run)
     first, last = min(piece.first for piece in run), max(piece.last for piece in run)
     folded = write_piece(table.uri, place(lo, hi, first, last), rows, edges)
+    folded = replace(folded, made_ms=min(piece.made_ms for piece in run))
     seen = table.version(FOLDS)
-    table.commit(FOLDS, 0 if seen is None else seen + 1, [folded], run, rearrange=True)
+    try:
+        table.commit(FOLDS, 0 if seen is None else seen + 1, [folded], run, rearrange=True)
+    except Moved:
+        table.drop_uncommitted([folded])
+        return 0
+    return len(run) - 1
 
 
 def trim_log(tables: CollectionTables, before_us: int) -> int:
-    """Forget log files whose every change is older than that; the number of files gone.
+    """Forget the oldest batches of the log, if every change of theirs is older than that; the number of files gone.
 
-    From then on a rollback may find that the log does not reach back, and its vbucket is read again.
+    What stays is a history without gaps, and up to where it is gone is noted, vbucket by vbucket, before it is: a
+    rollback that needs what was forgotten reads its vbucket again.
     """
-    old = []
-    for piece in tables.changes.pieces():
-        if piece.marks or piece.last > tables.applied:
-            continue
-        newest = pc.max(read_changes(tables.changes.uri, [piece], ["timestamp"]).column("timestamp"))
-        if newest.is_valid and newest.value < before_us:
-            old.append(piece)
-    if old:
-        logger.info("%s: %d log files are past the retention", tables.name, len(old))
-        seen = tables.changes.version(TRIMMED)
+    pieces = [piece for piece in tables.log() if not piece.marks]
+    old = _prefix(pieces, lambda piece: piece.last <= tables.applied and _newest_us(tables, piece) < before_us)
+    if not old:
+        return 0
+    logger.info("%s: %d log files are past the retention", tables.name, len(old))
+    floors = tables.floors()
+    for piece in old:
+        rows = read_changes(tables.changes.uri, [piece], ["vbucket", "seqno"])
+        newest = rows.group_by("vbucket").aggregate([("seqno", "max")])
+        for vbucket, seqno in zip(newest["vbucket"].to_pylist(), newest["seqno_max"].to_pylist(), strict=True):
+            floors[vbucket] = max(seqno, floors.get(vbucket, 0))
+    tables.lake.write_floors(tables.name, floors)
+    seen = tables.changes.version(TRIMMED)
+    try:
         tables.changes.commit(TRIMMED, 0 if seen is None else seen + 1, [], old)
+    except Moved:  # another time
+        return 0
     return len(old)
+
+
+def _prefix(pieces: Sequence[Piece], is_old: Callable[[Piece], bool]) -> list[Piece]:
+    """The files of the oldest batches, as many as are old together: none that stays has a batch as old as theirs."""
+    keep = [piece for piece in pieces if not is_old(piece)]
+    old = [piece for piece in pieces if piece not in keep]
+    while True:
+        limit = min((piece.first for piece in keep), default=None)
+        late = [piece for piece in old if limit is not None and piece.last >= limit]
+        if not late:
+            return old
+        keep, old = [*keep, *late], [piece for piece in old if piece not in late]
+
+
+def _newest_us(tables: CollectionTables, piece: Piece) -> float:
+    newest = pc.max(read_changes(tables.changes.uri, [piece], ["timestamp"]).column("timestamp"))
+    return newest.value if newest.is_valid else math.inf
 
 
 def vacuum(tables: CollectionTables, retention_hours: int) -> int:

@@ -1,45 +1,42 @@
-"""Do the tables equal the bucket? Counts, then a checksum per vbucket, then the keys that differ; while writes go on.
+"""Do the tables equal the bucket? A judge of its own, while both go on.
 
-Neither side has to stand still. The bucket is read from the beginning, group by group of vbuckets, and compared with
-the fresh table. What differs is then looked at key by key, with a read of the very document: equal by now, or *late*
-when the log has not reached the collection's newest change yet, or wrong.
+It reads the bucket with nothing but the protocol (``verify_bucket``), the tables with nothing but a Delta reader and
+the documented meaning of a row (``verify_lake``, ``verify_documents``), and the offsets that the sync has committed.
+The offsets are read first, then the tables, then the bucket. So a key whose last change lies within the offsets must
+be in the tables as it is in the bucket; whatever lies beyond them is *late*, and nothing else is.
 """
 
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-import orjson
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.client.blocking import Database
-from upriver.errors import KeyNotFound
-from upriver.records.schema import Event
-from upriver.spark.tables import bucket
-from upriver.spark.tables.columns import parse, shape_of, to_document
-from upriver.spark.tables.lake import Lake
-from upriver.spark.tables.log import DOCUMENTS, read_log, table_name
+from upriver.errors import ConfigError
+from upriver.model import SEQNO_MAX
 from upriver.spark.tables.options import SyncOptions
-from upriver.spark.tables.read import read_arrow
-from upriver.spark.tables.state import JSON_DATATYPE, text_keys, winners
+from upriver.spark.tables.verify_bucket import Contents, Floor, Last, floors, read
+from upriver.spark.tables.verify_documents import RowReader, Said
+from upriver.spark.tables.verify_lake import Committed, LakeFiles, Rows, within
 
 MAX_KEYS = 20
-GROUP_CHANGES = 500_000
+GROUP_CHANGES = 300_000
 PATIENCE_S = 2.0
+KINDS = ("missing", "extra", "different", "duplicate")
 
 
-@dataclass(frozen=True)
-class State:
-    """One document, on one side: where in its vbucket, and a checksum of what it says."""
+class View(StrEnum):
+    """Which rows are judged."""
 
-    vbucket: int
-    seqno: int
-    digest: int
+    FRESH = "fresh"
+    """``current`` with its tail on top: what `read_table` and the documented SQL view give."""
+    CURRENT = "current"
+    """The plain Delta table alone."""
 
 
 @dataclass
@@ -47,204 +44,281 @@ class Comparison:
     """What was found for one collection."""
 
     name: str
+    view: View = View.FRESH
+    has_table: bool = True
     bucket_rows: int = 0
     table_rows: int = 0
-    differing_vbuckets: list[int] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # in the bucket, not in the table
     extra: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
-    late: int = 0  # keys changed after what the table has: not wrong, only not there yet
+    duplicate: list[str] = field(default_factory=list)  # more than one row
+    lost_files: list[str] = field(default_factory=list)  # of the table, gone or unreadable
+    late: int = 0  # keys changed after what the sync has committed: not wrong, only not there yet
+    waiting: int = 0  # of the wrong ones: right in the fresh view, and in the tail until `current` is rewritten
+    differing_vbuckets: list[int] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
-        return not (self.missing or self.extra or self.different)
+        return not self.differences
 
     @property
     def differences(self) -> int:
-        return len(self.missing) + len(self.extra) + len(self.different)
+        return sum(len(getattr(self, kind)) for kind in KINDS) + len(self.lost_files)
 
     def plain(self) -> dict[str, Any]:
         """For ``--json``: counts, and the first keys of each kind."""
-        lists = {name: getattr(self, name)[:MAX_KEYS] for name in ("missing", "extra", "different")}
+        lists = {name: getattr(self, name)[:MAX_KEYS] for name in (*KINDS, "lost_files")}
         return {
-            "collection": self.name, "equal": self.equal, "bucket_rows": self.bucket_rows,
-            "table_rows": self.table_rows, "late": self.late, "differences": self.differences,
+            "collection": self.name, "view": self.view.value, "equal": self.equal, "has_table": self.has_table,
+            "bucket_rows": self.bucket_rows, "table_rows": self.table_rows, "late": self.late,
+            "waiting": self.waiting, "differences": self.differences,
             "differing_vbuckets": self.differing_vbuckets, **lists,
-        }
+        }  # fmt: skip
 
 
-def digest(document: object) -> int:
-    """A checksum of what a document says: key order, ``1`` or ``1.0``, and fields that are null make no difference."""
-    if isinstance(document, bytes):
-        return zlib.crc32(document)
-    plain = {name: _normal(value) for name, value in document.items() if value is not None} \
-        if isinstance(document, dict) else document
-    return zlib.crc32(orjson.dumps(plain, option=orjson.OPT_SORT_KEYS))
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a reader sees of a key; nothing is said where it is deleted."""
+
+    vbucket: int
+    order: tuple[int, int]  # (epoch, seqno)
+    said: Said | None
 
 
-def _normal(value: object) -> object:
-    if type(value) is float and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _normal(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_normal(inner) for inner in value]
-    return value
+@dataclass
+class Shown:
+    """The rows of a collection in some vbuckets, as one of the views has them."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    count: int = 0
+    duplicate: set[str] = field(default_factory=set)
+    broken: list[str] = field(default_factory=list)
 
 
-def verify(options: SyncOptions, collections: Sequence[str] = (), *, rounds: int = 5) -> list[Comparison]:
-    """Compare every collection of the lake (or some) with the bucket."""
-    lake = Lake(options.to)
-    with bucket.database(options) as db:
-        names = {f"{scope}.{name}": cid for cid, (scope, name) in db.collection_names().items()}
-        chosen = sorted(name for name in {*lake.names(), *names} if bucket.wanted(options, name))
-        if collections:
-            chosen = [name for name in chosen if name in collections]
-        results = {name: Comparison(name) for name in chosen}
-        suspects: dict[str, dict[str, int]] = {name: {} for name in chosen}
-        for group in _groups(db.high_seqnos()):
-            truth = bucket_states(bucket.scan(db, group), set(chosen))
-            for name in chosen:
-                said = table_states(lake, name, (group[0], group[-1]))
-                results[name].bucket_rows += len(truth.get(name, {}))
-                results[name].table_rows += len(said)
-                suspects[name] |= differing(truth.get(name, {}), said)
-        for name in chosen:
-            if suspects[name]:
-                _confirm(db, lake, results[name], suspects[name], names.get(name), rounds)
-    return list(results.values())
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A key that differs, and how."""
+
+    kind: str
+    vbucket: int
 
 
-def _groups(highs: Mapping[int, int]) -> list[list[int]]:
-    """Vbuckets in runs of a size that fits in memory."""
-    groups: list[list[int]] = [[]]
-    size = 0
-    for vbucket in sorted(highs):
-        if size > GROUP_CHANGES:
-            groups.append([])
-            size = 0
-        groups[-1].append(vbucket)
-        size += highs[vbucket]
-    return [group for group in groups if group]
+@dataclass
+class Finding:
+    """What one look at a collection found."""
+
+    bucket_rows: int = 0
+    table_rows: int = 0
+    wrong: dict[str, Wrong] = field(default_factory=dict)
+    late: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
 
 
-def bucket_states(batches: Iterable[pa.RecordBatch], chosen: set[str]) -> dict[str, dict[str, State]]:
-    """The documents of each collection, by key, from a read from the beginning."""
-    found: dict[str, dict[str, State]] = {}
-    for rows in batches:
-        documents = pa.table(rows.filter(pc.is_in(rows.column("event"), value_set=pa.array(DOCUMENTS))))
-        for row in _rows(documents):
-            name = table_name(row["scope"], row["collection"], row["collection_id"])
-            if name not in chosen:
+def verify(
+    options: SyncOptions, collections: Sequence[str] = (), *, rounds: int = 5, view: View | str = View.FRESH
+) -> list[Comparison]:
+    """Compare every collection of the sync (or some) with the bucket."""
+    lake = LakeFiles(options.to)
+    with Database(options.connect_options()) as db:
+        _must_belong(lake, options, db)
+        judge = Judge(db, lake, View(view), _chosen(options, collections, lake, db))
+        first = judge.look(sorted(range(db.topology.vbuckets)))
+        found = judge.confirmed(first, rounds)
+        return [judge.comparison(name, found[name]) for name in judge.ids]
+
+
+def _must_belong(lake: LakeFiles, options: SyncOptions, db: Database) -> None:
+    known = lake.settings or {}
+    bucket, vbuckets = known.get("bucket", options.bucket), known.get("vbuckets", db.topology.vbuckets)
+    if (bucket, vbuckets) != (options.bucket, db.topology.vbuckets):
+        raise ConfigError(
+            f"{options.to} holds tables of bucket '{bucket}' with {vbuckets} vbuckets, not of '{options.bucket}' "
+            f"with {db.topology.vbuckets}: name the bucket (--bucket) or the directory (--to) of the other"
+        )
+
+
+def _chosen(
+    options: SyncOptions, collections: Sequence[str], lake: LakeFiles, db: Database
+) -> dict[str, int | None]:
+    """The collections to judge, with their ids in the bucket."""
+    ids: dict[str, int | None] = {f"{scope}.{name}": number for number, (scope, name) in db.collection_names().items()}
+    committed = lake.committed()
+    known = {name for name in {*ids, *lake.names()} if committed.wants(name)}
+    asked = tuple(collections) or options.collections
+    chosen = {name for name in known if within(name, options.scope, asked)}
+    for part in asked:
+        if not any(within(name, options.scope, (part,)) for name in chosen):
+            where = "the sync of this lake reads" if part in ids else "there are"
+            raise ConfigError(f"no collection '{part}' to verify; {where} {', '.join(sorted(known)) or 'none'}")
+    if options.scope and not chosen:
+        raise ConfigError(f"no collection of scope '{options.scope}' to verify; there are {', '.join(sorted(known))}")
+    return {name: ids.get(name) for name in sorted(chosen)}
+
+
+class Judge:
+    """Looks at bucket and tables, as often as it takes to be sure."""
+
+    def __init__(self, db: Database, lake: LakeFiles, view: View, ids: Mapping[str, int | None]) -> None:
+        self.db, self.lake, self.view, self.ids = db, lake, view, ids
+        self.settled = False  # nothing moved during the last look
+        self._old_ids: dict[str, set[int]] = {}
+
+    def look(self, vbuckets: Sequence[int]) -> dict[str, Finding]:
+        """Compare some vbuckets, group by group."""
+        before, committed = self._versions(), self.lake.committed()
+        found = {name: Finding() for name in self.ids}
+        for group in self._groups(vbuckets):
+            shown = {name: self._shown(name, group) for name in self.ids}
+            contents = read(self.db, group)
+            floor = floors(self.db, committed, self._filter(committed))
+            for name in self.ids:
+                self._judge(name, contents, shown[name], floor, found[name])
+        self.settled = committed.finished and before == self._versions() and committed == self.lake.committed()
+        return found
+
+    def confirmed(self, first: dict[str, Finding], rounds: int) -> dict[str, Finding]:
+        """What is still wrong when looked at again; a sync at work may be between two of its commits."""
+        for _ in range(rounds):
+            suspects = {wrong.vbucket for found in first.values() for wrong in found.wrong.values()}
+            broken = any(found.broken for found in first.values())
+            if self.settled or not (suspects or broken):
+                break
+            time.sleep(PATIENCE_S)
+            again = self.look(range(self.db.topology.vbuckets) if broken else sorted(suspects))
+            for name, found in first.items():
+                found.late |= found.wrong.keys() & again[name].late
+                found.wrong = {key: again[name].wrong[key] for key in found.wrong if key in again[name].wrong}
+                found.broken &= again[name].broken
+        return first
+
+    def comparison(self, name: str, found: Finding) -> Comparison:
+        has_table = self.lake.table("current", name) is not None
+        made = Comparison(name, self.view, has_table, found.bucket_rows, found.table_rows, late=len(found.late))
+        for key, wrong in sorted(found.wrong.items()):
+            getattr(made, wrong.kind).append(key)
+        made.lost_files = sorted(found.broken)
+        made.differing_vbuckets = sorted({wrong.vbucket for wrong in found.wrong.values()})
+        if self.view is View.CURRENT and found.wrong:
+            made.waiting = self._waiting(name, found.wrong)
+        return made
+
+    def _groups(self, vbuckets: Sequence[int]) -> list[tuple[int, ...]]:
+        """Vbuckets in runs without gaps, of a size that fits in memory."""
+        highs = self.db.high_seqnos()
+        groups: list[list[int]] = []
+        size = 0
+        for vbucket in vbuckets:
+            if not groups or size > GROUP_CHANGES or groups[-1][-1] != vbucket - 1:
+                groups.append([])
+                size = 0
+            groups[-1].append(vbucket)
+            size += highs.get(vbucket, 0)
+        return [tuple(group) for group in groups]
+
+    def _filter(self, committed: Committed) -> list[int] | None:
+        """The ids of the collections that the sync reads, None for all there are."""
+        if not committed.scope and not committed.collections:
+            return None
+        names = self.db.collection_names().items()
+        return [number for number, (scope, name) in names if committed.wants(f"{scope}.{name}")]
+
+    def _versions(self) -> list[int | None]:
+        tables = [self.lake.table(kind, name) for name in self.ids for kind in ("tail", "current")]
+        return [None if table is None else table.delta.version() for table in tables]
+
+    # ---------------------------------------------------------------------------------------------- tables
+
+    def _shown(self, name: str, group: Sequence[int]) -> Shown:
+        """What a reader sees. The tail is looked at before ``current``, or a change that moves would be missed."""
+        shown = Shown()
+        news: dict[str, Row] = {}
+        if self.view is View.FRESH:
+            for key, row in self._rows("tail", name, group, shown):
+                if key not in news or row.order >= news[key].order:
+                    news[key] = row
+        seen: set[str] = set()
+        for key, row in self._rows("current", name, group, shown):
+            shown.count += row.said is not None
+            if key in seen:
+                shown.duplicate.add(key)
+            seen.add(key)
+            if key not in shown.rows or row.order > shown.rows[key].order:
+                shown.rows[key] = row
+        _on_top(shown, news)
+        return shown
+
+    def _rows(self, kind: str, name: str, group: Sequence[int], shown: Shown) -> Iterable[tuple[str, Row]]:
+        table = self.lake.table(kind, name)
+        if table is None:
+            return
+        lo = None if group[0] == 0 else group[0]
+        hi = None if group[-1] == self.db.topology.vbuckets - 1 else group[-1]
+        says, rows = RowReader.of(table.delta), Rows(table, lo, hi)
+        for row in rows:
+            said = None if row["_deleted"] else says(row)
+            order = row["_epoch"] or 0, row["_seqno"] or 0
+            yield str(row["_key"]), Row(row["_vbucket"] or 0, order, said)
+        shown.broken += [f"{kind}/{name}/{path}" for path in rows.broken]
+
+    def _waiting(self, name: str, wrong: Mapping[str, Wrong]) -> int:
+        """How many of these keys have a row in the tail."""
+        shown, vbuckets = Shown(), sorted({one.vbucket for one in wrong.values()})
+        tail = self._rows("tail", name, range(vbuckets[0], vbuckets[-1] + 1), shown)
+        return len(wrong.keys() & {key for key, _ in tail})
+
+    # ---------------------------------------------------------------------------------------------- the verdict
+
+    def _judge(self, name: str, contents: Contents, shown: Shown, floor: Sequence[Floor], found: Finding) -> None:
+        number = self.ids[name]
+        truth = contents.last.get(number, {}) if number is not None else {}
+        found.bucket_rows += sum(last.said is not None for last in truth.values())
+        found.table_rows += shown.count
+        found.broken.update(shown.broken)
+        for key in {*truth, *shown.rows}:
+            last, row = truth.get(key), shown.rows.get(key)
+            kind = "duplicate" if key in shown.duplicate else _difference(last, row)
+            if kind is None:
                 continue
-            if row["event"] == Event.MUTATION:
-                said = State(row["vbucket"], row["seqno"], digest(_document(row)))
-                found.setdefault(name, {})[row["key"]] = said
+            vbucket = last.vbucket if last is not None else row.vbucket if row is not None else 0
+            changed = last.seqno if last is not None else self._wiped(name, contents, vbucket)
+            at = row.order[1] if row is not None else None
+            here = floor[vbucket] if vbucket in range(len(floor)) else Floor(SEQNO_MAX)
+            same_change = last is not None and at == last.seqno and not here.forked
+            if kind != "duplicate" and not same_change and here.is_late(changed, at):
+                found.late.add(key)
             else:
-                found.setdefault(name, {}).pop(row["key"], None)
-    return found
+                found.wrong[key] = Wrong(kind, vbucket)
+
+    def _wiped(self, name: str, contents: Contents, vbucket: int) -> int:
+        """The seqno at which documents that the bucket knows nothing of went with their collection; 0 for none."""
+        number = self.ids[name]
+        ids = {*self._ids_before(name), *([] if number is None else [number])}
+        return max((contents.wiped.get((one, vbucket), 0) for one in ids), default=0)
+
+    def _ids_before(self, name: str) -> set[int]:
+        """The ids that a collection of this name has had, as the log of the tables tells."""
+        if name not in self._old_ids:
+            log = self.lake.table("changes", name)
+            column = [] if log is None else log.dataset().to_table(columns=["collection_id"]).column(0)
+            self._old_ids[name] = set() if log is None else set(pc.unique(column).drop_null().to_pylist())
+        return self._old_ids[name]
 
 
-def _rows(documents: pa.Table) -> list[dict[str, Any]]:
-    names = ["event", "vbucket", "seqno", "scope", "collection", "collection_id", "value", "datatype"]
-    rows: list[dict[str, Any]] = documents.select(names).to_pylist()
-    for row, key in zip(rows, text_keys(documents.column("key")).to_pylist(), strict=True):
-        row["key"] = key
-    return rows
+def _on_top(shown: Shown, news: Mapping[str, Row]) -> None:
+    """Lay the tail over ``current``: of a key, the greater (epoch, seqno) wins."""
+    for key, row in news.items():
+        old = shown.rows.get(key)
+        if old is None or row.order >= old.order:
+            shown.count += (row.said is not None) - (old is not None and old.said is not None)
+            shown.rows[key] = row
 
 
-def _document(row: Mapping[str, Any]) -> object:
-    value = row["value"] or b""
-    found = parse(value) if (row["datatype"] or 0) & JSON_DATATYPE else None
-    return value if found is None else found
-
-
-def table_states(
-    lake: Lake, name: str, span: tuple[int, int], keys: Iterable[str] | None = None
-) -> dict[str, State]:
-    """What the fresh table says about a stretch of vbuckets, or some keys of it, by key."""
-    if not lake.table("current", name).exists:
-        return {}
-    table = read_arrow(lake.root, name, span=span)
-    if keys is not None:
-        table = table.filter(pc.is_in(table.column("_key"), value_set=pa.array(keys, pa.string())))
-    shape = shape_of(table.schema)
-    found = {}
-    for batch in table.to_batches(max_chunksize=32_768):
-        for row in batch.to_pylist():
-            found[row["_key"]] = State(row["_vbucket"], row["_seqno"], digest(to_document(row, shape)))
-    return found
-
-
-def differing(truth: Mapping[str, State], said: Mapping[str, State]) -> dict[str, int]:
-    """Keys that differ, with their vbuckets, looked for only in vbuckets whose checksums do."""
-    ours, theirs = _checksums(said), _checksums(truth)
-    suspects = {vbucket for vbucket in {*ours, *theirs} if ours.get(vbucket) != theirs.get(vbucket)}
-    vbuckets = {key: state.vbucket for side in (truth, said) for key, state in side.items()}
-    return {
-        key: vbucket for key, vbucket in vbuckets.items()
-        if vbucket in suspects and _content(truth.get(key)) != _content(said.get(key))
-    }
-
-
-def _confirm(
-    db: Database, lake: Lake, result: Comparison, suspects: dict[str, int], collection_id: int | None, rounds: int
-) -> None:
-    """Look again, key by key, until what is left is wrong, or only late and the patience is over."""
-    before: dict[int, int] = {}
-    for remaining in range(rounds, -1, -1):
-        highs = db.high_seqnos(collection_id) if collection_id is not None else {}
-        reached = positions(lake, result.name, set(suspects.values()))
-        said = table_states(lake, result.name, (min(suspects.values()), max(suspects.values())), list(suspects))
-        truth = {key: _get(db, key, collection_id) for key in suspects}
-        after = db.high_seqnos(collection_id) if collection_id is not None else {}
-        suspects = {key: vb for key, vb in suspects.items() if truth[key] != _content(said.get(key))}
-        late = {
-            vb for vb in suspects.values()
-            if highs.get(vb, 0) > reached.get(vb, 0) or after.get(vb) != highs.get(vb)
-        }
-        nobody_writes = before == reached  # the tables stand still: waiting changes nothing
-        if not late or not remaining or (nobody_writes and remaining < rounds):
-            break
-        before = reached
-        time.sleep(PATIENCE_S)
-    result.late = sum(vb in late for vb in suspects.values())
-    wrong = {key: vb for key, vb in sorted(suspects.items()) if vb not in late}
-    result.differing_vbuckets = sorted(set(wrong.values()))
-    for key in wrong:
-        kind = result.missing if key not in said else result.extra if truth[key] is None else result.different
-        kind.append(key)
-
-
-def _get(db: Database, key: str, collection_id: int | None) -> int | None:
-    if collection_id is None:
-        return None
-    try:
-        found = db.get(key, collection_id)
-    except KeyNotFound:
-        return None
-    return digest(_document({"value": found.value, "datatype": found.datatype}))
-
-
-def positions(lake: Lake, name: str, vbuckets: set[int]) -> dict[int, int]:
-    """How far the table has come in some vbuckets: the newest change in its log, after all rollbacks."""
-    log = lake.table("changes", name)
-    if not log.exists:
-        return {}
-    rows = read_log(log.uri, log.pieces(), min(vbuckets), max(vbuckets), ["vbucket", "epoch", "seqno"])
-    last = winners(rows.column("vbucket"), rows.column("epoch"), rows.column("seqno"))
-    return {row["vbucket"]: row["seqno"] for row in rows.take(last).to_pylist()}
-
-
-def _content(state: State | None) -> int | None:
-    return None if state is None else state.digest
-
-
-def _checksums(side: Mapping[str, State]) -> dict[int, tuple[int, int]]:
-    """Per vbucket: how many documents, and the sum of their checksums, which no order changes."""
-    sums: dict[int, tuple[int, int]] = {}
-    for key, state in side.items():
-        count, total = sums.get(state.vbucket, (0, 0))
-        mixed = zlib.crc32(key.encode(), state.digest)
-        sums[state.vbucket] = count + 1, (total + mixed) & 0xFFFF_FFFF_FFFF_FFFF
-    return sums
+def _difference(last: Last | None, row: Row | None) -> str | None:
+    """How the bucket and the row of a key differ, if they do."""
+    there = last.said if last is not None else None
+    here = row.said if row is not None else None
+    if there is None:
+        return None if here is None else "extra"
+    if here is None:
+        return "missing"
+    return None if there.same(here) else "different"

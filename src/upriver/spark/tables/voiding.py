@@ -7,6 +7,7 @@ small. Then any reader filters with ``voided IS NOT TRUE``, without knowing what
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from upriver.spark.tables.pieces import Piece, place, write_piece
 from upriver.spark.tables.state import Mask, voided
 
 VOIDED = "upriver.voided"
-_NEEDED = ["event", "vbucket", "seqno", "epoch", "voided"]
+_NEEDED = ["event", "vbucket", "seqno", "epoch", "collection_id", "voided"]
 
 
 def void(root: str, pieces: Sequence[Piece], rollbacks: Sequence[Mark]) -> dict[str, Piece]:
@@ -35,8 +36,13 @@ def void(root: str, pieces: Sequence[Piece], rollbacks: Sequence[Mark]) -> dict[
 
 
 def _lost(rows: pa.Table, rollbacks: Sequence[Mark]) -> Mask:
-    """Changes that these rollbacks took back and that are not marked yet; a rollback itself always stands."""
-    stands = pc.or_(pc.equal(rows.column("event"), Event.ROLLBACK.value), rows.column("voided"))
+    """Changes that these rollbacks took back and that are not marked yet.
+
+    A rollback itself always stands, and so does a drop for good (`Mark.for_good`), which has no collection's id.
+    """
+    events = rows.column("event")
+    dropped = pc.and_(pc.equal(events, Event.COLLECTION_DROPPED.value), pc.is_null(rows.column("collection_id")))
+    stands = pc.or_(pc.or_(pc.equal(events, Event.ROLLBACK.value), dropped), rows.column("voided"))
     lost: Mask = voided(rows, rollbacks) & ~stands.to_numpy().astype(bool)
     return lost
 
@@ -45,7 +51,8 @@ def _written_again(root: str, piece: Piece, rollbacks: Sequence[Mark]) -> Piece:
     rows = read_changes(root, [piece])
     marked = pa.array(np.logical_or(rows.column("voided").to_numpy(), _lost(rows, rollbacks)))
     rows = rows.set_column(LOG.get_field_index("voided"), LOG.field("voided"), marked)
-    return write_piece(root, place(piece.lo, piece.hi, piece.first, piece.last, marks=piece.marks), rows)
+    again = write_piece(root, place(piece.lo, piece.hi, piece.first, piece.last, marks=piece.marks), rows)
+    return replace(again, made_ms=piece.made_ms)
 
 
 def catch_up(log: Table, marks: Sequence[Mark]) -> None:

@@ -1,0 +1,135 @@
+"""One budget of memory for all connections: for requests that have not arrived whole, and answers nobody reads.
+
+A request that fits into one receive needs no permission. A larger one gets its share when its first bytes are there;
+if nothing is left, its connection is not read from until somebody else is done; the smallest goes first, and a quarter
+is kept for small ones. Whoever holds a share and is slower than ``SLOWEST_BYTES_PER_S`` while others wait loses the
+connection, so a few unfinished requests cannot stop the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from upriver.node.connection import Connection
+    from upriver.node.options import Limits
+
+GRACE_S = 2.0
+SLOWEST_BYTES_PER_S = 4 << 20
+SMALL = 64  # a request of a 64th of the budget is a small one
+
+Who = TypeVar("Who", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Share:
+    size: int
+    since: float
+
+    def is_overdue(self, now: float) -> bool:
+        return now - self.since > GRACE_S + self.size / SLOWEST_BYTES_PER_S
+
+
+class Shares(Generic[Who]):
+    """Shares of a number of bytes. Pure: ``now`` is a parameter."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.used = 0
+        self._held: dict[Who, _Share] = {}
+        self._waiting: dict[Who, int] = {}
+
+    def ask(self, who: Who, size: int, now: float) -> bool:
+        """May it take so much? If not, it waits in line; whoever is alone always may."""
+        if who in self._held:
+            return True
+        if not self._fits(size):
+            self._waiting[who] = size
+            return False
+        self._give(who, size, now)
+        return True
+
+    def release(self, who: Who, now: float) -> list[Who]:
+        """It is done, or gone; returns those who may go on now."""
+        self._waiting.pop(who, None)
+        share = self._held.pop(who, None)
+        if share is not None:
+            self.used -= share.size
+        served = []
+        for waiting, size in sorted(self._waiting.items(), key=lambda item: item[1]):
+            if not self._fits(size):
+                break
+            del self._waiting[waiting]
+            self._give(waiting, size, now)
+            served.append(waiting)
+        return served
+
+    def overdue(self, now: float) -> list[Who]:
+        """Those who have had their share for too long while others wait."""
+        return [who for who, share in self._held.items() if share.is_overdue(now)] if self._waiting else []
+
+    def _fits(self, size: int) -> bool:
+        allowed = self._limit if size <= self._limit // SMALL else self._limit * 3 // 4
+        return not self.used or self.used + size <= allowed
+
+    def _give(self, who: Who, size: int, now: float) -> None:
+        self._held[who] = _Share(size, now)
+        self.used += size
+
+
+class Unread(Generic[Who]):
+    """Answers that clients have not taken yet. When there are too many bytes of them, the client that has kept its own
+    waiting the longest loses its connection; one that reads never waits long."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.used = 0
+        self._held: dict[Who, int] = {}
+
+    def hold(self, who: Who, size: int) -> list[Who]:
+        """So much waits for this one from now on; returns those who have to go."""
+        self.release(who)
+        self._held[who] = size
+        self.used += size
+        leaving = []
+        while self.used > self._limit and len(self._held) > 1:
+            oldest = next(iter(self._held))
+            leaving.append(oldest)
+            self.release(oldest)
+        return leaving
+
+    def release(self, who: Who) -> None:
+        self.used -= self._held.pop(who, 0)
+
+
+class Memory:
+    """Both for the connections of a node."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._shares: Shares[Connection] = Shares(limits.unfinished_bytes)
+        self._unread: Unread[Connection] = Unread(limits.unread_bytes)
+
+    def ask(self, conn: Connection, size: int) -> bool:
+        return self._shares.ask(conn, size, time.monotonic())
+
+    def release(self, conn: Connection) -> None:
+        for waiting in self._shares.release(conn, time.monotonic()):
+            waiting.memory_is_there()
+
+    def unread(self, conn: Connection, size: int) -> None:
+        for leaving in self._unread.hold(conn, size):
+            leaving.abort("does not read its answers, and others need the memory")
+
+    def read(self, conn: Connection) -> None:
+        self._unread.release(conn)
+
+    def forget(self, conn: Connection) -> None:
+        self.release(conn)
+        self.read(conn)
+
+    def cut_slow_ones(self) -> None:
+        for conn in self._shares.overdue(time.monotonic()):
+            conn.abort("its request arrives too slowly, and others need the memory")

@@ -1,0 +1,123 @@
+"""Changes of a collections manifest as people ask for them: one scope or collection made, altered or dropped. Pure.
+
+An edit is a small dictionary, so that it can travel from the node that was asked to whoever owns the manifest. The
+texts of some refusals are those that Couchbase's SDKs look for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from upriver.errors import StatusError
+from upriver.store import Manifest
+
+Edit = Mapping[str, Any]
+Draft = dict[str, Any]
+_FIRST_ID = 8  # ids 1 to 7 are reserved (9.1)
+
+
+class EditRefused(Exception):
+    """An edit that cannot be done, and why; ``status`` is HTTP's."""
+
+    def __init__(self, status: HTTPStatus, reason: str, field_name: str = "_") -> None:
+        super().__init__(status, reason, field_name)
+        self.status, self.reason, self.field_name = status, reason, field_name
+
+
+def edited(manifest: bytes, edit: Edit) -> bytes:
+    """The manifest after an edit, under the next uid; ``EditRefused`` says what is wrong with the edit."""
+    current = Manifest.parse(manifest)
+    try:
+        if edit["do"] == "replace":
+            new = Manifest.parse(edit["manifest"])
+        else:
+            new = Manifest.parse(_drafted(json.loads(manifest), edit))
+        current.check_successor(new)
+    except StatusError as error:
+        raise EditRefused(HTTPStatus.BAD_REQUEST, str(error)) from error
+    return new.to_json()
+
+
+def _drafted(draft: Draft, edit: Edit) -> bytes:
+    uid = int(draft["uid"], 16) + 1
+    draft["uid"] = f"{uid:x}"
+    try:
+        change = _EDITS[edit["do"]]
+    except KeyError as error:
+        raise EditRefused(HTTPStatus.BAD_REQUEST, f"there is no such change as {edit['do']!r}") from error
+    change(draft, edit, f"{_unused_id(draft, uid):x}")
+    return json.dumps(draft).encode()
+
+
+def _unused_id(draft: Draft, uid: int) -> int:
+    """An id that was never used: as the uid only grows, so does this, past drops and all."""
+    taken = [int(scope["uid"], 16) for scope in draft["scopes"]]
+    taken += [int(each["uid"], 16) for scope in draft["scopes"] for each in scope["collections"]]
+    return max(uid + _FIRST_ID - 1, *(each + 1 for each in taken))
+
+
+def _create_scope(draft: Draft, edit: Edit, new_id: str) -> None:
+    name = edit["scope"]
+    if any(scope["name"] == name for scope in draft["scopes"]):
+        raise EditRefused(HTTPStatus.BAD_REQUEST, f'Scope with name "{name}" already exists', "name")
+    draft["scopes"].append({"name": name, "uid": new_id, "collections": []})
+
+
+def _drop_scope(draft: Draft, edit: Edit, _: str) -> None:
+    draft["scopes"].remove(_scope(draft, edit["scope"]))
+
+
+def _create_collection(draft: Draft, edit: Edit, new_id: str) -> None:
+    scope, name = edit["scope"], edit["collection"]
+    inside = _scope(draft, scope)["collections"]
+    if any(collection["name"] == name for collection in inside):
+        what = f'Collection with name "{name}" in scope "{scope}" already exists'
+        raise EditRefused(HTTPStatus.BAD_REQUEST, what, "name")
+    inside.append({"name": name, "uid": new_id})
+    _set(inside[-1], edit["properties"])
+
+
+def _alter_collection(draft: Draft, edit: Edit, _: str) -> None:
+    _set(_collection(draft, edit), edit["properties"])
+
+
+def _drop_collection(draft: Draft, edit: Edit, _: str) -> None:
+    _scope(draft, edit["scope"])["collections"].remove(_collection(draft, edit))
+
+
+def _set(collection: Draft, properties: Mapping[str, Any]) -> None:
+    """None takes a property away."""
+    for name, value in properties.items():
+        if value is None:
+            collection.pop(name, None)
+        else:
+            collection[name] = value
+
+
+def _scope(draft: Draft, name: str) -> Draft:
+    for scope in draft["scopes"]:
+        if scope["name"] == name:
+            found: Draft = scope
+            return found
+    raise EditRefused(HTTPStatus.NOT_FOUND, f'Scope with name "{name}" is not found')
+
+
+def _collection(draft: Draft, edit: Edit) -> Draft:
+    scope, name = edit["scope"], edit["collection"]
+    for collection in _scope(draft, scope)["collections"]:
+        if collection["name"] == name:
+            found: Draft = collection
+            return found
+    raise EditRefused(HTTPStatus.NOT_FOUND, f'Collection with name "{name}" in scope "{scope}" is not found')
+
+
+_EDITS: dict[str, Callable[[Draft, Edit, str], None]] = {
+    "create_scope": _create_scope,
+    "drop_scope": _drop_scope,
+    "create_collection": _create_collection,
+    "alter_collection": _alter_collection,
+    "drop_collection": _drop_collection,
+}

@@ -1,0 +1,196 @@
+"""The lake as a stranger finds it: tables through a Delta reader, and where the sync says that it stands.
+
+Nothing here comes from the sync itself. What a row means is written down from ``docs/sync.md``, so that a mistake in
+the code that writes the tables is not repeated by the code that judges them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from upriver.errors import ConfigError
+
+BATCH_ROWS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far the sync has come in a vbucket; ``points`` are older seqnos, newest first, where it was complete."""
+
+    vbuuid: int
+    seqno: int
+    points: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The offsets of the last batch that the sync has committed, and which collections it reads."""
+
+    batch: int
+    places: tuple[Place, ...]
+    scope: str = ""
+    collections: tuple[str, ...] = ()
+    finished: bool = True  # Spark has noted that the tables have this batch
+
+    def wants(self, name: str) -> bool:
+        """Is the collection ``scope.collection`` part of the sync?"""
+        return within(name, self.scope, self.collections)
+
+
+def within(name: str, scope: str, collections: tuple[str, ...]) -> bool:
+    """Does a filter let the collection ``scope.collection`` through?
+
+    >>> within("shop.orders", "shop", ()), within("shop.orders", "", ("shop.users",)), within("a.b", "", ())
+    (True, False, True)
+    """
+    if not collections:
+        return not scope or name.partition(".")[0] == scope
+    return name in {part if "." in part else f"{scope or '_default'}.{part}" for part in collections}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A Delta table in one version."""
+
+    delta: DeltaTable
+    path: str
+
+    def dataset(self) -> pads.Dataset:
+        if "://" in self.path:
+            return self.delta.to_pyarrow_dataset()
+        # Arrow's own file system: through Python, a process that ends soon after may abort.
+        return self.delta.to_pyarrow_dataset(filesystem=pafs.SubTreeFileSystem(self.path, pafs.LocalFileSystem()))
+
+
+class LakeFiles:
+    """The directory of a sync, read only."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+        if "://" in root:
+            self._fs, self._base = pafs.FileSystem.from_uri(self.root)
+        else:
+            self._fs, self._base = pafs.LocalFileSystem(), self.root
+        self.settings = self._json("_upriver/lake.json")
+        known = self._json("_upriver/collections.json") or {}
+        self._directories = {_name_of(info.base_name, known): info.base_name for info in self._list("current")}
+        if self.settings is None and not self._directories:
+            raise ConfigError(f"--to {root}: there are no tables; `upriver sync ... --to {root}` makes them")
+
+    def names(self) -> list[str]:
+        """Collections that have tables."""
+        return sorted(self._directories)
+
+    def table(self, kind: str, name: str) -> Snapshot | None:
+        """One of the Delta tables of a collection, in its newest version."""
+        if name not in self._directories:
+            return None
+        path = f"{self.root}/{kind}/{self._directories[name]}"
+        try:
+            return Snapshot(DeltaTable(path), path)
+        except TableNotFoundError:
+            return None
+
+    def committed(self) -> Committed:
+        """Where the sync stands. A batch that is still being applied does not count."""
+        noted, spark = self._json("_upriver/offsets.json"), self._newest_commit()
+        if noted is None and spark is None:
+            raise ConfigError(
+                f"--to {self.root}: no batch is committed there (no _upriver/offsets.json, no _upriver/checkpoint), "
+                "so nobody can tell what is missing from what is only late; run `upriver sync` first"
+            )
+        chosen = (noted or {}).get("filter") or {}
+        scope, collections = str(chosen.get("scope") or ""), tuple(chosen.get("collections") or ())
+        if noted is not None and (spark is None or spark >= int(noted["batch"])):
+            return Committed(int(noted["batch"]), _places(noted["offset"]), scope, collections, spark is not None)
+        assert spark is not None
+        lines = self._text(f"_upriver/checkpoint/offsets/{spark}") or ""
+        return Committed(spark, _places(json.loads(lines.splitlines()[-1])), scope, collections)
+
+    def _newest_commit(self) -> int | None:
+        names = [info.base_name for info in self._list("_upriver/checkpoint/commits", pafs.FileType.File)]
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def _list(self, path: str, kind: pafs.FileType = pafs.FileType.Directory) -> list[pafs.FileInfo]:
+        found = self._fs.get_file_info(pafs.FileSelector(f"{self._base}/{path}", allow_not_found=True))
+        return [info for info in found if info.type == kind]
+
+    def _text(self, path: str) -> str | None:
+        try:
+            with self._fs.open_input_stream(f"{self._base}/{path}") as source:
+                return bytes(source.read()).decode()
+        except FileNotFoundError:
+            return None
+
+    def _json(self, path: str) -> dict[str, Any] | None:
+        text = self._text(path)
+        return None if text is None else dict(json.loads(text))
+
+
+def _name_of(directory: str, known: Iterable[str] = ()) -> str:
+    """The collection of a directory: ``!25`` stands for ``%``; a long name is cut, and ends in its checksum.
+
+    >>> _name_of("shop.50!25")
+    'shop.50%'
+    """
+    cut, _, checksum = directory.partition("!!")
+    if checksum:
+        return next((name for name in known if hashlib.sha256(name.encode()).hexdigest()[:32] == checksum), directory)
+    return unquote(cut.replace("!", "%"))
+
+
+def _places(offset: dict[str, Any]) -> tuple[Place, ...]:
+    """The offset of the source: for every vbucket its branch, its seqno, and how far behind it was complete."""
+    try:
+        columns = (offset[name].split(" ") for name in ("vbuuids", "seqnos", "behind"))
+        return tuple(
+            Place(int(vbuuid, 16), int(seqno), _points(int(seqno), behind))
+            for vbuuid, seqno, behind in zip(*columns, strict=True)
+        )
+    except (KeyError, ValueError, AttributeError) as error:
+        raise ConfigError(f"the committed offset of the lake is none that verify can read: {error!r}") from error
+
+
+def _points(seqno: int, behind: str) -> tuple[int, ...]:
+    return () if behind == "-" else tuple(seqno - int(back) for back in behind.split(","))
+
+
+@dataclass
+class Rows:
+    """The rows of one table for some vbuckets, and the data files that could not be read."""
+
+    table: Snapshot
+    lo: int | None  # vbuckets, both included; None: no bound, so that a row with an impossible one is read once
+    hi: int | None
+    broken: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        dataset = self.table.dataset()
+        chosen = self._chosen()
+        for fragment in dataset.get_fragments(chosen):
+            try:
+                batches = fragment.to_batches(schema=dataset.schema, filter=chosen, batch_size=BATCH_ROWS)
+                for batch in batches:
+                    yield from batch.to_pylist()
+            except (OSError, pa.ArrowInvalid):
+                self.broken.append(str(fragment.path))
+
+    def _chosen(self) -> pc.Expression:
+        vbucket = pc.field("_vbucket")
+        if self.lo is None and self.hi is None:
+            return pc.scalar(True)
+        if self.lo is None:
+            return vbucket.is_null() | (vbucket <= self.hi)
+        return (vbucket >= self.lo) if self.hi is None else (vbucket >= self.lo) & (vbucket <= self.hi)

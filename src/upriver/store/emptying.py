@@ -1,0 +1,56 @@
+"""A bucket without its documents: every vbucket begins a new history, all of them with one commit.
+
+Until that commit everybody reads and writes what was there; only the commit itself and the exchange of the vbuckets
+happen under the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from upriver.model import FailoverLog, VbucketState
+from upriver.store.disk import write_json
+from upriver.store.flusher import meta_key
+from upriver.store.shared import Shared
+from upriver.store.stream import EndReason
+from upriver.store.vbucket import VBucket
+
+
+def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None]) -> None:
+    """Put an empty vbucket of the same state in the place of each; raises what ``check`` does. Durable on return."""
+    disk = shared.disk
+    with shared.commit_lock, ExitStack() as at_last:
+        check()
+        with shared.lock:
+            states = {number: vbucket.state for number, vbucket in vbuckets.items()}
+        with disk.write() as transaction:
+            for tree in (disk.log, disk.dead, disk.index):
+                transaction.drop(tree, delete=False)
+            fresh = {number: _fresh(shared, number, state) for number, state in states.items()}
+            records = {number: write_json(vbucket.describe()) for number, vbucket in fresh.items()}
+            at_last.enter_context(shared.lock)  # nobody looks for the old blocks before the old vbuckets are gone
+            for number, vbucket in vbuckets.items():
+                if states.get(number) is not vbucket.state:  # it was changed, or made, meanwhile
+                    fresh[number] = _fresh(shared, number, vbucket.state)
+                    records[number] = write_json(fresh[number].describe())
+                transaction.put(meta_key(number), records[number], db=disk.meta)
+        for number, old in vbuckets.items():
+            _retire(shared, old)
+            vbuckets[number] = fresh[number]
+
+
+def _fresh(shared: Shared, number: int, state: VbucketState) -> VBucket:
+    return VBucket(shared, number, state, FailoverLog.new(shared.random_uuid()))
+
+
+def _retire(shared: Shared, vbucket: VBucket) -> None:
+    """What of it waits for the disk never gets there."""
+    vbucket.close_segment()
+    shared.dirty_bytes -= sum(segment.end - segment.at for segment in vbucket.memory.take_unflushed())
+    shared.dirty.pop(vbucket.id, None)
+    vbucket.state = VbucketState.DEAD
+    vbucket.end_streams(EndReason.STATE_CHANGED)
+    vbucket.memory.clear(0)
+    vbucket.keys.clear()
+    vbucket.pending.clear()

@@ -1,0 +1,48 @@
+"""Manifests on disk, each once and by uid; a vbucket's record says only which one it has.
+
+The record of a vbucket is written with every commit. With a thousand collections in it that would be most of what is
+written. A manifest stays as long as a vbucket refers to it: after a crash some may still have the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import Any
+
+from upriver.errors import CorruptStore, InvalidArguments
+from upriver.store.disk import Disk, read_json, write_json
+from upriver.store.manifest import Manifest
+
+_PREFIX = b"manifest"
+_KEY = Struct(">8sQ")
+
+
+def read(disk: Disk) -> dict[int, Manifest]:
+    """All that are kept, by uid."""
+    found: dict[int, Manifest] = {}
+    with disk.read() as transaction:
+        cursor = transaction.cursor(db=disk.meta)
+        more = cursor.set_range(_PREFIX)
+        while more and bytes(cursor.key()).startswith(_PREFIX):
+            manifest = _parse(read_json(cursor.value(), disk.file), disk)
+            found[manifest.uid] = manifest
+            more = cursor.next()
+    return found
+
+
+def _parse(fields: dict[str, Any], disk: Disk) -> Manifest:
+    try:
+        return Manifest.parse(fields["manifest"])
+    except (KeyError, TypeError, InvalidArguments) as failure:
+        raise CorruptStore(f"{disk.file}: a manifest is damaged: {failure}") from failure
+
+
+def put(transaction: Any, disk: Disk, manifest: Manifest) -> None:
+    fields = {"manifest": manifest.to_json().decode()}
+    transaction.put(_KEY.pack(_PREFIX, manifest.uid), write_json(fields), db=disk.meta)
+
+
+def drop(transaction: Any, disk: Disk, uids: Iterable[int]) -> None:
+    for uid in uids:
+        transaction.delete(_KEY.pack(_PREFIX, uid), db=disk.meta)

@@ -1,0 +1,57 @@
+"""What takes long is done beside the loop: while it waits, the other clients are served."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from node_thread import NodeThread
+from raw import ALL, frame, ready
+
+from upriver.errors import Status
+from upriver.wire import Opcode, cluster, kv, session
+
+OK = Status.SUCCESS
+
+
+@pytest.fixture(scope="module")
+def flushable(make_node) -> NodeThread:  # type: ignore[no-untyped-def]
+    return make_node(enable_flush=True, http_port=0)  # type: ignore[no-any-return]
+
+
+def manifest(uid: int, count: int) -> bytes:
+    inside = [{"name": f"c{n}", "uid": f"{n + 8:x}"} for n in range(count)]
+    scope = {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}, *inside]}
+    return json.dumps({"uid": f"{uid:x}", "scopes": [scope]}).encode()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        pytest.param(frame(Opcode.COLLECTIONS_SET_MANIFEST, value=manifest(1, 1000)), id="a manifest"),
+        pytest.param(frame(Opcode.FLUSH), id="flush"),
+    ],
+)
+def test_others_are_served_while_it_waits_for_the_disk(flushable: NodeThread, request_bytes: bytes):
+    store = flushable.node.buckets.get("default").store
+    with ready(flushable.port, *ALL) as admin, ready(flushable.port, *ALL) as other:
+        assert other.ask(kv.Set(key=b"\0there", value=b"v")).specific == OK
+        with store._shared.commit_lock:  # as a long commit would hold it
+            admin.send(request_bytes)
+            assert other.ask(session.Noop()).specific == OK
+            assert other.ask(kv.Set(key=b"\0k", value=b"v")).specific == OK
+            assert other.ask(kv.Get(b"\0there")).value == b"v"
+        assert admin.receive().specific == OK
+
+
+def test_a_flushed_bucket_is_empty_and_takes_writes(flushable: NodeThread):
+    with ready(flushable.port, *ALL) as raw:
+        for vbucket in range(8):
+            assert raw.ask(kv.Set(key=b"\0k", value=b"v", vbucket=vbucket)).specific == OK
+        assert raw.ask(frame(Opcode.FLUSH)).specific == OK
+        for vbucket in range(8):
+            assert raw.ask(kv.Get(b"\0k", vbucket=vbucket)).specific == Status.KEY_ENOENT
+            stored = raw.ask(kv.Set(key=b"\0k", value=b"w", vbucket=vbucket))
+            assert stored.specific == OK
+            seqno = int.from_bytes(stored.extras[8:], "big")
+            assert raw.ask(cluster.SeqnoPersistence(seqno, vbucket=vbucket)).specific == OK

@@ -1,0 +1,116 @@
+"""Nothing is stored that a reader cannot read, by whichever door; what is there already hurts one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import pack as pack_numbers
+from typing import Any
+
+import pytest
+from store_support import Clock, changes, open_bucket
+
+from upriver.errors import InvalidMessage, KeyNotFound, Status, StatusError
+from upriver.model import Datatype, VbucketState
+from upriver.wire.packed import Kind, pack
+from upriver.wire.values import deflate, join_xattrs
+
+MIB = 1 << 20
+XATTR, SNAPPY = int(Datatype.XATTR), int(Datatype.SNAPPY)
+MANY = b"".join(pack_numbers(">I", 7) + b"%04x\0" % n + b"1\0" for n in range(100_000))
+
+BROKEN = [
+    pytest.param(b"", XATTR, Status.XATTR_EINVAL, id="no xattrs where some are promised"),
+    pytest.param(b"\0\0\0\x09{}", XATTR, Status.XATTR_EINVAL, id="xattrs cut short"),
+    pytest.param(b"\0\0\0\x06\0\0\0\x02ab{}", XATTR, Status.XATTR_EINVAL, id="a pair without zero bytes"),
+    pytest.param(pack_numbers(">I", len(MANY)) + MANY, XATTR, Status.E2BIG, id="more than 1 MiB of xattrs"),
+    pytest.param(deflate(pack_numbers(">I", len(MANY)) + MANY), XATTR | SNAPPY, Status.E2BIG, id="compressed"),
+    pytest.param(b"\xff\xff\xff", SNAPPY, Status.EINVAL, id="broken snappy"),
+    pytest.param(b"", SNAPPY, Status.EINVAL, id="nothing, compressed"),
+    pytest.param(deflate(bytes(30 * MIB)), SNAPPY, Status.E2BIG, id="30 MiB when inflated"),
+    pytest.param(deflate(bytes(20 * MIB + 1)), SNAPPY, Status.E2BIG, id="a byte too much when inflated"),
+    pytest.param(join_xattrs({"a": b"1"}, bytes(20 * MIB + 1)), XATTR, Status.E2BIG, id="a body too large"),
+]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    opened = open_bucket(tmp_path_factory.mktemp("values"))
+    opened.set_state(0, VbucketState.ACTIVE).set(b"there", b"{}")
+    yield opened
+    opened.abandon()
+
+
+def durably(vb: Any, value: bytes, datatype: int) -> None:
+    with vb.preparing(1):
+        vb.set(b"k", value, datatype=datatype)
+
+
+META = {"rev_seqno": 9, "meta_cas": 77}
+DOORS: dict[str, Callable[[Any, bytes, int], object]] = {
+    "set": lambda vb, value, datatype: vb.set(b"k", value, datatype=datatype),
+    "add": lambda vb, value, datatype: vb.add(b"k", value, datatype=datatype),
+    "replace": lambda vb, value, datatype: vb.replace(b"there", value, datatype=datatype),
+    "prepare": lambda vb, value, datatype: vb.prepare(b"k", value, level=1, datatype=datatype),
+    "durable set": durably,
+    "many": lambda vb, value, datatype: vb.set_many([b"k"], [value], datatype=datatype),
+    "set with meta": lambda vb, value, datatype: vb.set_with_meta(b"k", value, datatype=datatype, **META),
+    "delete with meta": lambda vb, value, datatype: vb.delete_with_meta(b"k", value=value, datatype=datatype, **META),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(("value", "datatype", "status"), BROKEN)
+def test_what_nobody_could_read_is_refused(bucket, door: str, value: bytes, datatype: int, status: Status):
+    vb = bucket.vbucket(0)
+    with pytest.raises(StatusError) as refused:
+        DOORS[door](vb, value, datatype)
+    assert refused.value.status == status
+    assert (vb.high_seqno, vb.pending) == (1, {})
+
+
+def test_the_largest_document_has_20_mib_and_its_xattrs(tmp_path):
+    xattrs = {"_s": b'"%s"' % (b"x" * (MIB - 20))}
+    with open_bucket(tmp_path) as opened:
+        vb = opened.set_state(0, VbucketState.ACTIVE)
+        value = join_xattrs(xattrs, bytes(20 * MIB))
+        vb.set(b"plain", value, datatype=XATTR)
+        vb.set(b"small", deflate(value), datatype=XATTR | SNAPPY)
+        assert vb.get(b"plain").value == value
+
+
+@pytest.fixture
+def poisoned(tmp_path):
+    """Documents that an earlier version let in."""
+    values = {b"snappy": (b"\xff\xff\xff", SNAPPY | XATTR), b"xattrs": (b"\0\0\0\x09{}", XATTR), b"empty": (b"", XATTR)}
+    clock = Clock()
+    with open_bucket(tmp_path, now_ns=clock) as opened:
+        vb = opened.set_state(0, VbucketState.REPLICA)
+        vb.begin_snapshot(1, 4)
+        for seqno, (key, (value, datatype)) in enumerate(values.items(), 1):
+            time = clock.seconds + 10
+            vb.apply_records(pack(Kind.MUTATION, b"\0" + key, value, seqno=seqno, cas=5, datatype=datatype, time=time))
+        vb.apply_records(pack(Kind.MUTATION, b"\0fine", b"{}", seqno=4, cas=5, time=clock.seconds + 10))
+        opened.set_state(0, VbucketState.ACTIVE)
+        yield opened, vb, clock
+
+
+def test_poison_that_is_there_already_ends_one_request(poisoned):
+    _, vb, _ = poisoned
+    for key in (b"snappy", b"xattrs"):
+        with pytest.raises((StatusError, InvalidMessage)):
+            vb.append(key, b"more")
+        with pytest.raises((StatusError, InvalidMessage)):
+            vb.counter(key, 1)
+    for key in (b"snappy", b"xattrs", b"empty"):
+        vb.get(key)
+        vb.delete(key)
+        vb.set(key, b"{}")
+
+
+def test_poison_does_not_keep_others_from_expiring(poisoned):
+    bucket, vb, clock = poisoned
+    clock.seconds += 20
+    assert bucket.run_expiry_pager() == 4
+    with pytest.raises(KeyNotFound):
+        vb.get(b"fine")
+    assert len(changes(vb.stream(0, vb.high_seqno))) == 4

@@ -483,6 +483,15 @@ class Bucket:
     def on_room(self, listener: Callable[[], None] | None) -> None:
         self._flusher.on_room = listener
 
+    @property
+    def on_trouble(self) -> Callable[[str], None] | None:
+        """Called, in any thread, with the reason when nothing can be written to disk, with "" when that is over."""
+        return self._flusher.on_trouble
+
+    @on_trouble.setter
+    def on_trouble(self, listener: Callable[[str], None] | None) -> None:
+        self._flusher.on_trouble = listener
+
     def wait_for_room(self, timeout_s: float = 60.0) -> bool:
         """Block until writes are taken again; for loaders."""
         deadline = time.monotonic() + timeout_s

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 import upriver
 from upriver.cli.management import Management
-from upriver.client.options import ConnectOptions, parse_connection_string
+from upriver.client.options import ConnectOptions, has_password, parse_connection_string, redacted
 from upriver.client.reading import Content, ReadOptions
 from upriver.errors import ConfigError, RemoteProtocolError
 from upriver.protocol.feed import OnRollback
 from upriver.protocol.topology import Address, parse_topology
+from upriver.spark.options import ConnectionOptions as SparkOptions
 
 
 def test_a_connection_string_names_hosts_ports_and_options() -> None:
@@ -156,6 +157,37 @@ def test_no_error_repeats_a_password(text: str) -> None:
         ConnectOptions.parse(text)
     assert "hunter2" not in str(error.value)
     assert "hunter2" not in "".join(traceback.format_exception(error.value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["couchbase://h?password=hunter2", "couchbase://h?network=auto&password=hunter2&bucket=b", "h?pass%77ord=hunter2",
+     "couchbase://ann:hunter2@h", "couchbase://ann:hunter2@h?password=hunter2"],
+)  # fmt: skip
+def test_a_connection_string_can_be_shown_without_its_password(text: str) -> None:
+    assert has_password(text)
+    assert "hunter2" not in redacted(text)
+    assert "h" in redacted(text)
+    assert redacted(redacted(text)) == redacted(text)
+
+
+def test_a_connection_string_without_a_password_is_shown_as_it_is() -> None:
+    text = "couchbases://a,b:7?network=auto&bucket=password"
+    assert redacted(text) == text
+    assert not has_password(text)
+
+
+def test_spark_gets_no_password_in_a_connection_string_where_it_would_show_it() -> None:
+    with pytest.raises(ConfigError, match="passwordFile") as error:
+        SparkOptions.parse({"connection": "couchbase://h?password=hunter2"})
+    assert "hunter2" not in str(error.value)
+
+
+def test_the_way_to_a_node_takes_no_longer_than_sparks_timeout() -> None:
+    options = SparkOptions.parse({"connection": "couchbase://h", "timeoutSeconds": "5"}).connect_options()
+    assert (options.connect_timeout_s, options.request_timeout_s) == (5.0, 5.0)
+    options = SparkOptions.parse({"connection": "couchbase://h?connect_timeout_s=2"}).connect_options()
+    assert (options.connect_timeout_s, options.request_timeout_s) == (2.0, 30.0)
 
 
 def test_reading_options_take_words_for_enums() -> None:

@@ -14,7 +14,7 @@ from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 from upriver.errors import ConfigError
 from upriver.protocol.topology import Address, Topology, parse_topology
@@ -147,6 +147,30 @@ def parse_connection_string(text: str) -> ConnectionString:
     seeds = tuple(Address(host, default if port is None else port) for host, port in found)
     is_service = len(found) == 1 and found[0][1] is None and _is_name(found[0][0])
     return ConnectionString(scheme == "couchbases", seeds, dict(parse_qsl(query)), is_service)
+
+
+def has_password(connection: str) -> bool:
+    """Whether a connection string carries a password, which then goes wherever the string goes."""
+    return redacted(connection) != connection
+
+
+def redacted(connection: str) -> str:
+    """A connection string for messages and logs: without passwords.
+
+    >>> redacted("couchbase://h?password=secret&network=auto")
+    'couchbase://h?password=***&network=auto'
+    """
+    base, mark, query = connection.partition("?")
+    if "@" in base:
+        scheme, separator, rest = base.rpartition("://")
+        base = f"{scheme}{separator}***@{rest.rpartition('@')[2]}"
+    words = ["password=***" if _is_password(word) else word for word in query.split("&")]
+    return base + mark + "&".join(words)
+
+
+def _is_password(word: str) -> bool:
+    name, equals, _ = word.partition("=")
+    return bool(equals) and unquote_plus(name) == "password"
 
 
 def _seed(text: str) -> tuple[str, int | None]:

@@ -114,6 +114,8 @@ class Feed:
         self._emitted: list[FeedEvent] = []
         for vb, position in request.starts.items():
             self.standing.resume(vb, position, epoch=request.epochs.get(vb, 0), points=request.points.get(vb, ()))
+            if request.resumed and position.seqno == 0 < position.snap_end:
+                self.standing.interrupted[vb] = position.vbuuid, position.snap_end
             if self._end(vb) == 0 and position.seqno == 0:
                 self._finish(vb)
         self._emitted.clear()
@@ -276,6 +278,7 @@ class Feed:
         opaque = next(self._opaques)  # unique over all links: a vbucket may move while its old stream still comes
         at = self.standing.position(vb)
         flags, end = self.request.flags, self._end(vb)
+        at = Position(at.vbuuid) if at.seqno == 0 else at  # what an out-of-order snapshot brought is not to be claimed
         if vb in self._to_latest:
             flags, end = flags | StreamFlag.TO_LATEST, SEQNO_MAX
         return StreamRequest(
@@ -336,15 +339,15 @@ class Feed:
         return last is None or last < self._end(vb)
 
     def _announce_lost(self, vb: int, log: FailoverLog) -> None:
-        """The caller may hold changes that the producer cannot know of, and whose branch is gone.
+        """The caller may hold changes that the producer cannot know of.
 
-        They came in an out-of-order snapshot that was cut short, or to an earlier life of the caller after it had
-        saved the position that we started from.
+        They came in an out-of-order snapshot that was cut short: some of it may have been deleted, and purged, since,
+        and whoever begins at 0 is never told to roll back. Or they came to an earlier life of the caller, after it
+        had saved the position that we started from, and their branch is gone.
         """
         at, emit = self.standing.position(vb), self.request.on_rollback is OnRollback.EMIT
         branch, highest = self.standing.interrupted.pop(vb, (0, 0))
-        last = log.last_seqno_of(branch, SEQNO_MAX) if branch else SEQNO_MAX
-        if last is None or last < highest:
+        if highest > at.seqno:
             self._lose(vb, at.seqno, branch)
         elif vb in self._unconfirmed and emit and at.vbuuid not in (0, log.uuid):
             self._lose(vb, at.seqno, at.vbuuid)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from upriver.client.blocking import Database
 from upriver.client.operations import Ask, Operation
+from upriver.client.options import redacted
 from upriver.errors import (
     Busy,
     ConnectFailed,
@@ -52,7 +53,8 @@ class Cluster:
                 self.close()
                 if time.monotonic() + pause > deadline:
                     waited = f"gave up after {self.options.timeout_seconds} s (timeoutSeconds)"
-                    raise ConnectFailed(f"cannot {what} of {self.options.connection}: {error}; {waited}") from error
+                    where = redacted(self.options.connection)
+                    raise ConnectFailed(f"cannot {what} of {where}: {error}; {waited}") from error
             time.sleep(pause)
             pause = min(LONGEST_PAUSE_S, pause * 2)
 

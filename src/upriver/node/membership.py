@@ -46,7 +46,6 @@ def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = Fals
     me = node.index_in(new)
     changes = _changes(bucket, new, me)
     bucket.set_states(changes)
-    take_manifest(bucket, data.get("manifest"))
     node.set_cluster_map(bucket, new)
     bucket.member = bucket.traffic = True
     bucket.waits_for_map = False
@@ -106,14 +105,17 @@ def _replicate(node: Node, bucket: NodeBucket, new: ClusterMap, me: int) -> None
 
 
 @route("POST", "/upriver/cluster/*")
-def push(node: Node, request: Request, name: str) -> Result:
-    """A manager's new map."""
+async def push(node: Node, request: Request, name: str) -> Result:
+    """A manager's new map, and the collections that go with it."""
+    bucket = bucket_or_404(node, name)
     try:
         data = orjson.loads(request.body)
         welcome = isinstance(data, dict) and bool(data.pop("welcome", False))
-        return Answer(apply_map(node, bucket_or_404(node, name), data, welcome=welcome))
+        done = apply_map(node, bucket, data, welcome=welcome)
     except (ConfigError, orjson.JSONDecodeError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
+    await take_manifest(bucket, data.get("manifest"))
+    return Answer(done)
 
 
 @route("GET", "/upriver/cluster/*")
@@ -228,9 +230,9 @@ def own_manifest(node: Node, request: Request, name: str) -> Result:
 
 
 @route("POST", "/upriver/manifest/*")
-def push_manifest(node: Node, request: Request, name: str) -> Result:
+async def push_manifest(node: Node, request: Request, name: str) -> Result:
     """The manifest that this member could not take together with its map."""
-    take_manifest(bucket_or_404(node, name), _object(request))
+    await take_manifest(bucket_or_404(node, name), _object(request))
     return Answer({})
 
 

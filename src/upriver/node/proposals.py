@@ -68,13 +68,14 @@ async def change_manifest(bucket: NodeBucket, edit: Edit) -> str:
     return uid
 
 
-def take_manifest(bucket: NodeBucket, manifest: Any) -> None:
-    """The manager's; one that this node has already is no news. Not beside the loop: nobody is served before."""
-    if not manifest or int(manifest["uid"], 16) <= bucket.store.manifest.uid:
-        return
-    try:
-        bucket.store.apply_manifest(orjson.dumps(manifest))
-    except StatusError as error:  # the manager sees that it is not here, and tries again
-        log.warning("manifest_refused", bucket=bucket.name, uid=manifest["uid"], reason=str(error))
-    else:
-        log.info("manifest_applied", bucket=bucket.name, uid=manifest["uid"])
+async def take_manifest(bucket: NodeBucket, manifest: Any) -> None:
+    """The manager's; one that this node has already is no news."""
+    async with bucket.manifest_changes:
+        if not manifest or int(manifest["uid"], 16) <= bucket.store.manifest.uid:
+            return
+        try:
+            await bucket.apply_manifest(orjson.dumps(manifest))
+        except StatusError as error:  # the manager sees that it is not here, and tries again
+            log.warning("manifest_refused", bucket=bucket.name, uid=manifest["uid"], reason=str(error))
+        else:
+            log.info("manifest_applied", bucket=bucket.name, uid=manifest["uid"])

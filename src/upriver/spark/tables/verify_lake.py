@@ -114,7 +114,8 @@ class LakeFiles:
         chosen = (noted or {}).get("filter") or {}
         scope, collections = str(chosen.get("scope") or ""), tuple(chosen.get("collections") or ())
         if noted is not None and (spark is None or spark >= int(noted["batch"])):
-            return Committed(int(noted["batch"]), _places(noted["offset"]), scope, collections, spark is not None)
+            places = _held_back(_places(noted["offset"]), int(noted.get("behind") or "0", 16))
+            return Committed(int(noted["batch"]), places, scope, collections, spark is not None)
         assert spark is not None
         lines = self._text(f"_upriver/checkpoint/offsets/{spark}") or ""
         return Committed(spark, _places(json.loads(lines.splitlines()[-1])), scope, collections)
@@ -161,6 +162,11 @@ def _places(offset: dict[str, Any]) -> tuple[Place, ...]:
         )
     except (KeyError, ValueError, AttributeError) as error:
         raise ConfigError(f"the committed offset of the lake is none that verify can read: {error!r}") from error
+
+
+def _held_back(places: tuple[Place, ...], behind: int) -> tuple[Place, ...]:
+    """Vbuckets that the sync could not read, or is still catching up with, have reached nothing for certain."""
+    return tuple(Place(at.vbuuid, 0, ()) if behind >> vb & 1 else at for vb, at in enumerate(places))
 
 
 def _points(seqno: int, behind: str) -> tuple[int, ...]:

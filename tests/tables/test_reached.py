@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from upriver.errors import ConfigError
-from upriver.spark.offsets import Offset
+from upriver.spark.filters import Filter
+from upriver.spark.offsets import Offset, Place
 from upriver.spark.planning import Known
 from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.log import Written
@@ -40,7 +41,7 @@ def test_a_batch_is_noted_with_the_end_that_spark_planned_for_it(tmp_path):
     plan(lake, 1, committed=False)
     note(lake, 1, options(tmp_path, scope="shop", collections=("orders",)))
     told = json.loads((tmp_path / "_upriver" / "offsets.json").read_text())
-    assert told == {"batch": 1, "query": "q1", "offset": OFFSET, "complete": "", "unread": {},
+    assert told == {"batch": 1, "query": "q1", "offset": OFFSET, "behind": "", "complete": "", "unread": {},
                     "filter": {"scope": "", "collections": ["shop.orders"]}}  # fmt: skip
 
 
@@ -53,6 +54,14 @@ def test_the_next_plan_knows_what_tasks_reported_of_the_last_batch(tmp_path):
     known = recall(str(tmp_path))(OFFSET)
     assert known == Known({0: (0, 0), 3: (0, 0)}, {2: 0}, heard=True)
     assert recall(str(tmp_path))({**OFFSET, "seqnos": "1 0 0 0"}) is None
+
+
+def test_vbuckets_that_lack_something_are_told(tmp_path):
+    places = tuple(Place(1, 5, filter=number) for number in (0, 1, 0, 0))
+    offset = Offset(places, unread=frozenset({2}), filters=(Filter(), Filter(scope=8))).to_json()
+    Reached(4, offset, {"scope": "", "collections": []}, Reports(unread={3: 1})).store(Lake(str(tmp_path)))
+    told = json.loads((tmp_path / "_upriver" / "offsets.json").read_text())
+    assert told["behind"] == f"{0b1110:x}"
 
 
 def test_of_a_batch_that_was_run_twice_only_what_both_runs_say_holds(tmp_path):

@@ -110,6 +110,17 @@ class Cluster:
         except ConnectFailed:
             self.close()
 
+    def matching(self, collections: Iterable[int]) -> dict[int, int] | None:
+        """Up to where each vbucket has something of these collections; None if the nodes do not say."""
+        found: dict[int, int] = {}
+        try:
+            for number in collections:
+                for vb, seqno in self._connected().high_seqnos(number, complete=False).items():
+                    found[vb] = max(seqno, found.get(vb, 0))
+        except (StatusError, *TRANSIENT):
+            return None
+        return found
+
     def logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         wanted = list(vbuckets)
         return self.ask(lambda db: db.failover_logs(wanted), "read the failover logs") if wanted else {}

@@ -21,6 +21,9 @@ from upriver.spark.reports import ReportDesk, own_address
 ALL_LOGS_EVERY_S = 3.0
 CLOSE_AFTER_S = 1.0  # without anything to do, before an empty batch says what the last one did
 LONGEST_HOLD_S = 5.0
+HIDDEN_FOR_S = 30.0  # how long changes that the filter hides are not worth a batch
+MOST_COLLECTIONS = 16  # that are asked for one by one
+LONGEST_STRETCH, STRETCHED_ROWS = 64.0, 1_000_000  # of a batch that the filter leaves almost empty
 PROBE_ROWS = 1_000  # of a first batch that has a limit of bytes, if nobody knows what a row weighs
 
 Recall = Callable[[dict[str, Any]], Known | None]
@@ -49,8 +52,12 @@ class Driver:
         self._misses: dict[int, int] = {}  # how often in a row a vbucket was left unread
         self._held: dict[int, float] = {}  # until when it is not tried again
         self._guess: float | None = None  # of what a row weighs
+        self._filtered = bool(options.collections or options.scope)
         self._wanted: Wanted | None = None
         self._resolved = False
+        self._most: int | None = None
+        self._full = False  # whether the last batch took all that its limit allowed
+        self._stretch = 1.0
         self._desk: ReportDesk | None = None
 
     def close(self) -> None:
@@ -124,9 +131,20 @@ class Driver:
         if wanted.filter.nothing:
             return at  # until a collection of one of the names is made
         fail = self.options.on_rollback is OnRollback.FAIL
-        end = plan(at, view, self.known, most=self._rows(*most), ceiling=self._ceiling, fail_on_rollback=fail,
+        self._most = self._rows(*most)
+        end = plan(at, view, self.known, most=self._most, ceiling=self._top(at, view, wanted), fail_on_rollback=fail,
                    close=self._may_close(), wanted=wanted)  # fmt: skip
         return at if end is at else replace(end, bucket=self.cluster.topology().bucket_uuid or at.bucket)
+
+    def _top(self, at: Offset, view: View, wanted: Wanted) -> Mapping[int, int] | None:
+        """How far vbuckets may go. What a filter hides is not worth a batch of its own, but now and then it is: the
+        place of a reader must not fall behind what is purged."""
+        if self._ceiling is not None or view.matching is None or wanted.filter not in at.filters[:1]:
+            return self._ceiling
+        matters = any(view.matching.get(vb, 0) > place.seqno for vb, place in enumerate(at.places))
+        if matters or time.monotonic() - self._idle_since > HIDDEN_FOR_S:
+            return None
+        return {vb: place.seqno for vb, place in enumerate(at.places)}
 
     def _may_close(self) -> bool:
         """An empty batch is worth while when a run ends, or when nothing has happened for a while."""
@@ -135,10 +153,20 @@ class Driver:
         return self._ceiling is not None or time.monotonic() - self._idle_since > CLOSE_AFTER_S
 
     def _rows(self, rows: int | None, size: int | None) -> int | None:
-        limits = [] if rows is None else [rows]
+        limits = [] if rows is None else [max(rows, min(int(rows * self._stretch), STRETCHED_ROWS))]
         if size is not None:
             limits.append(max(1, int(size / self._row_bytes())) if self._row_bytes() else PROBE_ROWS)
         return min(limits) if limits else None
+
+    def _weigh(self, rows: int) -> None:
+        """How many seqnos a row takes: with a filter, most of them may be others'. Without one, a seqno is a row."""
+        limit = self.options.max_rows_per_trigger
+        if limit is None or not self._filtered:
+            return
+        if rows > limit:
+            self._stretch = max(1.0, self._stretch * limit / rows)
+        elif rows < limit / 4 and self._full:
+            self._stretch = min(LONGEST_STRETCH, self._stretch * 4)
 
     def _row_bytes(self) -> float:
         """What a row weighs, as tasks have seen; before that, as the nodes say. 0 if nobody knows."""
@@ -163,7 +191,8 @@ class Driver:
         highs = self.cluster.reachable_highs if self._ceiling is None else self.cluster.highs
         self._wanted = None  # what the names mean may have changed
         also = [*self.known.left(at), *behind(at, self._want(at))]
-        view = look(at, highs, self.cluster.logs, everything=everything, also=also)
+        matching = self._matching(self._want(at))
+        view = replace(look(at, highs, self.cluster.logs, everything=everything, also=also), matching=matching)
         if not self._looked and any(place.seqno for place in at.places):
             # Only a reader that was away for days can have been passed by a purge; while it runs, executors notice.
             self._looked, view = True, replace(view, purges=self.cluster.purges())
@@ -172,6 +201,13 @@ class Driver:
         self._view, self._viewed_at = replace(view, highs=held), now
         return self._view
 
+    def _matching(self, wanted: Wanted) -> dict[int, int] | None:
+        """Up to where vbuckets have something of the filter, if few questions tell."""
+        ids = [number for number in wanted.scope_of if wanted.filter.has(number, wanted.scope_of)]
+        if not self._filtered or not 0 < len(ids) <= MOST_COLLECTIONS:
+            return None
+        return self.cluster.matching(ids)
+
     def _learn(self, at: Offset, now: float) -> None:
         """What became of the batch that ended at ``at``, if this driver ran it or somebody has kept the reports."""
         if self.options.on_rollback is OnRollback.FAIL:
@@ -179,6 +215,7 @@ class Driver:
         if at == self._ran and self._desk:
             self.known.heard = True
             self._desk.learn(self.known)
+            self._weigh(self._desk.rows)
         elif self._recall is not None:
             self.known = self._recall(at.to_json()) or self.known
         self._misses = {vb: self._misses.get(vb, 0) + 1 for vb in self.known.left(at)}
@@ -207,6 +244,7 @@ class Driver:
         todo = ranges(at, goal, view, self.known, self._want(goal))
         # From here on executors read: what the cluster said before says nothing about what they will get.
         self._view, self.known, self._ran = None, Known(), goal
+        self._full = self._most is not None and sum(one.backlog for one in todo) >= self._most
         return self._pack(todo, follow=False)
 
     def batch_tasks(self) -> list[Task]:
@@ -243,8 +281,7 @@ class Driver:
     def _want(self, at: Offset | None = None) -> Wanted:
         """What is to be read. A name that does not exist is an error at first; later on, its collection was dropped."""
         if self._wanted is None:
-            by_name = bool(self.options.collections or self.options.scope)
-            needed = by_name or (at is not None and at.filters not in ((), (EVERYTHING,)))
+            needed = self._filtered or (at is not None and at.filters not in ((), (EVERYTHING,)))
             if needed:
                 self._wanted = resolve(self.options, self.cluster.manifest(), strict=not self._resolved)
             else:

@@ -53,11 +53,16 @@ EVERYTHING_WANTED = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the cluster said after the last batch was over; made by ``look``."""
+    """What the cluster said after the last batch was over; made by ``look``.
+
+    ``matching`` is up to where each vbucket has something that the filter lets through, if that is known. It only
+    decides how much of a limit a range takes: nothing that is delivered depends on it.
+    """
 
     highs: Mapping[int, int]
     logs: Mapping[int, FailoverLog]
     purges: Mapping[int, int] = field(default_factory=dict)
+    matching: Mapping[int, int] | None = None
 
 
 def look(
@@ -275,10 +280,13 @@ def _rolled_back(place: Place, target: int, baseline: bool, unread: bool) -> Pla
 
 
 def _ends(bases: Mapping[int, Place], view: View, most: int | None, ceiling: Mapping[int, int]) -> dict[int, int]:
-    tops = {vb: min(view.highs[vb], ceiling.get(vb, SEQNO_MAX)) for vb in bases}
-    backlogs = {vb: tops[vb] - place.seqno for vb, place in bases.items() if tops[vb] > place.seqno}
-    shares = share(backlogs, most)
-    return {vb: place.seqno + shares.get(vb, 0) for vb, place in bases.items()}
+    tops = {vb: max(place.seqno, min(view.highs[vb], ceiling.get(vb, SEQNO_MAX))) for vb, place in bases.items()}
+    matching = tops if view.matching is None else view.matching
+    # What the filter does not let through takes nothing of the limit, as far as that is known.
+    costs = {vb: min(tops[vb], matching.get(vb, tops[vb])) - place.seqno for vb, place in bases.items()}
+    shares = share({vb: cost for vb, cost in costs.items() if cost > 0}, most)
+    return {vb: tops[vb] if shares.get(vb, 0) >= costs[vb] else place.seqno + shares.get(vb, 0)
+            for vb, place in bases.items()}  # fmt: skip
 
 
 def share(backlogs: Mapping[int, int], most: int | None) -> dict[int, int]:

@@ -19,6 +19,8 @@ from upriver.client.blocking import connect
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.offsets import Offset
 from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.options import SyncOptions
+from upriver.spark.tables.plan import explain
 from upriver.spark.tables.progress import Journal
 from upriver.spark.tables.read import read_arrow, read_documents
 from upriver.spark.tables.run import first_cause
@@ -120,6 +122,33 @@ def test_a_collection_that_was_dropped_and_made_again_starts_empty(spark, lake: 
     assert len(read_documents(lake.lake, "_default.users")) == 30
 
 
+def test_a_sync_with_more_collections_loads_their_past(spark, lake: LakeWorld) -> None:
+    """Also a vbucket at a time; what is left out later stays as it is, and is true again when it is back."""
+    world = lake.world
+    world.set_manifest(manifest("1", ("a", "8"), ("b", "9")))
+    world.db.set_many({b"a%d" % n: b'{"n": 1}' for n in range(20)}, 8)
+    world.db.set_many({b"b%d" % n: b'{"n": 1}' for n in range(30)}, 9)
+    world.put(10)
+    lake.sync(spark, collections="a")
+    planned = {one["name"]: one["plan"] for one in explain(SyncOptions.parse(lake.options()))["tables"]}
+    assert planned["_default.b"] == "load all of it into new tables"
+    lake.sync(spark, collections="a,b", max_rows=20)
+    assert len(read_documents(lake.lake, "_default.a")) == 20
+    assert len(read_documents(lake.lake, "_default.b")) == 30
+    lake.sync(spark)
+    lake.assert_equal()
+    lake.sync(spark, collections="a")
+    world.db.delete(b"b1", 9)
+    world.db.set(b"a20", b"{}", 8)
+    lake.sync(spark, collections="a")
+    for vbucket in range(world.vbuckets):
+        world.fault("purge", vbucket=vbucket)
+    lake.sync(spark)
+    assert len(read_documents(lake.lake, "_default.a")) == 21
+    assert len(read_documents(lake.lake, "_default.b")) == 29
+    lake.assert_equal()
+
+
 def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
     lake.world.put(100)
     stop, seen = threading.Event(), []
@@ -141,7 +170,6 @@ def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
 
 def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld) -> None:
     from upriver.spark.tables.job import Applier
-    from upriver.spark.tables.options import SyncOptions
 
     lake.world.put(500)
     options = SyncOptions.parse(lake.options())

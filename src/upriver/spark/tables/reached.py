@@ -9,9 +9,10 @@ may be one batch ahead of it, after a crash between the two. Its members, to whi
   change up to it, of what ``filter`` lets through, is in the log; but see ``unread``.
 * ``filter``: what the sync reads. ``{"scope": "", "collections": []}`` is the whole bucket. A ``scope`` is that scope
   with all its collections; ``collections`` are names in full, ``scope.collection``, and ``scope`` is then empty.
+* ``behind``: vbuckets of which ``offset`` promises too much, as bits of a hexadecimal number (empty for none): those
+  that are ``unread``, and those that have not caught up yet with a filter that became wider. They are on their way.
 * ``unread``: vbuckets that tasks of this batch had to leave alone (keys are their numbers as text): the next batch
-  rolls them back and reads them again. What the log has of them is behind ``offset``. Those that batches before have
-  left are in the offset itself, as the bits of its hexadecimal ``unread``.
+  rolls them back and reads them again. Those that batches before have left are in the offset itself.
 * ``complete``: vbuckets that are consistent at ``offset``, as bits of a hexadecimal number. With it, the plan of the
   next batch knows what its predecessor knew, also in another process.
 
@@ -62,7 +63,18 @@ class Reached:
 
     def store(self, lake: Lake) -> None:
         told = {"batch": self.batch, "query": self.query, "offset": self.offset, "filter": self.filter}
-        lake.store(NAME, {**told, **self.reports.plain()})
+        lake.store(NAME, {**told, "behind": mask_of(self.behind()), **self.reports.plain()})
+
+    def follows(self, name: str) -> bool:
+        """Whether this collection (``scope.collection``) was part of the sync."""
+        scope, collections = self.filter["scope"], self.filter["collections"]
+        return name in collections if collections else not scope or name.partition(".")[0] == scope
+
+    def behind(self) -> set[int]:
+        """The vbuckets that do not have everything up to the offset."""
+        offset = Offset.from_json(self.offset)
+        lacking = {vb for vb, place in enumerate(offset.places) if place.filter}
+        return {*self.reports.unread, *offset.unread, *lacking}
 
 
 @dataclass(frozen=True)

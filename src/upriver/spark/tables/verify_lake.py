@@ -151,7 +151,10 @@ class LakeFiles:
 
     def _json(self, path: str) -> dict[str, Any] | None:
         text = self._text(path)
-        return None if text is None else dict(json.loads(text))
+        try:
+            return None if text is None else dict(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{self.root}/{path} is damaged ({error}): restore it from a backup of the lake") from error
 
 
 def _name_of(directory: str, known: Iterable[str] = ()) -> str:

@@ -119,7 +119,7 @@ class StreamSource:
     __slots__ = (
         "__weakref__", "_after_backfill", "_announced_end", "_disk_only", "_ended", "_ignore_purged", "_in_oso",
         "_killed", "_known_purge", "_origin", "_oso", "_owed_end", "_queue", "_scan", "_snap_start", "_vbucket",
-        "_visible_only", "_wake", "_wanted", "_whole_upto", "collections", "end", "position",
+        "_visible_only", "_wake", "_wanted", "collections", "end", "position",
     )  # fmt: skip
 
     def __init__(
@@ -147,7 +147,6 @@ class StreamSource:
         self._after_backfill = True  # the first memory marker begins a checkpoint
         self._queue: deque[StreamEvent] = deque()
         self._scan: DiskScan | None = None
-        self._whole_upto = 0  # a scan from 0 to here left out what was dead, so it needs no tombstone up to here
         self._in_oso = False
         self._killed: EndReason | None = None
         self._ended = False
@@ -326,8 +325,6 @@ class StreamSource:
         if vbucket.persisted_seqno <= self.position:
             return End(EndReason.OK) if self._disk_only else self._from_memory()
         self._scan = DiskScan(vbucket, self.position)
-        if self.position == 0:
-            self._whole_upto = self._scan.end
         self._after_backfill = True
         if self._may_go_out_of_order():
             self._in_oso = True
@@ -383,9 +380,7 @@ class StreamSource:
     def _is_purged(self) -> bool:
         """The re-check of 5.6: tombstones that this reader needs were purged since it was let in."""
         purge = self._vbucket.purge_seqno
-        if self._ignore_purged or self.position == 0 or self._known_purge == purge:
-            return False
-        if purge <= max(self.position, self._whole_upto):
+        if self._ignore_purged or self.position == 0 or self.position >= purge or self._known_purge == purge:
             return False
         if self.collections is None:
             return True

@@ -154,7 +154,7 @@ class LakeFiles:
         try:
             return None if text is None else dict(json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
-            raise ConfigError(f"{self.root}/{path} is damaged ({error}): restore it from a backup of the lake") from error
+            raise ConfigError(f"{self.root}/{path} is damaged ({error}): restore it from a backup") from error
 
 
 def _name_of(directory: str, known: Iterable[str] = ()) -> str:

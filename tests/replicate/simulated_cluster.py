@@ -107,10 +107,10 @@ class SimulatedNodes:
         return node.map
 
     def take_over(
-        self, member: Member, bucket: str, vbuckets: list[int], revision: int, timeout_s: float
+        self, member: Member, bucket: str, vbuckets: list[int], planned: Version, timeout_s: float
     ) -> dict[int, str]:
         node = self._reached(member)
-        if node.map is None or node.map.revision != revision:
+        if node.map is None or node.map.lineage.version != planned:
             raise NodeRefused("another plan")
         if not self._cluster.take_over(node):
             return {0: "interrupted"}

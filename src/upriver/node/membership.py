@@ -16,7 +16,7 @@ import orjson
 from upriver.errors import ConfigError, NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.node import log
-from upriver.node.cluster_map import ClusterMap, NodeAddress
+from upriver.node.cluster_map import ClusterMap, NodeAddress, Version
 from upriver.node.http_cluster import bucket_or_404
 from upriver.node.http_server import Result, route
 from upriver.node.http_wire import Answer, HttpError, Request
@@ -57,7 +57,7 @@ def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = Fals
 
 
 def _check_successor(node: Node, kept: KeptMap, new: ClusterMap) -> None:
-    known = kept.map
+    known = kept.checked()
     if known is None:
         return
     if known.uuid != new.uuid:
@@ -135,11 +135,12 @@ def newest_map(node: Node, request: Request, name: str) -> Result:
 
 def _report(node: Node, bucket: NodeBucket) -> dict[str, Any]:
     kept = KeptMap.of(node, bucket)
+    known = kept.checked()
     return {
         "revision": kept.version.revision,
         "epoch": kept.version.epoch,
         "branch": kept.version.branch,
-        "uuid": kept.map.uuid if kept.map is not None else "",
+        "uuid": known.uuid if known is not None else "",
         "member": bucket.member,
         "clean": bucket.store.opened_clean,
         "manifest_uid": bucket.store.manifest.uid,
@@ -183,7 +184,8 @@ async def take_over(node: Node, request: Request, name: str) -> Result:
     try:
         wanted = orjson.loads(request.body)
         vbuckets, timeout_s = [int(vb) for vb in wanted["vbuckets"]], float(wanted.get("timeout_s", 60.0))
-        _check_revision(node, bucket, int(wanted["revision"]))
+        planned = Version(int(wanted["epoch"]), int(wanted["revision"]), str(wanted["branch"]))
+        _check_plan(KeptMap.of(node, bucket).version, planned)
         replicator = replicator_of(bucket)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
@@ -201,11 +203,10 @@ async def _take_over_one(replicator: Replicator, vb: int, timeout_s: float) -> s
     return ""
 
 
-def _check_revision(node: Node, bucket: NodeBucket, revision: int) -> None:
+def _check_plan(current: Version, planned: Version) -> None:
     """A request that waited while this node was stopped may be from a plan that was given up."""
-    current = node.cluster_map(bucket).revision
-    if revision != current:
-        raise ConfigError(f"the takeover was planned for revision {revision}, this is {current}")
+    if planned != current:
+        raise ConfigError(f"the takeover was planned for revision {planned.revision}, this is {current.revision}")
 
 
 # ---------------------------------------------------------------------------------------------- collections

@@ -20,7 +20,7 @@ from upriver.node.manifest_edits import Edit, EditRefused, edited
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
 
-DECIDED_S = 60.0
+DECIDED_S = 30.0  # less than clients wait for an answer
 _NO_MANAGER = "the cluster's manager has not decided in time: `upriver cluster start` must be running for it"
 
 
@@ -31,13 +31,13 @@ class Proposals:
         self._edits: dict[str, Edit] = {}
         self._outcomes: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
-    async def decided(self, edit: Edit, timeout_s: float = DECIDED_S) -> str:
+    async def decided(self, edit: Edit) -> str:
         """The uid of the manifest that has the change; ``EditRefused`` says why there is none."""
         name = secrets.token_hex(8)
         self._edits[name] = edit
         self._outcomes[name] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(DECIDED_S):
                 outcome = await self._outcomes[name]
         except TimeoutError as error:
             raise EditRefused(HTTPStatus.SERVICE_UNAVAILABLE, _NO_MANAGER) from error

@@ -303,7 +303,12 @@ class Manager:
                 raise ConfigError(f"{member} is a member already")
             if self._nodes.report(member, state.bucket).manifest_uid > state.manifest_uid:
                 raise ConfigError(f"{member} has collections of its own: erase its data, and add it then")
-            return self._commit(replace(state, members=(*state.members, member), revision=state.revision + 1))
+            new = self._file.save(replace(state, members=(*state.members, member), revision=state.revision + 1))
+            *_, outcome = self._push(new, range(len(new.members)))
+            if isinstance(outcome, NodeRefused):
+                self._commit(replace(state, revision=new.revision + 1))
+                raise outcome
+            return new
 
     def remove(self, name: str, on_move: Callable[[int, int, Move], None] | None = None) -> ClusterState:
         """Move everything off a node and forget it."""
@@ -382,7 +387,7 @@ class Manager:
         order = self._nodes.take_over
         outcomes = at_once(
             [
-                partial(order, state.members[target], state.bucket, vbuckets, state.revision, timeout_s)
+                partial(order, state.members[target], state.bucket, vbuckets, state.lineage.version, timeout_s)
                 for target, vbuckets in by_target.items()
             ]
         )

@@ -350,6 +350,9 @@ def test_what_a_wider_filter_has_not_brought_yet_is_late(lake: Synced) -> None:
 
 
 def test_tables_that_are_held_back_in_a_load_are_late_and_what_the_log_lacks_is_missing(lake: Synced) -> None:
+    lake.sync(lag=10**9)
+    found = lake.verify()[DEFAULT]
+    assert (wrong(found), found.late) == ({}, found.bucket_rows)
     lake.sync()
     lake.put(30, "held")
     lake.sync(lag=10**9)

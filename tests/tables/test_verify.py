@@ -350,6 +350,9 @@ def test_what_a_wider_filter_has_not_brought_yet_is_late(lake: Synced) -> None:
 
 
 def test_tables_that_are_held_back_in_a_load_are_late_and_what_the_log_lacks_is_missing(lake: Synced) -> None:
+    lake.sync(lag=10**9)
+    found = lake.verify()[DEFAULT]
+    assert (wrong(found), found.late) == ({}, found.bucket_rows)
     lake.sync()
     lake.put(30, "held")
     lake.sync(lag=10**9)
@@ -395,9 +398,12 @@ def test_the_command_says_what_it_judged_and_takes_the_options_of_the_sync(lake:
     (tmp_path / "secret").write_text("none\n")
     config = tmp_path / "sync.toml"
     config.write_text(f'connection = "{lake.node.connection_string}"\nto = "{lake.root}"\nevery = "5s"\n')
-    found = run("--config", str(config), "--password-file", str(tmp_path / "secret"))
+    found = run("--config", str(config), "--password-file", str(tmp_path / "secret"), "--network", "default")
     assert (found.exit_code, "view: current with its tail" in found.output) == (0, True)
     lake.delta().delete("_key = 'k7'")
+    found = run("--config", str(config))
+    assert found.output.splitlines()[-1] == "1 difference (view: current with its tail)"
+    assert "  missing: k7" in found.output
     found = run("--config", str(config), "--view", "current", "--json")
     assert found.exit_code == 1
     assert json.loads(found.output.splitlines()[0])["missing"] == ["k7"]

@@ -297,7 +297,7 @@ class Judge:
 
     def _judge(self, name: str, contents: Contents, shown: Shown, floor: Sequence[Floor], found: Finding) -> None:
         number = self.ids[name]
-        truth = contents.last.get(number, {}) if number is not None else {}
+        truth = contents.of(number) if number is not None else {}
         found.bucket_rows += sum(last.said is not None for last in truth.values())
         found.table_rows += shown.count
         found.broken.update(shown.broken)
@@ -321,9 +321,9 @@ class Judge:
     def _let_wait(self, name: str, committed: Committed, found: Finding) -> None:
         """In a large load, tables are held back while the log runs ahead: what is in the log is late, not lost."""
         log, tail = self.lake.table("changes", name), self.lake.table("tail", name)
-        if not found.wrong or log is None or tail is None:
+        if not found.wrong or log is None:
             return
-        applied = tail.delta.transaction_version(APPLIED)
+        applied = None if tail is None else tail.delta.transaction_version(APPLIED)
         if applied is not None and applied >= committed.batch:
             return
         newer = pc.field("batch") > (-1 if applied is None else applied)

@@ -38,9 +38,9 @@ class Last:
 
 @dataclass
 class Contents:
-    """What some vbuckets hold, by collection id and key."""
+    """What some vbuckets hold, by collection id and vbucket, and then by key."""
 
-    last: dict[int, dict[str, Last]] = field(default_factory=dict)
+    last: dict[tuple[int, int], dict[str, Last]] = field(default_factory=dict)
     wiped: dict[tuple[int, int], int] = field(default_factory=dict)  # (collection id, vbucket): when, as a seqno
     moving: frozenset[int] = frozenset()  # vbuckets that are written so often that a key may have escaped us
 
@@ -54,14 +54,17 @@ class Contents:
                 self._wipe(row["collection_id"], vbucket, seqno)
             elif row["key"] is not None:
                 said = of_bucket(row) if event == Event.MUTATION else None
-                self.last.setdefault(row["collection_id"], {})[shown(row["key"])] = Last(vbucket, seqno, said)
+                keys = self.last.setdefault((row["collection_id"], vbucket), {})
+                keys[shown(row["key"])] = Last(vbucket, seqno, said)
         return True
 
     def _wipe(self, collection_id: int, vbucket: int, seqno: int) -> None:
-        self.wiped[collection_id, vbucket] = max(seqno, self.wiped.get((collection_id, vbucket), 0))
-        keys = self.last.get(collection_id, {})
-        for key in [key for key, last in keys.items() if last.vbucket == vbucket and last.seqno <= seqno]:
-            del keys[key]
+        self.wiped[collection_id, vbucket] = seqno
+        self.last.pop((collection_id, vbucket), None)
+
+    def of(self, collection_id: int) -> dict[str, Last]:
+        """The keys of a collection."""
+        return {key: last for at, keys in self.last.items() if at[0] == collection_id for key, last in keys.items()}
 
 
 def read(db: Database, vbuckets: Sequence[int]) -> Contents:

@@ -100,7 +100,8 @@ class LakeFiles:
             self._fs, self._base = pafs.LocalFileSystem(), self.root
         self.settings = self._json("_upriver/lake.json")
         known = self._json("_upriver/collections.json") or {}
-        self._directories = {_name_of(info.base_name, known): info.base_name for info in self._list("current")}
+        places = {info.base_name for kind in ("changes", "current") for info in self._list(kind)}
+        self._directories = {_name_of(place, known): place for place in places}
         if self.settings is None and not self._directories:
             raise ConfigError(f"--to {root}: there are no tables; `upriver sync ... --to {root}` makes them")
 

@@ -99,12 +99,13 @@ class Bucket:
             while more and bytes(cursor.key()).startswith(VB_META):
                 self._restore(int.from_bytes(bytes(cursor.key())[1:], "big"), cursor.value())
                 more = cursor.next()
-        if not clean:
-            for vbucket in self._vbuckets.values():
-                self._survive_crash(vbucket)
+        # Who will catch up with the manifest writes where others may have gone on: as after a crash.
+        branching = [vb for vb in self._vbuckets.values() if not clean or vb.lags_behind_manifest]
+        for vbucket in branching:
+            self._survive_crash(vbucket)
         with disk.write() as transaction:
             self._put_identity(transaction, clean=False)
-            for vbucket in self._vbuckets.values() if not clean else ():
+            for vbucket in branching:
                 transaction.put(meta_key(vbucket.id), write_json(vbucket.describe()), db=disk.meta)
         self._manifests.catch_up()
 
@@ -202,7 +203,7 @@ class Bucket:
 
     def _end_upkeep(self) -> None:
         """Let background work end with the vbucket that it is at."""
-        self._closing = self._manifests.stopping = True
+        self._closing = True
         with self._manifests.turn, self._shared.commit_lock:
             pass
 

@@ -1,7 +1,7 @@
 """How a bucket gets a new manifest: on disk first, then into every active vbucket, a few commits for all of them.
 
-Others read and write meanwhile; between two vbuckets they may have the lock. If it ends in the middle, by a crash or
-because the bucket is closed, the next start goes on.
+Others read and write meanwhile; between two vbuckets they may have the lock. If a crash comes in the middle, the next
+start goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class ManifestChanges:
     def __init__(self, shared: Shared, flusher: Flusher, vbuckets: dict[int, VBucket]) -> None:
         self._shared, self._flusher, self._vbuckets = shared, flusher, vbuckets
         self.turn = threading.Lock()
-        self.stopping = False
 
     def keep(self, new: Manifest, check: Callable[[], None], put_identity: PutIdentity) -> None:
         """Make it the bucket's: from here on vbuckets that begin, or begin anew, catch up with it."""
@@ -59,7 +58,7 @@ class ManifestChanges:
         """Bring the active vbuckets up to the bucket's manifest; durable on return."""
         with self._shared.lock:
             waiting = list(self._vbuckets.values())
-        while waiting and not self.stopping:
+        while waiting:
             with self._shared.commit_lock:  # the flusher would begin with the first ones: one commit is enough
                 self._apply_to(waiting.pop())
                 while waiting and self._shared.dirty_bytes < self._shared.options.flush_bytes:
@@ -75,7 +74,7 @@ class ManifestChanges:
     def catch_up(self) -> None:
         """After a start: a crash may have come between a manifest and what vbuckets make of it."""
         for vbucket in self._vbuckets.values():
-            if vbucket.state is VbucketState.ACTIVE:
+            if vbucket.lags_behind_manifest:
                 vbucket.adopt_manifest()
         if self._shared.dirty:
             self._flusher.flush()

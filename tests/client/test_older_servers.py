@@ -17,6 +17,10 @@ import upriver
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.errors import Status, StatusError, UnknownCollection, UnknownScope
+from upriver.model import Position
+from upriver.spark.options import ReadOptions as SparkOptions
+from upriver.spark.planning import Range
+from upriver.spark.reading import Reader, Task
 from upriver.wire import Context, Message, Opcode, OtherResponse, decode
 from upriver.wire.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, VbucketSeqno
 from upriver.wire.constants import Feature, StreamEndStatus
@@ -139,6 +143,14 @@ def test_tail_and_dump_work_on_it(older: str, tmp_path: Path) -> None:
     summary: Any = json.loads(run("dump", older, "--out", out, "--json"))
     assert summary["rows"] == VBUCKETS * SEQNOS
     assert json.loads(run("dump", older, "--out", out, "--json"))["rows"] == 0
+
+
+def test_a_task_of_spark_reads_it(older: str) -> None:
+    ranges = tuple(Range(vb, Position(), SEQNOS, 0, 0) for vb in range(VBUCKETS))
+    options = SparkOptions.parse({"connection": older, "timeoutSeconds": "60"})
+    batches = list(Reader(Task(ranges, follow=True), options).batches())
+    assert sum(batch.num_rows for batch in batches) == VBUCKETS * SEQNOS
+    assert {path for batch in batches for path in batch["collection"].to_pylist()} == {"_default"}
 
 
 @pytest.mark.parametrize(("code", "name"), [(0x34, "SCOPE_SIZE_LIMIT_EXCEEDED"), (0x89, "NO_COLLECTIONS_MANIFEST"),

@@ -43,6 +43,7 @@ class Question:
     data: bytes
     opaques: range
     ends: Ends | None = None
+    fence: int | None = None  # the opaque behind a run, of which only refusals are answered
     answers: list[Response] = field(default_factory=list)
 
     def take(self, response: Response) -> bool:
@@ -55,7 +56,7 @@ class Question:
 
     def _is_ours(self, opaque: int) -> bool:
         if self.ends:
-            return opaque in self.opaques or opaque == FENCE
+            return opaque in self.opaques or opaque == self.fence
         return opaque == self.opaques[len(self.answers)]
 
 
@@ -64,7 +65,7 @@ def question(
 ) -> Question:
     """Number the requests; a run of writes has its own numbers."""
     if len(messages) == 1 and isinstance(messages[0], SetRun):
-        return Question(messages[0].encode(), range(len(messages[0].keys)), ends)
+        return Question(messages[0].encode(), range(len(messages[0].keys)), ends, FENCE)
     numbers = opaques.take(len(messages))
     encoded = (_encoded(message, number, collections) for message, number in zip(messages, numbers, strict=True))
     return Question(b"".join(encoded), numbers, ends)

@@ -1,11 +1,13 @@
 """A vbucket and a micro-batch query in a few lines each, so that planning can be tried on thousands of histories.
 
 The producer keeps everything it ever wrote and deduplicates only while it sends, so that a failover brings back
-whatever had been hidden: as hostile as a real one can be.
+whatever had been hidden: as hostile as a real one can be. A vbucket may have two owners for a while, when its old one
+is cut off from the cluster but not from its clients; driver and executors then need not agree about which it is.
 """
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +72,39 @@ class Producer:
         return snapshots[: reached + 1]
 
 
+class Cluster:
+    """The owners that one vbucket has: all but the last are of the past, and do not know it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.owners = [Producer(rng)]
+
+    @property
+    def truth(self) -> Producer:
+        return self.owners[-1]
+
+    def tear(self) -> None:
+        """A replica is promoted, and the old owner goes on serving whoever still believes in it."""
+        promoted = copy.copy(self.truth)
+        promoted.writes = list(promoted.writes)
+        promoted.fail_over()
+        self.owners.append(promoted)
+
+    def heal(self) -> None:
+        del self.owners[:-1]
+
+    def disturb(self, *, tears: bool) -> None:
+        rng = self.rng
+        for _ in range(rng.randrange(4)):
+            rng.choice(self.owners).write()
+        if rng.random() < 0.15:
+            rng.choice(self.owners).fail_over()
+        if tears and rng.random() < 0.1:
+            self.tear()
+        if rng.random() < 0.2:
+            self.heal()
+
+
 @dataclass
 class Table:
     """What a consumer of the rows holds: the changes, and a rollback forgets those above its seqno."""
@@ -88,15 +123,29 @@ class Table:
         return {key: value for key, value in latest.items() if value is not None}
 
 
-class Query:
-    """A query over one vbucket: plan, read, commit, crash, replay."""
+Rows = list[tuple[str, int, str, int | None]]
 
-    def __init__(self, producer: Producer, rng: random.Random, *, naive: bool = False) -> None:
-        self.producer, self.rng, self.naive = producer, rng, naive
+
+class Query:
+    """A query over one vbucket: plan, read, commit, crash, replay.
+
+    ``mistake`` is what a planner might do wrong: "naive" claims to be complete wherever it stands, "onlooker" where the
+    driver sees that nothing has happened since, and "optimist" supposes that a batch it knows nothing of was read.
+    """
+
+    def __init__(self, cluster: Cluster, rng: random.Random, *, mistake: str = "", tears: bool = True) -> None:
+        self.cluster, self.rng, self.mistake, self.tears = cluster, rng, mistake, tears
         self.table = Table()
         self.offset = Offset.earliest(1)
-        self.known = Known()
+        self.known = Known(heard=True)
+        self.map = 0  # a driver that lives never goes back to an older map
         self.rollbacks = 0
+        self.last = (0, 0)
+
+    def owner(self) -> Producer:
+        """The vbucket's owner, as the driver sees it now."""
+        self.map = self.rng.randrange(min(self.map, len(self.cluster.owners) - 1), len(self.cluster.owners))
+        return self.cluster.owners[self.map]
 
     def view(self, *, quiet: bool = False) -> View:
         """What the driver sees, while the world goes on between its questions."""
@@ -104,60 +153,92 @@ class Query:
         def ask(answer: Any) -> Any:
             if not quiet and self.rng.random() < 0.2:
                 self.disturb()
-            return {0: answer()}
+            return {0: answer(self.owner())}
 
         everything = quiet or self.rng.random() < 0.5
-        read = (lambda: ask(lambda: self.producer.high), lambda vbs: ask(lambda: self.producer.log) if vbs else {})
-        return look(self.offset, *read, everything=everything)
+        read = (lambda: ask(lambda node: node.high), lambda vbs: ask(lambda node: node.log) if vbs else {})
+        return look(self.offset, *read, everything=everything, also=self.known.left(self.offset))
 
     def disturb(self) -> None:
         """The world goes on between any two steps."""
-        for _ in range(self.rng.randrange(4)):
-            self.producer.write()
-        if self.rng.random() < 0.15:
-            self.producer.fail_over()
+        self.cluster.disturb(tears=self.tears)
 
     def step(self, *, quiet: bool = False, most: int | None = None) -> bool:
         """One trigger; false if there was nothing to do."""
         start, view = self.offset, self.view(quiet=quiet)
-        self.known.observe(start, view)
-        if self.naive:  # "I have everything up to where I stand"
-            self.known.complete[0] = (start.places[0].vbuuid, start.places[0].seqno)
-        end = plan(start, view, self.known, most=most)
+        self.err(start, view)
+        end = plan(start, view, self.known, most=most, close=quiet or self.rng.random() < 0.3)
         if end is start:
             return False
-        attempts = 1 if quiet else self.rng.choice((1, 1, 1, 2))
+        results = self.run(start, end, view, quiet)
+        self.table.apply(self.rng.choice(results)[0])
+        self.rollbacks += len(end.rollbacks)
+        self.offset = Offset.from_json(end.to_json())
+        self.learn([told for _, told in results], quiet)
+        return True
+
+    def run(self, start: Offset, end: Offset, view: View, quiet: bool) -> list[tuple[Rows, Known]]:
+        """All attempts to read a batch; any one may be the one whose rows are kept."""
         results = []
-        for _ in range(attempts):
+        for _ in range(1 if quiet else self.rng.choice((1, 1, 1, 2))):
             todo = ranges(start, end, view, self.known)
             if not quiet:
                 self.disturb()
             results.append(self.read(todo))
             if not quiet and self.rng.random() < 0.2:  # the driver dies and plans the same batch again
-                self.known, view = Known(), self.view()
+                self.die()
+                view = self.view()
                 end = Offset.from_json(end.to_json())
-        kept = self.rng.randrange(len(results))
-        self.known = Known()
-        if len(results) == 1 and self.rng.random() < 0.7:
-            self.known.complete.update(results[0][1])
-        self.table.apply(results[kept][0])
-        self.rollbacks += len(end.rollbacks)
-        self.offset = Offset.from_json(end.to_json())
-        return True
+                if self.rng.random() < 0.5:
+                    results.clear()  # nothing of the batch was kept
+                    results.append(self.read(ranges(start, end, view, self.known)))
+        return results
 
-    def read(self, todo: list[Range]) -> tuple[list[tuple[str, int, str, int | None]], dict[int, tuple[int, int]]]:
-        rows: list[tuple[str, int, str, int | None]] = []
-        complete: dict[int, tuple[int, int]] = {}
+    def die(self) -> None:
+        self.known, self.map = Known(), 0
+
+    def learn(self, told: list[Known], quiet: bool) -> None:
+        """What the driver knows when the batch is over, unless it died or a report was lost."""
+        if not quiet and self.rng.random() < 0.15:
+            self.die()
+            return
+        self.known = Known(heard=True)
+        for one in told:
+            self.known.unread.update(one.unread)
+        if self.rng.random() < 0.8 and all(one.complete == told[0].complete for one in told):
+            self.known.complete.update(told[0].complete)
+
+    def err(self, start: Offset, view: View) -> None:
+        at = (start.places[0].vbuuid, start.places[0].seqno)
+        looks_quiet = view.highs.get(0) == at[1] and 0 in view.logs and view.logs[0].uuid == at[0]
+        if self.mistake == "naive" or (self.mistake == "onlooker" and looks_quiet):
+            self.known.complete[0] = at
+        if self.mistake in ("onlooker", "optimist"):
+            self.known.heard = True
+        if self.mistake == "onlooker":
+            self.known.unread.clear()
+
+    def read(self, todo: list[Range]) -> tuple[Rows, Known]:
+        rows: Rows = []
+        told = Known()
         for one in todo:
-            at = one.claim
+            at, producer = one.claim, self.rng.choice(self.cluster.owners)
             if one.rolled_back:
                 rows.append(("rollback", at.seqno, "", None))
-            snapshots = self.producer.stream(at, one.end)
-            if snapshots is None or self.producer.log.uuid != one.vbuuid:
+                self.note(one.epoch, at.seqno)
+            snapshots = producer.stream(at, one.end)
+            if one.end > at.seqno and (snapshots is None or producer.log.uuid != one.vbuuid):
+                told.unread[0] = one.end
                 continue
-            claimed = at.snap_end if at.seqno != at.snap_start else at.seqno
-            for last, writes in snapshots:
+            reached = at.snap_end if at.seqno != at.snap_start else at.seqno
+            for last, writes in snapshots or []:
                 rows.extend(("mutation", w.seqno, w.key, w.value) for w in writes if w.seqno <= one.end)
-                if last == one.end and last >= claimed:
-                    complete[0] = (one.vbuuid, last)
-        return rows, complete
+                reached = last if last > reached else reached
+            if reached <= one.end:
+                told.complete[0] = (one.vbuuid, one.end)
+        return rows, told
+
+    def note(self, epoch: int, seqno: int) -> None:
+        """Epochs never go back, whoever dies."""
+        assert epoch >= self.last[0], (epoch, self.last)
+        self.last = (epoch, seqno)

@@ -23,8 +23,9 @@ def places(draw):
 @st.composite
 def offsets(draw):
     found = draw(st.lists(places(), min_size=1, max_size=20))
-    rollbacks = draw(st.frozensets(st.integers(0, len(found) - 1)))
-    return Offset(tuple(found), rollbacks, draw(st.booleans()), draw(st.booleans()))
+    some = st.frozensets(st.integers(0, len(found) - 1))
+    return Offset(tuple(found), draw(some), draw(st.booleans()), draw(st.booleans()), draw(some), draw(some),
+                  draw(st.sampled_from(("", "0f3a"))))
 
 
 @given(offsets())
@@ -49,7 +50,9 @@ def test_1024_vbuckets_stay_below_40_kilobytes(worst):
         behind = [10**8, 10**5, 10**3, 0] if worst else [70_000, 900, 20, 0]
         return Place(rng.getrandbits(64 if worst else 48), seqno, tuple(seqno - b for b in reversed(behind)), 3 * worst)
 
-    offset = Offset(tuple(place() for _ in range(1024)), frozenset(range(1024)) if worst else frozenset())
+    every = frozenset(range(1024))
+    some = {"rollbacks": every, "unread": every} if worst else {}
+    offset = Offset(tuple(place() for _ in range(1024)), reads=every, bucket="f" * 32, **some)
     text = json.dumps(offset.to_json())
     assert len(text) <= LIMIT_BYTES
     back = Offset.from_json(json.loads(text))

@@ -6,16 +6,16 @@ Spark does not retry a reader that raises, so network errors, restarts and failo
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from upriver.client.blocking import Database
 from upriver.client.operations import Ask, Operation
+from upriver.client.options import redacted
 from upriver.errors import (
     Busy,
-    ConfigError,
     ConnectFailed,
     NotMyVbucket,
     RemoteProtocolError,
@@ -24,7 +24,7 @@ from upriver.errors import (
 )
 from upriver.model import FailoverLog, VbucketState
 from upriver.protocol.topology import Address, Topology
-from upriver.spark.options import ConnectionOptions, ReadOptions
+from upriver.spark.options import ConnectionOptions
 from upriver.wire.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ class Cluster:
         self.options = options
         self._database: Database | None = None
         self._complete_at = time.monotonic()
+        self._was_connected = False  # once it was, a bucket that is not there belongs to a node that restarts
 
     def ask(self, question: Callable[[Database], T], what: str) -> T:
         """The answer to a question, asked again on a fresh connection while the cluster is in trouble."""
@@ -52,13 +53,15 @@ class Cluster:
                 self.close()
                 if time.monotonic() + pause > deadline:
                     waited = f"gave up after {self.options.timeout_seconds} s (timeoutSeconds)"
-                    raise ConnectFailed(f"cannot {what} of {self.options.connection}: {error}; {waited}") from error
+                    where = redacted(self.options.connection)
+                    raise ConnectFailed(f"cannot {what} of {where}: {error}; {waited}") from error
             time.sleep(pause)
             pause = min(LONGEST_PAUSE_S, pause * 2)
 
     def _connected(self) -> Database:
         if self._database is None:
-            self._database = Database(self.options.connect_options())
+            self._database = Database(self.options.connect_options(), again=self._was_connected)
+            self._was_connected = True
         return self._database
 
     def close(self) -> None:
@@ -107,22 +110,46 @@ class Cluster:
         except ConnectFailed:
             self.close()
 
+    def matching(self, collections: Iterable[int]) -> dict[int, int] | None:
+        """Up to where each vbucket has something of these collections; None if the nodes do not say."""
+        found: dict[int, int] = {}
+        try:
+            for number in collections:
+                for vb, seqno in self._connected().high_seqnos(number, complete=False).items():
+                    found[vb] = max(seqno, found.get(vb, 0))
+        except (StatusError, *TRANSIENT):
+            return None
+        return found
+
     def logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         wanted = list(vbuckets)
         return self.ask(lambda db: db.failover_logs(wanted), "read the failover logs") if wanted else {}
 
-    def names(self) -> dict[int, tuple[str, str]]:
-        """Scope and collection by collection id."""
-        return self.ask(lambda db: db.collection_names(), "read the collections")
+    def manifest(self) -> dict[str, Any]:
+        """The scopes and collections."""
+        return self.ask(lambda db: db.manifest(), "read the collections")
+
+    def _stats(self, group: str) -> list[dict[str, str]]:
+        """Statistics of every node; none if they do not say."""
+        try:
+            return list(self._connected().stats(group).values())
+        except (StatusError, *TRANSIENT):
+            self.close()
+            return []
+
+    def row_bytes(self) -> float:
+        """About what a document weighs, by what all of them take on disk or in memory; 0 if nobody knows."""
+        items, size = 0, 0
+        for found in self._stats(""):
+            with suppress(KeyError, ValueError):
+                items += int(found["curr_items_tot"])
+                # What was written a moment ago is not on disk yet, and what was written long ago not in memory.
+                size += max(int(found.get("ep_db_data_size") or found["ep_db_file_size"]), int(found["mem_used"]))
+        return size / items if items else 0.0
 
     def purges(self) -> dict[int, int]:
         """Up to where tombstones were purged, by vbucket; empty if the nodes do not say, which costs only time."""
-        try:
-            found = self._connected().stats("vbucket-seqno")
-        except (StatusError, *TRANSIENT):
-            self.close()
-            return {}
-        texts = {name: text for of_node in found.values() for name, text in of_node.items()}
+        texts = {name: text for of_node in self._stats("vbucket-seqno") for name, text in of_node.items()}
         return {int(name[3:].split(":")[0]): int(text) for name, text in texts.items() if name.endswith(":purge_seqno")}
 
 
@@ -131,26 +158,3 @@ def _highs_at(address: Address) -> Operation[dict[int, int]]:
     if not isinstance(answers[0], GetAllVbSeqnosResponse):
         raise StatusError.of(answers[0].status, f"high seqnos at {address}")
     return {entry.vbucket: entry.seqno for entry in answers[0].seqnos}
-
-
-def stream_filter(options: ReadOptions, names: dict[int, tuple[str, str]]) -> bytes:
-    """The value of a stream request that lets only the wanted collections through; empty for all."""
-    if not options.collections and not options.scope:
-        return b""
-    scope = options.scope or "_default"
-    if options.collections:
-        wanted = {_qualified(name, scope) for name in options.collections}
-    else:
-        wanted = {pair for pair in names.values() if pair[0] == scope}
-    ids = {number: pair for number, pair in names.items() if pair in wanted}
-    missing = wanted - set(ids.values())
-    if missing or not ids:
-        known = ", ".join(sorted(".".join(pair) for pair in names.values()))
-        unknown = ", ".join(sorted(".".join(pair) for pair in missing)) or scope
-        raise ConfigError(f"no collection {unknown}; there are {known}")
-    return json.dumps({"collections": [f"{number:x}" for number in sorted(ids)]}).encode()
-
-
-def _qualified(name: str, scope: str) -> tuple[str, str]:
-    first, dot, second = name.partition(".")
-    return (first, second) if dot else (scope, first)

@@ -8,16 +8,19 @@ to never lose a document, is in ``planning``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from upriver.errors import ConfigError
+from upriver.spark.filters import Filter
 
 VERSION = 1
 LIMIT_BYTES = 39_000
 POINTS_KEPT = 4
+FILTERS_KEPT = 15
+_MASKS = ("rollbacks", "reads", "unread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +28,15 @@ class Place:
     """The reader's place in one vbucket.
 
     ``points`` are seqnos, newest first, at which everything delivered so far was a complete state of the vbucket.
-    Seqno 0 always is one and is not listed. ``epoch`` counts the rollbacks.
+    Seqno 0 always is one and is not listed. ``epoch`` counts the rollbacks. ``filter`` is which of the offset's filters
+    everything up to here was read with.
     """
 
     vbuuid: int = 0
     seqno: int = 0
     points: tuple[int, ...] = ()
     epoch: int = 0
+    filter: int = 0
 
     def __post_init__(self) -> None:
         steps = (self.seqno + 1, *self.points, 0)
@@ -53,27 +58,35 @@ class Offset:
     """The places in all vbuckets, indexed by vbucket.
 
     ``rollbacks`` are the vbuckets that the batch which ends here rolls back, each to its newest point, before it reads
-    the new branch.
+    the new branch. ``reads`` are those that it reads; whether it did is known only when it is over. ``unread`` are
+    those whose place nobody has read up to yet, though a batch before was to: only their points count.
     ``anchor`` marks the first offset of a query, whose batch is empty. ``baseline`` is set when the query did not
     begin at the beginning: the oldest point of each vbucket is then where it began, not a complete state.
+    ``filters``: the first is what is wanted, the others what some places still have (none: an offset of an earlier
+    version, which did not say). ``former`` are filters that were wanted before.
     """
 
     places: tuple[Place, ...]
     rollbacks: frozenset[int] = frozenset()
     anchor: bool = False
     baseline: bool = False
+    reads: frozenset[int] = frozenset()
+    unread: frozenset[int] = frozenset()
+    bucket: str = ""  # its uuid; empty if the cluster does not say, or an earlier version made this offset
+    filters: tuple[Filter, ...] = ()
+    former: tuple[Filter, ...] = ()
 
     @classmethod
-    def earliest(cls, vbuckets: int) -> Offset:
-        return cls((Place(),) * vbuckets)
+    def earliest(cls, vbuckets: int, bucket: str = "", filters: tuple[Filter, ...] = ()) -> Offset:
+        return cls((Place(),) * vbuckets, bucket=bucket, filters=filters)
 
     @property
     def vbuckets(self) -> int:
         return len(self.places)
 
     def settled(self) -> Offset:
-        """The same places without what concerns only the batch that ended here."""
-        return replace(self, rollbacks=frozenset(), anchor=False)
+        """The same places without what concerns only the batch that ended here; it is taken to have been read."""
+        return replace(self, rollbacks=frozenset(), reads=frozenset(), unread=frozenset(), anchor=False)
 
     def to_json(self) -> dict[str, Any]:
         """What Spark stores. Points are dropped, oldest first, when the text would get too long: that is always safe,
@@ -92,8 +105,11 @@ class Offset:
             "behind": " ".join(self._behind(place, kept) for place in self.places),
         }
         epochs = " ".join(str(place.epoch) for place in self.places) if any(p.epoch for p in self.places) else ""
-        rollbacks = f"{sum(1 << vb for vb in self.rollbacks):x}" if self.rollbacks else ""
-        extras = {"epochs": epochs, "rollbacks": rollbacks, "anchor": self.anchor, "baseline": self.baseline}
+        masks = {name: mask_of(getattr(self, name)) for name in _MASKS}
+        filters = {name: [one.text() for one in getattr(self, name)] for name in ("filters", "former")}
+        filter_of = "".join(f"{place.filter:x}" for place in self.places) if any(p.filter for p in self.places) else ""
+        extras = {"epochs": epochs, **masks, "anchor": self.anchor, "baseline": self.baseline, "bucket": self.bucket,
+                  **filters, "filter_of": filter_of}  # fmt: skip
         return found | {name: value for name, value in extras.items() if value}
 
     def _behind(self, place: Place, kept: int) -> str:
@@ -118,14 +134,33 @@ class Offset:
             raise ValueError(f"version {found['dcp']!r}; this upriver reads version {VERSION}")
         columns = [found[name].split(" ") for name in ("vbuuids", "seqnos", "behind")]
         epochs = found["epochs"].split(" ") if "epochs" in found else ["0"] * len(columns[0])
+        filter_of = found.get("filter_of") or "0" * len(columns[0])
         places = []
-        for vbuuid, seqno, behind, epoch in zip(*columns, epochs, strict=True):
+        for vbuuid, seqno, behind, epoch, chosen in zip(*columns, epochs, filter_of, strict=True):
             at = int(seqno)
             points = () if behind == "-" else tuple(at - int(back) for back in behind.split(","))
-            places.append(Place(int(vbuuid, 16), at, points, int(epoch)))
-        mask = int(found.get("rollbacks", "0"), 16)
-        rollbacks = frozenset(vb for vb in range(len(places)) if mask >> vb & 1)
-        return cls(tuple(places), rollbacks, bool(found.get("anchor")), bool(found.get("baseline")))
+            places.append(Place(int(vbuuid, 16), at, points, int(epoch), int(chosen, 16)))
+        masks = {name: of_mask(found.get(name, "")) for name in _MASKS}
+        anchor, baseline, bucket = found.get("anchor", False), found.get("baseline", False), found.get("bucket", "")
+        filters, former = (tuple(map(Filter.of_text, found.get(name, ()))) for name in ("filters", "former"))
+        return cls(tuple(places), anchor=bool(anchor), baseline=bool(baseline), bucket=str(bucket), filters=filters,
+                   former=former, **masks)  # fmt: skip
+
+
+def mask_of(vbuckets: Iterable[int]) -> str:
+    """A set of vbuckets as short text.
+
+    >>> mask_of({0, 5}), mask_of(())
+    ('21', '')
+    """
+    bits = sum(1 << vb for vb in vbuckets)
+    return f"{bits:x}" if bits else ""
+
+
+def of_mask(text: str) -> frozenset[int]:
+    """The vbuckets that ``mask_of`` was given."""
+    bits = int(text or "0", 16)
+    return frozenset(vb for vb in range(bits.bit_length()) if bits >> vb & 1)
 
 
 def with_point(points: Sequence[int], point: int, *, keep_oldest: bool = False) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from upriver.client.arrow import BatchMaker
 from upriver.client.blocking import Database, default_name
@@ -25,7 +26,7 @@ from upriver.client.pacing import Pacing, jitter
 from upriver.client.pump import Pump
 from upriver.client.reading import Content, settings_of
 from upriver.client.reading import ReadOptions as ClientReadOptions
-from upriver.errors import ConnectFailed
+from upriver.errors import ConnectFailed, HistoryLost, UnknownCollection, UnknownScope
 from upriver.protocol.feed import Documents, Feed, FeedRequest, OnRollback
 from upriver.records.batches import row_batch
 from upriver.records.schema import Event
@@ -44,7 +45,6 @@ class Task:
     """One task's part of a batch: plain values only, since Spark pickles it."""
 
     ranges: tuple[Range, ...]
-    filter: bytes = b""
     channel: Channel | None = None
     follow: bool = False  # a batch query: go on with whatever branch there is
 
@@ -64,40 +64,66 @@ class Reader:
         rolled_back = [one for one in self.task.ranges if one.rolled_back]
         if rolled_back:
             yield row_batch(_rollback_row(one) for one in rolled_back)
-        todo = [one for one in self.task.ranges if one.backlog > 0]
-        if todo:
+        for todo in self._groups():
             yield from self._follow(todo) if self.task.follow else self._as_planned(todo)
         reporter.end(self.summary)
         freeze_imports()
 
+    def _groups(self) -> list[list[Range]]:
+        """What is to be read, by filter: a feed has one."""
+        groups: dict[tuple[bytes, tuple[int, ...]], list[Range]] = {}
+        for one in self.task.ranges:
+            if one.backlog > 0:
+                groups.setdefault((one.filter, one.without), []).append(one)
+        return list(groups.values())
+
     def _as_planned(self, todo: list[Range]) -> Iterator[pa.RecordBatch]:
         with self._pump(todo, planned=True) as pump:
-            yield from self._pumped(pump)
-            self._note_complete(pump.feed, todo)
-            refused = [one for one in todo if one.vbucket in pump.feed.refused]
-        if refused:
-            yield from self._follow(self._still_on_top(refused))
+            try:
+                yield from self._pumped(pump, todo[0].without)
+            except (UnknownCollection, UnknownScope) as error:
+                self._give_up(todo, error)
+                return
+            self._sum_up(pump.feed, todo)
 
-    def _still_on_top(self, refused: list[Range]) -> list[Range]:
+    def _give_up(self, todo: list[Range], error: Exception) -> None:
+        """A collection of the filter was dropped since the plan, or the node has not heard of it yet."""
+        if self.options.on_rollback is WhatOnRollback.FAIL:
+            raise error
+        self.summary.unread += [(one.vbucket, one.end) for one in todo]
+
+    def _sum_up(self, feed: Feed, todo: list[Range]) -> None:
+        """What was read to its end, and what was left to the next plan."""
+        unread = [one for one in todo if one.vbucket in feed.left or one.vbucket in feed.refused]
+        if unread and self.options.on_rollback is WhatOnRollback.FAIL:
+            raise HistoryLost(unread[0].vbucket, unread[0].claim.snap_start, unread[0].claim.vbuuid)
+        purged = self._still_on_top([one for one in unread if one.vbucket in feed.refused])
+        self.summary.unread += [(one.vbucket, 0 if one.vbucket in purged else one.end) for one in unread]
+        self.summary.complete += [
+            (one.vbucket, one.vbuuid, one.end) for one in todo
+            if one not in unread and not one.addition and feed.standing.covered(one.vbucket) <= one.end
+        ]  # fmt: skip
+
+    def _still_on_top(self, refused: list[Range]) -> set[int]:
         """Those that were not refused because of a failover, but because tombstones were purged behind them.
 
-        The next plan would not notice, so they are read again on the spot; the others are left to it.
+        The driver cannot see that. What follows is a rollback to 0, which the offset must carry.
         """
+        if not refused:
+            return set()
         logs = self._database().failover_logs([one.vbucket for one in refused])
-        return [one for one in refused if logs[one.vbucket].uuid == one.vbuuid]
+        return {one.vbucket for one in refused if logs[one.vbucket].uuid == one.vbuuid}
 
     def _follow(self, todo: list[Range]) -> Iterator[pa.RecordBatch]:
-        if not todo:
-            return
         with self._pump(todo, planned=False) as pump:
             yield from self._pumped(pump)
-            epochs = pump.feed.standing.epoch
-            forked = [one.vbucket for one in todo if epochs[one.vbucket] != one.epoch]
-            self.summary.epochs += [(vb, epochs[vb]) for vb in forked]
 
-    def _pumped(self, pump: Pump) -> Iterator[pa.RecordBatch]:
+    def _pumped(self, pump: Pump, without: tuple[int, ...] = ()) -> Iterator[pa.RecordBatch]:
+        unwanted = pa.array(without, pa.int64())
         for made in self._made(pump):
             for batch in made.items:
+                if without:
+                    batch = batch.filter(pc.invert(pc.is_in(batch.column("collection_id"), value_set=unwanted)))
                 self.summary.rows += batch.num_rows
                 yield batch
             for documents in made.held:
@@ -133,12 +159,6 @@ class Reader:
             raise ConnectFailed(f"no data for {patience:.0f} s (timeoutSeconds); the last error was: {last}")
         return heard_at
 
-    def _note_complete(self, feed: Feed, todo: list[Range]) -> None:
-        for one in todo:
-            vb = one.vbucket
-            if vb not in feed.left and vb not in feed.refused and one.end in feed.standing.points(vb):
-                self.summary.complete.append((vb, one.vbuuid, one.end))
-
     def _database(self) -> Database:
         return POOL.database(self.options.connect_options())
 
@@ -167,7 +187,7 @@ class Reader:
             ends={one.vbucket: one.end for one in todo},
             epochs={one.vbucket: one.epoch for one in todo},
             points={one.vbucket: tuple(reversed(one.points)) for one in todo},
-            value=self.task.filter,
+            value=todo[0].filter,
             on_rollback=OnRollback.FAIL if fail else OnRollback.EMIT,
             branches={one.vbucket: one.vbuuid for one in todo} if planned else {},
         )

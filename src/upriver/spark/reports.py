@@ -1,9 +1,11 @@
-"""The side channel from executors to the driver's reader: which vbuckets a batch left complete, and what it weighed.
+"""The side channel from executors to the driver's reader: what a batch left complete or unread, and what it weighed.
 
 Spark has no way back from ``read()`` to the reader that plans. Each task says ``begin`` before it reads and ``end``
-after. What a task says counts only if it was the only one that read its part of the batch: another attempt may have
-been sent other, further deduplicated rows, and nobody tells us whose rows Spark kept. A lost ``end`` is harmless. A
-lost ``begin`` is not, so once the channel is known to work, a task that cannot deliver it fails and is tried again.
+after; an attempt that cannot say ``end`` fails. So the attempt whose rows Spark keeps is among those that ended, and
+what all of them say is true: a vbucket is complete if every one found it so, and unread if any one left it alone.
+
+A firewall may keep tasks from the driver. Then nobody is heard, nothing is complete, and only a task that must leave a
+vbucket alone fails. Once an executor has been heard, a task that cannot deliver its ``begin`` fails and is tried again.
 """
 
 from __future__ import annotations
@@ -41,13 +43,13 @@ class Summary:
     """What one task found out."""
 
     complete: list[tuple[int, int, int]] = field(default_factory=list)  # vbucket, vbuuid, seqno
-    epochs: list[tuple[int, int]] = field(default_factory=list)  # vbucket, epoch: rolled back on the spot
+    unread: list[tuple[int, int]] = field(default_factory=list)  # vbucket, no higher than where it must go back to
     rows: int = 0
     size_bytes: int = 0
 
 
 class Unheard(UpriverError):
-    """The driver cannot be reached although it could before; the task must be tried again."""
+    """The driver cannot be told what it must know; the task must be tried again."""
 
 
 class Reporter:
@@ -67,9 +69,18 @@ class Reporter:
             raise Unheard(f"cannot tell the driver at {channel.host}:{channel.port} that this task begins to read")
 
     def end(self, summary: Summary) -> None:
-        if self._begun:
-            content = {"complete": summary.complete, "epochs": summary.epochs}
-            self._say("end", {**content, "rows": summary.rows, "bytes": summary.size_bytes}, 1)
+        """Say what was found out; ``Unheard`` if the driver must know it and cannot be reached."""
+        channel = self._channel
+        if channel is None:
+            return
+        content = {"complete": summary.complete, "unread": summary.unread}
+        told = self._begun and self._say("end", {**content, "rows": summary.rows, "bytes": summary.size_bytes}, TRIES)
+        if told or not (self._begun or summary.unread):
+            return
+        what = f"that vbucket {summary.unread[0][0]} could not be read" if summary.unread else "what this task has read"
+        raise Unheard(
+            f"cannot tell the driver at {channel.host}:{channel.port} {what}; executors must be able to connect to it"
+        )
 
     def _say(self, what: str, content: dict[str, Any], tries: int) -> bool:
         assert self._channel is not None
@@ -98,35 +109,48 @@ class ReportDesk:
         self._begun: dict[int, list[str]] = {}
         self._ended: dict[tuple[int, str], dict[str, Any]] = {}
         self._heard = False
-        self.row_bytes = 1024.0  # a guess until the first reports
+        self._required = False  # whether attempts that were not heard cannot have ended
+        self.row_bytes = 0.0  # what a row weighs; 0 until the first reports
+        self.rows = 0  # of the last batch
         threading.Thread(target=self._listen, name="dcp-reports", daemon=True).start()
 
     def open_plan(self, tasks: int) -> list[Channel]:
         """A new batch: reports on older ones do not matter any more."""
         with self._lock:
             self._plan = secrets.token_urlsafe(16)
-            self._begun, self._ended = {}, {}
+            self._begun, self._ended, self._required = {}, {}, self._heard
             return [Channel(self.host, self.port, self._plan, task, self._heard) for task in range(tasks)]
 
     def learn(self, known: Known) -> None:
         """Add what tasks said about the batch that has just ended."""
         with self._lock:
-            sole = [self._ended[task, who[0]] for task, who in self._begun.items() if (task, who[0]) in self._ended
-                    and len(who) == 1]  # fmt: skip
-            everything = list(self._ended.values())
-        for report in sole:
-            known.complete.update((vb, (vbuuid, seqno)) for vb, vbuuid, seqno in report["complete"])
-        for report in everything:
-            for vb, epoch in report["epochs"]:
-                known.epochs[vb] = max(epoch, known.epochs.get(vb, 0))
-        self._weigh(everything)
+            ended: dict[int, list[dict[str, Any]]] = {}
+            for (task, _), report in self._ended.items():
+                ended.setdefault(task, []).append(report)
+            alone = {task for task, attempts in self._begun.items() if len(attempts) == 1}
+            surely = self._required
+        for task, reports in ended.items():
+            if surely or task in alone:
+                found = [{(vb, (vbuuid, seqno)) for vb, vbuuid, seqno in report["complete"]} for report in reports]
+                known.complete.update(set.intersection(*found))
+            for vb, seqno in (left for report in reports for left in report["unread"]):
+                known.unread[vb] = min(seqno, known.unread.get(vb, seqno))
+        self._weigh(report for reports in ended.values() for report in reports)
 
     def _weigh(self, reports: Iterable[dict[str, Any]]) -> None:
+        """What rows weigh now. Heavier ones are believed at once, lighter ones by and by: a limit must hold."""
         rows, size = 0, 0
         for report in reports:
             rows, size = rows + report["rows"], size + report["bytes"]
-        if rows >= 100:
-            self.row_bytes = 0.5 * self.row_bytes + 0.5 * size / rows
+        self.rows = rows
+        if not rows:
+            return
+        weight = size / rows
+        if weight > self.row_bytes:
+            trust = 1.0 if self.row_bytes == 0 else min(1.0, rows / 100)
+        else:
+            trust = 0.5 * min(1.0, rows / 100)
+        self.row_bytes += trust * (weight - self.row_bytes)
 
     def close(self) -> None:
         self._server.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -11,16 +12,19 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 from lakes import DEFAULT, LakeWorld
-from spark_world import PATIENCE_S
+from spark_world import PATIENCE_S, World
 
 import upriver.spark
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError, UpriverError
 from upriver.spark.offsets import Offset
 from upriver.spark.tables.lake import Lake
+from upriver.spark.tables.options import SyncOptions
+from upriver.spark.tables.plan import explain
 from upriver.spark.tables.progress import Journal
 from upriver.spark.tables.read import read_arrow, read_documents
 from upriver.spark.tables.run import first_cause
+from upriver.testing import node
 
 pytestmark = pytest.mark.spark
 
@@ -70,6 +74,19 @@ def test_lost_history_is_repaired_whatever_was_lost(spark, lake: LakeWorld) -> N
         lake.assert_equal()
 
 
+def test_a_crash_between_two_runs_costs_the_next_one_only_what_was_lost(spark, lake: LakeWorld) -> None:
+    """The cron pattern: a run ends with a batch, and the next must know that its tables were consistent there."""
+    lake.world.put(400)
+    lake.sync(spark)
+    for vbucket in range(lake.world.vbuckets):
+        lake.world.fault("failover", vbucket=vbucket, lose=0)
+    lake.world.put(8, "after")
+    live = lake.sync(spark)
+    assert live.rows == 8
+    assert sum(batch.rollbacks for batch in live.batches) == 0
+    lake.assert_equal()
+
+
 def test_tombstones_purged_while_away_are_swept(spark, lake: LakeWorld) -> None:
     lake.world.put(300)
     lake.sync(spark)
@@ -105,6 +122,33 @@ def test_a_collection_that_was_dropped_and_made_again_starts_empty(spark, lake: 
     assert len(read_documents(lake.lake, "_default.users")) == 30
 
 
+def test_a_sync_with_more_collections_loads_their_past(spark, lake: LakeWorld) -> None:
+    """Also a vbucket at a time; what is left out later stays as it is, and is true again when it is back."""
+    world = lake.world
+    world.set_manifest(manifest("1", ("a", "8"), ("b", "9")))
+    world.db.set_many({b"a%d" % n: b'{"n": 1}' for n in range(20)}, 8)
+    world.db.set_many({b"b%d" % n: b'{"n": 1}' for n in range(30)}, 9)
+    world.put(10)
+    lake.sync(spark, collections="a")
+    planned = {one["name"]: one["plan"] for one in explain(SyncOptions.parse(lake.options()))["tables"]}
+    assert planned["_default.b"] == "load all of it into new tables"
+    lake.sync(spark, collections="a,b", max_rows=20)
+    assert len(read_documents(lake.lake, "_default.a")) == 20
+    assert len(read_documents(lake.lake, "_default.b")) == 30
+    lake.sync(spark)
+    lake.assert_equal()
+    lake.sync(spark, collections="a")
+    world.db.delete(b"b1", 9)
+    world.db.set(b"a20", b"{}", 8)
+    lake.sync(spark, collections="a")
+    for vbucket in range(world.vbuckets):
+        world.fault("purge", vbucket=vbucket)
+    lake.sync(spark)
+    assert len(read_documents(lake.lake, "_default.a")) == 21
+    assert len(read_documents(lake.lake, "_default.b")) == 29
+    lake.assert_equal()
+
+
 def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
     lake.world.put(100)
     stop, seen = threading.Event(), []
@@ -126,7 +170,6 @@ def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
 
 def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld) -> None:
     from upriver.spark.tables.job import Applier
-    from upriver.spark.tables.options import SyncOptions
 
     lake.world.put(500)
     options = SyncOptions.parse(lake.options())
@@ -172,15 +215,32 @@ def test_a_lake_of_another_bucket_is_refused(spark, lake: LakeWorld) -> None:
         Lake(lake.lake).settle("other", lake.world.vbuckets)
 
 
-def test_tables_without_their_checkpoint_are_refused(spark, lake: LakeWorld) -> None:
-    import shutil
-
-    for _ in range(2):
+@pytest.mark.parametrize("runs", [1, 2])
+def test_tables_without_their_checkpoint_are_refused(spark, lake: LakeWorld, runs: int) -> None:
+    """Also after one run: its batch 0 is not the batch 0 of a new checkpoint."""
+    for _ in range(runs):
         lake.world.put(10, value='{"n": %d}')
         lake.sync(spark)
     shutil.rmtree(f"{lake.lake}/_upriver/checkpoint")
+    lake.world.put(52, "more")
     with pytest.raises(UpriverError, match="checkpoint"):
         lake.sync(spark)
+
+
+def test_a_lake_does_not_follow_another_bucket_of_the_same_name_unless_told_to(spark, lake: LakeWorld) -> None:
+    lake.world.put(100)
+    lake.sync(spark)
+    with node(vbuckets=4, lazy=True) as running, World(running) as world:
+        other = LakeWorld(world, Path(lake.lake))
+        world.put(30, "k", '{"other": %d}')
+        with pytest.raises(ConfigError, match=r"with uuid .* created again, or it is of another cluster. --adopt"):
+            other.sync(spark)
+        lake.assert_equal()
+        other.sync(spark, adopt=True)
+        other.assert_equal()
+        world.put(5, "more")
+        other.sync(spark)
+        other.assert_equal()
 
 
 def test_the_cause_of_a_spark_error_is_its_last_line_of_ours() -> None:

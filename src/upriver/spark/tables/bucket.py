@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from upriver.client.blocking import Database
+from upriver.errors import ConfigError
 from upriver.model import Position
 from upriver.protocol.feed import FeedRequest
 from upriver.spark.tables.log import table_name
@@ -21,6 +22,7 @@ class Survey:
     vbuckets: int
     changes: int  # the sum of all high seqnos: no fewer than there are documents
     collections: dict[str, int]  # table name -> collection id
+    uuid: str = ""  # the bucket's own; empty if the cluster does not say
 
 
 def database(options: SyncOptions) -> Database:
@@ -31,7 +33,17 @@ def survey(options: SyncOptions) -> Survey:
     """Ask the cluster."""
     with database(options) as db:
         names = {table_name(scope, name, cid): cid for cid, (scope, name) in db.collection_names().items()}
-        return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names)
+        return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names, db.topology.bucket_uuid)
+
+
+def check(options: SyncOptions) -> Survey:
+    """Can the sync do what it is told? ``ConfigError`` or what the bucket says if not: a wrong name, no rights."""
+    found = survey(options)
+    if not any(wanted(options, name) for name in found.collections):
+        asked = ", ".join(options.collections) or f"scope {options.scope}"
+        known = ", ".join(sorted(found.collections))
+        raise ConfigError(f"bucket '{options.bucket}' has nothing of {asked}; it has {known}")
+    return found
 
 
 def wanted(options: SyncOptions, name: str) -> bool:

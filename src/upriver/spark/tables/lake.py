@@ -63,6 +63,7 @@ class Lake:
     """The root of a sync: ``<root>/changes|tail|current/<scope>.<collection>`` and ``<root>/_upriver``."""
 
     root: str
+    checkpoint_at: str = ""  # of Spark's query, if it is not in the lake itself
 
     def table(self, kind: str, name: str) -> Table:
         return Table(self.path(kind, name))
@@ -88,7 +89,7 @@ class Lake:
 
     @property
     def checkpoint(self) -> str:
-        return f"{self.root}/_upriver/checkpoint"
+        return self.checkpoint_at or f"{self.root}/_upriver/checkpoint"
 
     def settings(self) -> dict[str, Any]:
         """What this lake was made with: its id, vbuckets, bucket."""
@@ -101,8 +102,13 @@ class Lake:
         if fs.get_file_info(path).type != pafs.FileType.File:
             return {}
         with fs.open_input_stream(path) as source:
-            loaded: dict[str, Any] = json.loads(source.read())
-        return loaded
+            text = source.read()
+        try:
+            return dict(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(
+                f"{path} is damaged ({error}): restore it from a backup of the lake, or sync to a new directory"
+            ) from error
 
     def store(self, name: str, content: dict[str, Any]) -> None:
         """Whole or not at all, also when the disk fills up half way."""
@@ -142,19 +148,32 @@ class Lake:
     def note_checked(self, at: float) -> None:
         self.store("checked.json", {"at": at})
 
-    def settle(self, bucket: str, vbuckets: int) -> dict[str, Any]:
-        """Make the lake, or check that it is of the same bucket."""
+    def settle(self, bucket: str, vbuckets: int, uuid: str = "", *, adopt: bool = False) -> dict[str, Any]:
+        """Make the lake, or check that it is of the same bucket; with ``adopt``, of one with the same name."""
         known = self.settings()
-        if known:
-            if (known["bucket"], known["vbuckets"]) != (bucket, vbuckets):
-                raise ConfigError(
-                    f"{self.root} holds tables of bucket '{known['bucket']}' with {known['vbuckets']} vbuckets, "
-                    f"not of '{bucket}' with {vbuckets}: choose another directory"
-                )
-            return known
-        made = {"id": secrets.token_hex(8), "bucket": bucket, "vbuckets": vbuckets, "made_at": int(time.time())}
-        self.store("lake.json", made)
-        return made
+        if not known:
+            made = {"id": secrets.token_hex(8), "bucket": bucket, "vbuckets": vbuckets, "made_at": int(time.time())}
+            self.store("lake.json", {**made, "uuid": uuid})
+            return made
+        if (known["bucket"], known["vbuckets"]) != (bucket, vbuckets):
+            raise ConfigError(
+                f"{self.root} holds tables of bucket '{known['bucket']}' with {known['vbuckets']} vbuckets, "
+                f"not of '{bucket}' with {vbuckets}: choose another directory"
+            )
+        self._recognize(known, uuid, adopt)
+        return known
+
+    def _recognize(self, known: dict[str, Any], uuid: str, adopt: bool) -> None:
+        """A lake of an earlier version takes the first bucket that it meets for its own."""
+        before = known.get("uuid", "")
+        if uuid and before and uuid != before and not adopt:
+            raise ConfigError(
+                f"{self.root} holds tables of bucket '{known['bucket']}' with uuid {before}; this one has uuid {uuid}: "
+                "it was deleted and created again, or it is of another cluster. --adopt makes the tables equal to this "
+                "one; what they hold is then taken back"
+            )
+        if uuid and uuid != before:
+            self.store("lake.json", {**known, "uuid": uuid})
 
     @contextmanager
     def only_writer(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """The stream that feeds a sync: the DCP source, whose tasks write what they read straight into the log.
 
 Documents never pass through the JVM: a task decodes frames to Arrow, writes Parquet, and hands Spark one small row
-that says what it wrote. Planning, offsets and rollbacks are those of ``format("dcp")``.
+that says what it wrote, and what it could not read: the lake keeps that for the next plan (``reached``). Planning,
+offsets and rollbacks are those of ``format("dcp")``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from upriver.spark.source import DcpSource, DcpStreamReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from upriver.spark.driver import Driver
     from upriver.spark.options import ReadOptions
 
 FORMAT = "dcp-log"
@@ -52,6 +54,14 @@ class DcpLogReader(DcpStreamReader):
         super().__init__(options, from_arrow_schema(CHANGES))
         self._lake = lake
 
+    def _plans(self) -> Driver:
+        from upriver.spark.driver import Driver
+        from upriver.spark.tables.reached import recall
+
+        if self._driver is None:
+            self._driver = Driver(self._options, recall(self._lake))
+        return self._driver
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from pyspark import TaskContext
@@ -65,6 +75,9 @@ class DcpLogReader(DcpStreamReader):
 
         context: Any = TaskContext.get()
         batch = int(context.getLocalProperty("streaming.sql.batchId"))
-        rows = Epochs(Lake(self._lake).epochs()).lift(Reader(partition.value, self._options).batches())
+        reader = Reader(partition.value, self._options)
+        rows = Epochs(Lake(self._lake).epochs()).lift(reader.batches())
         written = write_log(rows, self._lake, batch)
+        written.complete = [vbucket for vbucket, _, _ in reader.summary.complete]
+        written.unread = dict(reader.summary.unread)
         yield pa.RecordBatch.from_pydict({COLUMN: [json.dumps(written.plain())]})

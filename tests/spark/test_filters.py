@@ -1,0 +1,200 @@
+"""The filter is part of the position: what is new is read from the beginning, whenever it becomes wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spark_batches import Batches
+from spark_world import DOCUMENT, World
+
+from upriver.errors import ConfigError
+from upriver.model import FailoverLog
+from upriver.spark.filters import Filter, Missing, Wanted
+from upriver.spark.offsets import Offset, Place
+from upriver.spark.planning import Known, View, plan, ranges
+
+A, B, C = 8, 9, 10
+
+
+def some(*ids: int) -> Filter:
+    return Filter(collections=frozenset(ids))
+
+
+SCOPE_OF = {0: 0, A: 1, B: 1, C: 2}
+
+
+@pytest.mark.parametrize(("wanted", "have", "missing"), [
+    (some(A), Filter(), None),
+    (some(A), Filter(scope=1), None),
+    (some(A), some(A, B), None),
+    (Filter(scope=1), Filter(scope=1), None),
+    (some(A, B), some(A), Missing(some(B))),
+    (some(A, C), Filter(scope=1), Missing(some(C))),
+    (Filter(scope=1), some(A), Missing(Filter(scope=1), (A,))),
+    (Filter(scope=2), Filter(scope=1), Missing(Filter(scope=2), (A, B))),
+    (Filter(), some(A), Missing(Filter(), (A,))),
+    (Filter(), Filter(scope=1), Missing(Filter(), (A, B))),
+])  # fmt: skip
+def test_what_a_position_lacks(wanted, have, missing):
+    assert Wanted(wanted, SCOPE_OF).missing(have) == missing
+
+
+@given(st.one_of(st.just(Filter()), st.builds(Filter, st.integers(0, 2**32 - 1)),
+                 st.builds(Filter, st.none(), st.frozensets(st.integers(0, 2**32 - 1)))))  # fmt: skip
+def test_a_filter_has_one_text(given):
+    assert Filter.of_text(given.text()) == given
+
+
+def view(start: Offset) -> View:
+    """Every vbucket is at 50."""
+    vbuckets = range(start.vbuckets)
+    return View(dict.fromkeys(vbuckets, 50), dict.fromkeys(vbuckets, FailoverLog.new(0xA)))
+
+
+WIDER = Wanted(some(A, B), SCOPE_OF)
+
+
+def narrow(*seqnos: int, former: tuple[Filter, ...] = ()) -> Offset:
+    places = tuple(Place(0xA, seqno, (seqno,)) for seqno in seqnos)
+    return Offset(places, filters=(some(A),), former=former)
+
+
+def test_a_wider_filter_reads_what_is_new_up_to_the_place_and_then_goes_on():
+    start = narrow(40, 50)
+    end = plan(start, view(start), Known(heard=True), wanted=WIDER)
+    todo = ranges(start, end, view(start), Known(), WIDER)
+    assert [(one.claim.seqno, one.end, one.filter) for one in todo] == [
+        (0, 40, b'{"collections": ["9"]}'), (0, 50, b'{"collections": ["9"]}')]  # fmt: skip
+    assert end.places == (Place(0xA, 40), Place(0xA, 50))  # their points are gone: nobody knows what B was there
+    on = plan(end, view(end), Known({0: (0xA, 40)}, heard=True), wanted=WIDER)
+    todo = ranges(end, on, view(end), Known(), WIDER)
+    assert [(one.claim.seqno, one.end, one.filter) for one in todo] == [(40, 50, b'{"collections": ["8", "9"]}')]
+    assert on.places[0].points == (40,)
+
+
+def test_a_limit_holds_for_what_is_new_and_at_least_one_vbucket_catches_up():
+    start = narrow(40, 45, 50)
+    end = plan(start, view(start), Known(heard=True), most=90, wanted=WIDER)
+    assert (end.reads, [place.filter for place in end.places]) == ({0, 1}, [0, 0, 1])
+    back = Offset.from_json(end.to_json())
+    assert back == end
+    assert plan(back, view(back), Known(heard=True), most=1, wanted=WIDER).reads == {2}
+
+
+def test_less_is_just_not_followed_any_more():
+    start = Offset((Place(0xA, 40, (40,)),), filters=(Filter(),))
+    end = plan(start, view(start), Known(heard=True), wanted=Wanted(some(A), SCOPE_OF))
+    todo = ranges(start, end, view(start), Known(), WIDER)
+    assert [(one.claim.seqno, one.filter) for one in todo] == [(40, b'{"collections": ["8"]}')]
+    assert (end.filters, end.former) == ((some(A),), (Filter(),))
+
+
+def test_what_was_read_once_before_is_rolled_back_and_read_again():
+    """Its reader may hold documents that were deleted while nobody followed."""
+    start = narrow(40, former=(some(A, B),))
+    end = plan(start, view(start), Known(heard=True), wanted=WIDER)
+    assert (end.rollbacks, end.places[0]) == ({0}, Place(0xA, 50, (), 1))
+
+
+def test_what_is_new_but_was_left_alone_is_read_again_from_the_beginning():
+    start = narrow(40)
+    end = plan(start, view(start), Known(heard=True), wanted=WIDER)
+    again = plan(end, view(end), Known(unread={0: 40}, heard=True), wanted=WIDER)
+    assert (again.rollbacks, again.places[0].consistent) == ({0}, 0)
+
+
+def test_an_offset_of_an_earlier_version_is_taken_to_have_the_filter_of_now():
+    start = Offset((Place(0xA, 50, (50,)),))
+    assert plan(start, view(start), Known(heard=True), wanted=WIDER) is start
+
+
+def manifest(uid: int, shop: dict[str, int], other: dict[str, int] | None = None) -> dict[str, Any]:
+    def scope(name: str, number: int, collections: dict[str, int]) -> dict[str, Any]:
+        listed = [{"name": each, "uid": f"{identity:x}"} for each, identity in collections.items()]
+        return {"name": name, "uid": f"{number:x}", "collections": listed}
+
+    return {"uid": f"{uid:x}", "scopes": [scope("_default", 0, {"_default": 0}), scope("shop", 8, shop),
+                                          scope("other", 9, other or {})]}  # fmt: skip
+
+
+def put(world: World, collection: int, count: int, prefix: str) -> None:
+    world.db.set_many({f"{prefix}{n}".encode(): b"1" for n in range(count)}, collection)
+
+
+def documents(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How many changes there are of each collection."""
+    found: dict[str, int] = {}
+    for row in rows:
+        if row["event"] in DOCUMENT:
+            found[row["collection"]] = found.get(row["collection"], 0) + 1
+    return found
+
+
+@pytest.fixture
+def shop(world: World) -> World:
+    world.set_manifest(manifest(1, {"a": A, "b": B}))
+    put(world, A, 20, "a")
+    put(world, B, 30, "b")
+    world.put(10)
+    return world
+
+
+@pytest.mark.parametrize(("wider", "new"), [
+    ({"collections": "shop.a,shop.b"}, {"b": 30}),
+    ({"collections": "", "scope": "shop"}, {"b": 30}),
+    ({"collections": ""}, {"b": 30, "_default": 10}),
+], ids=["another collection", "the scope", "no filter"])  # fmt: skip
+def test_a_query_that_goes_on_with_a_wider_filter_reads_the_past_of_what_is_new(shop: World, wider, new):
+    batches = Batches(shop, collections="shop.a")
+    assert documents(batches.drain()) == {"a": 20}
+    batches.restart(**wider)
+    assert documents(batches.drain()) == new
+    put(shop, A, 3, "late")
+    put(shop, B, 2, "late")
+    assert documents(batches.drain()) == {"a": 3, "b": 2}
+    assert not [row for row in batches.rows if row["event"] == "rollback"]
+
+
+def test_a_collection_that_is_made_while_its_scope_is_followed_is_read(shop: World):
+    batches = Batches(shop, scope="shop")
+    assert documents(batches.drain()) == {"a": 20, "b": 30}
+    shop.set_manifest(manifest(2, {"a": A, "b": B, "c": C}))
+    put(shop, C, 7, "c")
+    assert documents(batches.drain()) == {"c": 7}
+
+
+def test_a_collection_that_is_dropped_and_made_again_is_followed_by_its_name(shop: World):
+    batches = Batches(shop, collections="shop.a,shop.b")
+    batches.drain()
+    shop.set_manifest(manifest(2, {"b": B}))
+    batches.drain()
+    shop.set_manifest(manifest(3, {"a": C, "b": B}))
+    put(shop, C, 7, "again")
+    batches.drain()
+    put(shop, B, 2, "late")
+    batches.drain()
+    rows = batches.rows
+    assert {bytes(row["key"]) for row in rows if row["collection_id"] == C and row["event"] == "mutation"} == {
+        f"again{n}".encode() for n in range(7)}  # fmt: skip
+    assert {b"late0", b"late1"} <= {row["key"] for row in rows}
+
+
+def test_all_collections_of_a_filter_may_be_gone_for_a_while(shop: World):
+    batches = Batches(shop, collections="shop.a")
+    batches.drain()
+    shop.set_manifest(manifest(2, {"b": B}))
+    put(shop, B, 3, "other")
+    batches.drain()
+    shop.set_manifest(manifest(3, {"a": C, "b": B}))
+    put(shop, C, 7, "again")
+    assert documents(batches.drain()) == {"a": 7}
+
+
+def test_names_that_do_not_exist_are_an_error_at_the_start(shop: World):
+    with pytest.raises(ConfigError, match=r"no collection shop.typo; there are _default._default, shop.a, shop.b"):
+        Batches(shop, collections="shop.typo")
+    with pytest.raises(ConfigError, match=r"no scope typo; there are _default, other, shop"):
+        Batches(shop, scope="typo")

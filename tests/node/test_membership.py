@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 from front_node import Served
 from node_thread import FAST_STORE, NodeThread, eventually
+from raw import ALL, ready
+from streaming import manifest
 
+from upriver.errors import Status
 from upriver.node.options import NodeOptions
 from upriver.replicate.collections import decided
+from upriver.wire.cluster import GetManifest, SetManifest
 
 
 class Member:
@@ -103,9 +107,22 @@ def test_a_cluster_has_its_collections_from_the_manager_and_hears_what_became_of
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(member.served.http, "/pools/default/buckets/default/scopes", "POST", {"name": "shop"})
         proposals = eventually(lambda: member.call("GET", "/upriver/proposals/default")[1])
-        manifest, outcomes = decided(None, proposals)
-        assert member.push(4, "a", manifest=manifest) == 200
+        new, outcomes = decided(None, proposals)
+        assert member.push(4, "a", manifest=new) == 200
         assert member.call("POST", "/upriver/proposals/default", outcomes)[0] == 200
         assert asked.result(60) == (200, {"uid": "1"})
     scopes = member.call("GET", "/pools/default/buckets/default/scopes")[1]["scopes"]
     assert [scope["name"] for scope in scopes] == ["_default", "shop"]
+
+
+def test_a_manifest_that_a_member_is_given_by_key_value_clients_goes_to_the_manager_too(member: Member) -> None:
+    assert member.push(3, "a") == 200
+    wanted = manifest(1, (9, "orders"))
+    with ThreadPoolExecutor(1) as pool, ready(member.served.kv_port, *ALL) as raw:
+        asked = pool.submit(raw.ask, SetManifest(wanted))
+        proposals = eventually(lambda: member.call("GET", "/upriver/proposals/default")[1])
+        new, outcomes = decided(None, proposals)
+        assert member.push(4, "a", manifest=new) == 200
+        assert member.call("POST", "/upriver/proposals/default", outcomes)[0] == 200
+        assert asked.result(60).specific == Status.SUCCESS
+        assert json.loads(raw.ask(GetManifest()).value) == json.loads(wanted)

@@ -118,7 +118,9 @@ class Manager:
         with self._file.alone():
             try:
                 reports = self._caught_up()
-            except StaleState:
+            except StaleState as error:
+                if str(error) not in self.notes:
+                    self.notes.append(str(error))
                 return self.state
             away = [number for number, report in reports.items() if not report.is_member]
             self.waits = {number: silent for number in away if (silent := self._welcome(number, reports))}

@@ -118,10 +118,11 @@ class Nodes:
 
 def _node_report(found: dict[str, Any]) -> NodeReport:
     rows = {int(vb): _report(*row) for vb, row in found["vbuckets"].items()}
-    version = Version(found["epoch"], found["revision"], found["branch"])
+    version = Version(found["epoch"], found["revision"], found.get("branch", ""))  # older nodes do not say
     return NodeReport(
-        version, found["uuid"], found["member"], found["clean"], found["fenced"], rows, found["manifest_uid"]
-    )
+        version, found.get("uuid", ""), found["member"], found["clean"], found["fenced"], rows,
+        found.get("manifest_uid", 0),
+    )  # fmt: skip
 
 
 def _report(state: int, high: int, persisted: int, consistent: int, branches: list[tuple[int, int]]) -> VbucketReport:

@@ -8,14 +8,27 @@ is cut off from the cluster but not from its clients; driver and executors then 
 from __future__ import annotations
 
 import copy
+import json
 import random
 from dataclasses import dataclass, field
 from typing import Any
 
 from upriver.model import FailoverLog, Position
 from upriver.protocol.history import Accept, History, decide
+from upriver.spark.filters import Filter, Wanted
 from upriver.spark.offsets import Offset
-from upriver.spark.planning import Known, Range, View, look, plan, ranges
+from upriver.spark.planning import Known, Range, View, behind, look, plan, ranges
+
+COLLECTIONS = {"k0": 8, "k1": 8, "k2": 9, "k3": 9}
+SCOPE_OF = {8: 1, 9: 1}
+FILTERS = [Filter(), Filter(scope=1), *(Filter(collections=frozenset(ids)) for ids in ((8,), (9,), (8, 9)))]
+
+
+def lets_through(one: Range, key: str) -> bool:
+    """Whether a range wants the changes of a key."""
+    value = json.loads(one.filter or "{}")
+    ids = [int(number, 16) for number in value.get("collections", [])] or list(SCOPE_OF)
+    return COLLECTIONS[key] in ids and COLLECTIONS[key] not in one.without
 
 
 @dataclass(frozen=True)
@@ -141,6 +154,16 @@ class Query:
         self.map = 0  # a driver that lives never goes back to an older map
         self.rollbacks = 0
         self.last = (0, 0)
+        self.wanted = Wanted(Filter(), SCOPE_OF)
+
+    def refilter(self) -> None:
+        """The query is stopped, and started again with another filter."""
+        self.die()
+        self.wanted = Wanted(self.rng.choice(FILTERS), SCOPE_OF)
+
+    def expected(self, state: dict[str, int]) -> dict[str, int]:
+        """The part of a state that the query reads."""
+        return {key: value for key, value in state.items() if self.wanted.filter.has(COLLECTIONS[key], SCOPE_OF)}
 
     def owner(self) -> Producer:
         """The vbucket's owner, as the driver sees it now."""
@@ -157,7 +180,8 @@ class Query:
 
         everything = quiet or self.rng.random() < 0.5
         read = (lambda: ask(lambda node: node.high), lambda vbs: ask(lambda node: node.log) if vbs else {})
-        return look(self.offset, *read, everything=everything, also=self.known.left(self.offset))
+        also = [*self.known.left(self.offset), *behind(self.offset, self.wanted)]
+        return look(self.offset, *read, everything=everything, also=also)
 
     def disturb(self) -> None:
         """The world goes on between any two steps."""
@@ -167,7 +191,8 @@ class Query:
         """One trigger; false if there was nothing to do."""
         start, view = self.offset, self.view(quiet=quiet)
         self.err(start, view)
-        end = plan(start, view, self.known, most=most, close=quiet or self.rng.random() < 0.3)
+        close = quiet or self.rng.random() < 0.3
+        end = plan(start, view, self.known, most=most, close=close, wanted=self.wanted)
         if end is start:
             return False
         results = self.run(start, end, view, quiet)
@@ -181,7 +206,7 @@ class Query:
         """All attempts to read a batch; any one may be the one whose rows are kept."""
         results = []
         for _ in range(1 if quiet else self.rng.choice((1, 1, 1, 2))):
-            todo = ranges(start, end, view, self.known)
+            todo = ranges(start, end, view, self.known, self.wanted)
             if not quiet:
                 self.disturb()
             results.append(self.read(todo))
@@ -191,7 +216,7 @@ class Query:
                 end = Offset.from_json(end.to_json())
                 if self.rng.random() < 0.5:
                     results.clear()  # nothing of the batch was kept
-                    results.append(self.read(ranges(start, end, view, self.known)))
+                    results.append(self.read(ranges(start, end, view, self.known, self.wanted)))
         return results
 
     def die(self) -> None:
@@ -232,9 +257,10 @@ class Query:
                 continue
             reached = at.snap_end if at.seqno != at.snap_start else at.seqno
             for last, writes in snapshots or []:
-                rows.extend(("mutation", w.seqno, w.key, w.value) for w in writes if w.seqno <= one.end)
+                wanted = [w for w in writes if w.seqno <= one.end and lets_through(one, w.key)]
+                rows.extend(("mutation", w.seqno, w.key, w.value) for w in wanted)
                 reached = last if last > reached else reached
-            if reached <= one.end:
+            if reached <= one.end and not one.addition:
                 told.complete[0] = (one.vbuuid, one.end)
         return rows, told
 

@@ -15,12 +15,16 @@ from upriver.spark.offsets import Offset, Place
 from upriver.spark.planning import Known, View, claim, plan, ranges, share
 
 
-def run(seed: int, *, mistake: str = "", steps: int = 30, tears: bool = True) -> tuple[Query, Producer]:
+def run(
+    seed: int, *, mistake: str = "", steps: int = 30, tears: bool = True, filters: bool = False
+) -> tuple[Query, Producer]:
     rng = random.Random(seed)
     cluster = Cluster(rng)
     query = Query(cluster, rng, mistake=mistake, tears=tears)
     for _ in range(steps):
         query.disturb()
+        if filters and rng.random() < 0.15:
+            query.refilter()
         query.step(most=rng.choice((None, 1, 2, 5)))
     cluster.heal()
     while query.step(quiet=True):
@@ -40,6 +44,13 @@ def test_after_any_history_the_table_equals_the_database(seed):
     query, producer = run(seed)
     assert query.table.state() == producer.state()
     assert query.offset.places[0].seqno == producer.high
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**32))
+def test_after_any_change_of_the_filter_the_table_has_what_is_wanted(seed):
+    query, producer = run(seed, filters=True)
+    assert query.expected(query.table.state()) == query.expected(producer.state())
 
 
 def test_the_naive_claim_loses_documents_silently():

@@ -39,10 +39,12 @@ def survey(options: SyncOptions) -> Survey:
 def check(options: SyncOptions) -> Survey:
     """Can the sync do what it is told? ``ConfigError`` or what the bucket says if not: a wrong name, no rights."""
     found = survey(options)
-    if not any(wanted(options, name) for name in found.collections):
-        asked = ", ".join(options.collections) or f"scope {options.scope}"
-        known = ", ".join(sorted(found.collections))
-        raise ConfigError(f"bucket '{options.bucket}' has nothing of {asked}; it has {known}")
+    asked = [options.with_(collections=(name,)) for name in options.collections] or [options]
+    for one in asked:
+        if not any(wanted(one, name) for name in found.collections):
+            what = one.collections[0] if one.collections else f"of scope {one.scope}"
+            known = ", ".join(sorted(found.collections))
+            raise ConfigError(f"bucket '{options.bucket}' has no collection {what}; it has {known}")
     return found
 
 

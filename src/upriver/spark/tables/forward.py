@@ -144,7 +144,7 @@ def latest(rows: pa.Table) -> pa.Table:
 
 
 def once(rows: pa.Table) -> pa.Table:
-    """Each key once. More often it is there only if another writer and an earlier version of ours worked at a time."""
+    """Each key once. Only files that another writer, or an earlier version of ours, left may have it more often."""
     return rows if pc.count_distinct(rows.column("_key")).as_py() == rows.num_rows else latest(rows)
 
 
@@ -177,7 +177,8 @@ def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
     if not work.keep_deleted:
         _leave_tombstones(work, news, outcome)
         news = news.filter(pc.invert(news.column("_deleted")))
-    table = fold_rest(once(pa.concat_tables([*kept, news])), work.shape)
+    table = pa.concat_tables([*kept, news])
+    table = fold_rest(once(table) if work.rewrite else table, work.shape)
     if parts >= 2:
         parts = max(-(-table.num_rows // work.target_rows), -(-table.nbytes // work.target_bytes))
     for part in cut(work.lo, work.hi, parts):

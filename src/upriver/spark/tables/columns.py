@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -140,13 +141,19 @@ def parser_for(values: pa.ChunkedArray | pa.Array) -> Callable[[bytes], Document
 
 
 def _has_long_number(values: pa.Array) -> bool:
-    """Are there so many digits in a row? Each step finds runs of twice the length; four times as quick as a search."""
+    """Are there 19 digits in a row? Then every third byte of them is a digit six times in a row: looked for first."""
     _, offsets, data = values.buffers()
     if not len(values) or data is None:
         return False
     first, last = np.frombuffer(offsets, np.int32)[[values.offset, values.offset + len(values)]]
-    digits = (np.frombuffer(data, np.uint8)[first:last] - np.uint8(48)) < 10
-    for shift in (1, 2, 4, 8, 3):
+    text = np.frombuffer(data, np.uint8)[first:last]
+    return _has_run(text[::3], (1, 2, 2)) and _has_run(text, (1, 2, 4, 8, 3))
+
+
+def _has_run(text: npt.NDArray[np.uint8], shifts: Sequence[int]) -> bool:
+    """Is there a run of digits one longer than the shifts in all? Each step finds runs that are longer by its shift."""
+    digits = (text - np.uint8(48)) < 10
+    for shift in shifts:
         digits = digits[:-shift] & digits[shift:]
     return bool(digits.any())
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--retention", help="How long a reader may stay on an old version of a table.  [default: 24h]")
 @click.option("--log-retention", help="How far back the change log reaches.  [default: for ever]")
 @click.option("--max-rows", type=int, help="Changes per batch, at most.  [default: 1000000]")
-@click.option("--max-bytes", type=int, help="Bytes of changes per batch, about.  [default: 536870912]")
+@click.option("--max-bytes", type=int, help="Bytes of changes per batch, about.  [default: 1073741824]")
 @click.option("--adopt", is_flag=True, default=None, help="Go on with a bucket that was deleted and created again.")
 @click.option("--partitions", type=int, help="Tasks per batch.  [default: one per core]")
 @click.option("--username")

@@ -19,11 +19,11 @@ def run(
     seed: int, *, mistake: str = "", steps: int = 30, tears: bool = True, filters: bool = False
 ) -> tuple[Query, Producer]:
     rng = random.Random(seed)
-    cluster = Cluster(rng)
+    cluster = Cluster(rng, keys=12 if filters else 4)
     query = Query(cluster, rng, mistake=mistake, tears=tears)
     for _ in range(steps):
         query.disturb()
-        if filters and rng.random() < 0.15:
+        if filters and rng.random() < 0.25:
             query.refilter()
         query.step(most=rng.choice((None, 1, 2, 5)))
     cluster.heal()

@@ -48,7 +48,7 @@ TELL_AGAIN_S = 60.0
 @click.option("--log-retention", help="How far back the change log reaches.  [default: for ever]")
 @click.option("--max-staleness", help="Within this, changes and deletions reach `current`.  [default: 5m]")
 @click.option("--max-rows", type=int, help="Changes per batch, at most.  [default: 1000000]")
-@click.option("--max-bytes", type=int, help="Bytes of changes per batch, about.  [default: 536870912]")
+@click.option("--max-bytes", type=int, help="Bytes of changes per batch, about.  [default: 1073741824]")
 @click.option("--adopt", is_flag=True, default=None, help="Go on with a bucket that was deleted and created again.")
 @click.option("--partitions", type=int, help="Tasks per batch.  [default: one per core]")
 @click.option("--username")

@@ -46,7 +46,7 @@ class SyncOptions:
     every: str = "1s"
     partitions: int = 0  # tasks per batch; 0: one per core
     max_rows: int = 1_000_000  # per batch
-    max_bytes: int = 512 << 20  # per batch, as they come over the wire
+    max_bytes: int = 1 << 30  # per batch, as they come over the wire
     adopt: bool = False  # go on with a bucket of the same name that is another one
     deletes: str = "remove"
     history: bool = False

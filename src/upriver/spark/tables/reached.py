@@ -59,7 +59,7 @@ class Reached:
         found = lake.load(NAME)
         if not found:
             return None
-        return cls(found["batch"], found["offset"], found["filter"], Reports.of(found), found["query"])
+        return cls(found["batch"], found["offset"], found["filter"], Reports.of(found), found.get("query", ""))
 
     def store(self, lake: Lake) -> None:
         told = {"batch": self.batch, "query": self.query, "offset": self.offset, "filter": self.filter}
@@ -86,7 +86,8 @@ class Reports:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Reports:
-        return cls(of_mask(found["complete"]), {int(vb): seqno for vb, seqno in found["unread"].items()})
+        unread = found.get("unread", {})
+        return cls(of_mask(found.get("complete", "")), {int(vb): seqno for vb, seqno in unread.items()})
 
     def plain(self) -> dict[str, Any]:
         return {"complete": mask_of(self.complete), "unread": {str(vb): seqno for vb, seqno in self.unread.items()}}
@@ -114,7 +115,7 @@ def check(lake: Lake, last: int) -> None:
     checkpoint, known = Checkpoint(lake.checkpoint), Reached.load(lake)
     begun = lake.load(REPORTS)
     wrong = ""
-    if begun and begun["query"] != checkpoint.query:
+    if begun and begun["query"] not in ("", checkpoint.query):
         wrong = f"the tables were written by query {begun['query']}, it is of {checkpoint.query or 'none'}"
     elif known and checkpoint.offset(known.batch) != known.offset:
         wrong = f"it does not have batch {known.batch} as the tables do"

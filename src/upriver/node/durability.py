@@ -103,15 +103,18 @@ class SyncWrites:
         self, vb: VBucket, key: bytes, collection_id: int, seqno: int, level: int, timeout_s: float | None
     ) -> Stored:
         wait = _Wait(seqno, self._node.loop.create_future())
-        needed = self.replicas_needed(vb.id)
         self._waiting[vb.id].append(wait)
         try:
+            needed = self.replicas_needed(vb.id)
             async with asyncio.timeout(timeout_s):
                 if level >= DurabilityLevel.MAJORITY_AND_PERSIST_ON_ACTIVE:
                     await self._bucket.waits.until(vb.id, seqno)
                 if needed:
                     await wait.done
             return vb.commit(key, collection_id, seqno)
+        except DurabilityImpossible:  # the map has changed since it was prepared
+            self._abort(vb, key, collection_id, seqno)
+            raise
         except TimeoutError as error:
             self._abort(vb, key, collection_id, seqno)
             raise SyncWriteAmbiguous("a majority did not have it in time") from error

@@ -32,7 +32,7 @@ from upriver.spark.tables.forward import Outcome, Work
 from upriver.spark.tables.lake import APPLIED, REPAIRS, TRIMMED, Lake
 from upriver.spark.tables.log import LOG, WIPES, Mark, read_marks, write_log, write_marks
 from upriver.spark.tables.news import News
-from upriver.spark.tables.pieces import Piece, discard, now_ms, read_pieces, uncompressed
+from upriver.spark.tables.pieces import Piece, discard, now_ms, read_pieces, remember, uncompressed
 from upriver.spark.tables.policy import (
     Policy,
     Range,
@@ -123,6 +123,7 @@ class CollectionTables:
     def commit_log(self, app_id: str, batch: int, pieces: Sequence[Piece], marks: Sequence[Mark] = ()) -> bool:
         """Append a batch to the log, and mark what its rollbacks took back; False when it was there before."""
         self.changes.create(LOG, f"every change of {self.name}")
+        remember(pieces)
         return self._until_it_stands(partial(self._commit_log, app_id, batch, pieces, marks))
 
     def _commit_log(self, app_id: str, batch: int, pieces: Sequence[Piece], marks: Sequence[Mark]) -> bool:
@@ -233,6 +234,7 @@ class CollectionTables:
         tail = [replace(piece, made_ms=since) for outcome in outcomes for piece in outcome.tail]
         current = [piece for outcome in outcomes for piece in outcome.current]
         replaced = list({piece.path: piece for outcome in outcomes for piece in outcome.replaced}.values())
+        remember([*tail, *current])
         with discarded_when_moved(self.tail, tail), discarded_when_moved(self.current, current):
             if widened:
                 self._replace_all(goal.batch, seen, current, shape)

@@ -11,9 +11,8 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ CHUNK_BYTES = 1 << 30
 _NAME = re.compile(r"^vb(\d+)-(\d+)/([bm])(\d+)-(\d+)-[0-9a-f]+\.parquet$")
 _NO_DICTIONARY = {"key", "value", "_key", "_value", "_rest", "seqno", "_seqno", "cas", "_cas", "rev_seqno"}
 _LOOK_ROWS = 512
+_SIZES: dict[str, int] = {}  # of files in memory, by path: names are random, so they are enough
 # Columns whose range goes into the Delta log, so that readers can skip files.
 _RANGED = ("vbucket", "seqno", "epoch", "batch", "timestamp", "_vbucket", "_seqno", "_epoch", "_changed_at")
 
@@ -52,6 +52,7 @@ class Piece:
     stats: str = "{}"
     foreign: bool = False  # written by someone else, who knows what it holds
     made_ms: int = 0  # when the oldest of its rows came into the table, 0 before they did
+    in_memory: int = 0  # bytes, 0 when nobody has looked
 
     def overlaps(self, lo: int, hi: int) -> bool:
         return self.lo <= hi and lo <= self.hi
@@ -104,7 +105,7 @@ def write_piece(root: str, path: str, table: pa.Table, edges: Sequence[int] = ()
         raise
     named = piece_of(path)
     size = fs.get_file_info(target).size
-    return Piece(path, named.lo, named.hi, named.first, named.last, table.num_rows, size, named.marks, _stats(table))
+    return replace(named, rows=table.num_rows, size=size, stats=_stats(table), in_memory=max(table.nbytes, 1))
 
 
 def _groups_of_rows(root: str, rows: int, edges: Sequence[int]) -> list[tuple[int, int]]:
@@ -122,14 +123,23 @@ def _groups_of_rows(root: str, rows: int, edges: Sequence[int]) -> list[tuple[in
 
 def uncompressed(root: str, pieces: Iterable[Piece]) -> int:
     """How many bytes these files are in memory, about; their footers know."""
-    return sum(_uncompressed(root, piece.path) for piece in pieces)
+    return sum(_uncompressed(root, piece) for piece in pieces)
 
 
-@lru_cache(maxsize=16_384)
-def _uncompressed(root: str, path: str) -> int:
-    fs, base = filesystem(root)
-    found = pq.read_metadata(f"{base}/{path}", filesystem=fs)
-    return sum(found.row_group(index).total_byte_size for index in range(found.num_row_groups))
+def _uncompressed(root: str, piece: Piece) -> int:
+    if not piece.in_memory and piece.path not in _SIZES:
+        fs, base = filesystem(root)
+        found = pq.read_metadata(f"{base}/{piece.path}", filesystem=fs)
+        size = sum(found.row_group(index).total_byte_size for index in range(found.num_row_groups))
+        remember([replace(piece, in_memory=size)])
+    return piece.in_memory or _SIZES[piece.path]
+
+
+def remember(pieces: Iterable[Piece]) -> None:
+    """Keep the sizes of files that were just written, so that nobody has to open them for it."""
+    if len(_SIZES) > 50_000:
+        _SIZES.clear()
+    _SIZES.update({piece.path: piece.in_memory for piece in pieces})
 
 
 def discard(root: str, paths: Sequence[str]) -> None:

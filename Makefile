@@ -11,7 +11,7 @@ FUZZERS := frames value bulk
 PURE := src/upriver/errors.py src/upriver/model.py src/upriver/wire src/upriver/protocol src/upriver/cli/wire_print.py
 
 .PHONY: help demo test lint unit unit-spark unit-others doctest bench fuzz chaos chaos-store chaos-spark soak install
-.PHONY: attacks system-packages clean
+.PHONY: attacks fuzz-live system-packages clean
 
 help:
 	@echo "make demo         the whole pipeline on this machine"
@@ -22,6 +22,7 @@ help:
 	@echo "make chaos        a cluster under fire; SEED=n MINUTES=m"
 	@echo "make chaos-spark  a streaming query under fire; SEED=n MINUTES=m"
 	@echo "make chaos-store  the store killed at 200 instants, and 5 million documents within their quota"
+	@echo "make fuzz-live    FRAMES (10000000) fuzzed frames over live sessions with a node"
 	@echo "make attacks      what an innocent client notices while a node is attacked"
 	@echo "make soak         random clients against one node for an hour"
 	@echo "make clean        remove .venv and everything that was built"
@@ -79,6 +80,9 @@ chaos-spark: install
 
 soak: install
 	$(BIN)/python tests/node/soak.py $(or $(SOAK_SECONDS),3600)
+
+fuzz-live: install
+	cd tests/node && ../../$(BIN)/python live_fuzz.py $(or $(FRAMES),10000000) $(or $(SEED),1)
 
 attacks: install
 	cd tests/node && ../../$(BIN)/python attacks.py $(or $(SECONDS_EACH),8)

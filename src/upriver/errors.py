@@ -61,6 +61,7 @@ class Status(IntEnum):
     RATE_LIMITED_NETWORK_EGRESS = 0x31
     RATE_LIMITED_MAX_CONNECTIONS = 0x32
     RATE_LIMITED_MAX_COMMANDS = 0x33
+    SCOPE_SIZE_LIMIT_EXCEEDED = 0x34
     BUCKET_SIZE_LIMIT_EXCEEDED = 0x35
     BUCKET_RESIDENT_RATIO_TOO_LOW = 0x36
     BUCKET_DATA_SIZE_TOO_BIG = 0x37
@@ -76,7 +77,9 @@ class Status(IntEnum):
     ETMPFAIL = 0x86
     XATTR_EINVAL = 0x87
     UNKNOWN_COLLECTION = 0x88
+    NO_COLLECTIONS_MANIFEST = 0x89
     CANNOT_APPLY_COLLECTIONS_MANIFEST = 0x8A
+    COLLECTIONS_MANIFEST_IS_AHEAD = 0x8B
     UNKNOWN_SCOPE = 0x8C
     DCP_STREAM_ID_INVALID = 0x8D
     DURABILITY_INVALID_LEVEL = 0xA0
@@ -323,6 +326,10 @@ class UnknownCollection(StatusError, status=Status.UNKNOWN_COLLECTION):
 
 class UnknownScope(StatusError, status=Status.UNKNOWN_SCOPE):
     """No such scope."""
+
+
+class NoCollectionsManifest(StatusError, status=Status.NO_COLLECTIONS_MANIFEST):
+    """The server has no collections, or they were not asked for in HELLO."""
 
 
 class CannotApplyManifest(StatusError, status=Status.CANNOT_APPLY_COLLECTIONS_MANIFEST):

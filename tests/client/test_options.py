@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import upriver
-from upriver.client.options import ConnectOptions, parse_connection_string
+from upriver.cli.management import Management
+from upriver.client.options import ConnectOptions, has_password, parse_connection_string, redacted
 from upriver.client.reading import Content, ReadOptions
 from upriver.errors import ConfigError, RemoteProtocolError
 from upriver.protocol.feed import OnRollback
 from upriver.protocol.topology import Address, parse_topology
+from upriver.spark.options import ConnectionOptions as SparkOptions
 
 
 def test_a_connection_string_names_hosts_ports_and_options() -> None:
@@ -33,6 +35,27 @@ def test_a_connection_string_names_hosts_ports_and_options() -> None:
 def test_what_cannot_work_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError):
         ConnectOptions.parse(text)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["[::1", "::1", "1::2:3", "[::1]]", "[::1]x", "[::1]:x", "[zz]", "[]", "[127.0.0.1]", "[v1.x]", "a..b", "a" * 70,
+     "a b", "a\0b"],
+)  # fmt: skip
+def test_a_host_that_cannot_be_is_a_config_error_that_names_it(host: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(repr(host))):
+        parse_connection_string("couchbase://" + host)
+
+
+@pytest.mark.parametrize("host", ["[::1]", "[::1]:7", "[fe80::1%eth0]:7", "a.b", "A.b:7", "büro.example", "127.0.0.1"])
+def test_hosts_of_every_kind_are_understood(host: str) -> None:
+    [seed] = parse_connection_string("couchbase://" + host).seeds
+    assert str(seed).startswith(host.lower())
+
+
+def test_a_management_address_that_cannot_be_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="not the address of a management port"):
+        Management("http://[::1").get("pools")
 
 
 @given(st.text(max_size=30))
@@ -134,6 +157,37 @@ def test_no_error_repeats_a_password(text: str) -> None:
         ConnectOptions.parse(text)
     assert "hunter2" not in str(error.value)
     assert "hunter2" not in "".join(traceback.format_exception(error.value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["couchbase://h?password=hunter2", "couchbase://h?network=auto&password=hunter2&bucket=b", "h?pass%77ord=hunter2",
+     "couchbase://ann:hunter2@h", "couchbase://ann:hunter2@h?password=hunter2"],
+)  # fmt: skip
+def test_a_connection_string_can_be_shown_without_its_password(text: str) -> None:
+    assert has_password(text)
+    assert "hunter2" not in redacted(text)
+    assert "h" in redacted(text)
+    assert redacted(redacted(text)) == redacted(text)
+
+
+def test_a_connection_string_without_a_password_is_shown_as_it_is() -> None:
+    text = "couchbases://a,b:7?network=auto&bucket=password"
+    assert redacted(text) == text
+    assert not has_password(text)
+
+
+def test_spark_gets_no_password_in_a_connection_string_where_it_would_show_it() -> None:
+    with pytest.raises(ConfigError, match="passwordFile") as error:
+        SparkOptions.parse({"connection": "couchbase://h?password=hunter2"})
+    assert "hunter2" not in str(error.value)
+
+
+def test_the_way_to_a_node_takes_no_longer_than_sparks_timeout() -> None:
+    options = SparkOptions.parse({"connection": "couchbase://h", "timeoutSeconds": "5"}).connect_options()
+    assert (options.connect_timeout_s, options.request_timeout_s) == (5.0, 5.0)
+    options = SparkOptions.parse({"connection": "couchbase://h?connect_timeout_s=2"}).connect_options()
+    assert (options.connect_timeout_s, options.request_timeout_s) == (2.0, 30.0)
 
 
 def test_reading_options_take_words_for_enums() -> None:

@@ -15,7 +15,8 @@ from upriver.errors import Status
 from upriver.model import Position
 from upriver.protocol.feed import FeedEvent, FeedRequest
 from upriver.protocol.topology import Address, parse_topology
-from upriver.wire.dcp import RollbackResponse, StreamEnd
+from upriver.wire.constants import OsoFlag
+from upriver.wire.dcp import OsoSnapshot, RollbackResponse, StreamEnd
 from upriver.wire.events import CollectionBegun, SystemEvent
 
 
@@ -139,3 +140,12 @@ def test_objects_come_in_order_too() -> None:
         found += [change.seqno for change in items]
         wire.delivery.given = len(items)
     assert found == [1, 2, 3]
+
+
+def test_a_position_inside_an_out_of_order_snapshot_says_that_something_of_it_was_given() -> None:
+    """However the rows are cut into batches: a reader that dies there must be told to undo them."""
+    wire, request = opened(rows=1)
+    wire.says(OsoSnapshot(OsoFlag.START, vbucket=0, opaque=request.opaque).encode())
+    wire.says(mutation(request, 9, b"a") + mutation(request, 4, b"b") + mutation(request, 6, b"c"))
+    claimed = stopped_after_first(wire)
+    assert (claimed.seqno, claimed.snap_end) == (0, 9)

@@ -356,6 +356,35 @@ def test_an_out_of_order_snapshot_cut_short_on_a_lost_branch_is_a_rollback() -> 
     assert wire.told == [RollbackEvent(0, 0, BRANCH, 1)]
 
 
+def test_an_out_of_order_snapshot_cut_short_on_the_same_branch_is_a_rollback_too() -> None:
+    """What it brought may have been deleted, and the tombstone purged, before the next try."""
+    wire = Wire()
+    request = opened(wire)
+    wire.says(OsoSnapshot(OsoFlag.START, **at(request)).encode() + mutation(request, 7))
+    assert wire.feed.positions()[0] == Position(BRANCH, 0, 0, 7)
+    wire.feed.lost(HOME, wire.now)
+    assert wire.feed.positions()[0] == Position(BRANCH, 0, 0, 7)
+    producer = wire.connect()
+    [again] = producer.requests
+    assert (again.start_seqno, again.snap_start_seqno, again.snap_end_seqno) == (0, 0, 0)
+    wire.says(producer.accepts(again))
+    assert wire.told == [RollbackEvent(0, 0, BRANCH, 1)]
+    assert wire.feed.positions()[0] == Position(BRANCH, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("saved", "told"), [(Position(BRANCH, 0, 0, 7), True), (Position(BRANCH), False)])
+def test_a_reader_that_died_in_an_out_of_order_snapshot_is_told_to_undo_it(saved: Position, told: bool) -> None:
+    wire = Wire(FeedRequest({0: saved}, resumed=True))
+    opened(wire)
+    assert wire.told == ([RollbackEvent(0, 0, BRANCH, 1)] if told else [])
+
+
+def test_a_marker_without_a_row_is_nothing_to_undo() -> None:
+    wire = Wire()
+    wire.says(marker(opened(wire), 0, 100))
+    assert wire.feed.positions()[0] == Position(BRANCH, 0, 0, 0)
+
+
 def test_a_lost_connection_resumes_inside_the_snapshot() -> None:
     wire = Wire()
     request = opened(wire)

@@ -29,6 +29,7 @@ class Served:
     data: Path
     username: str = ""
     password: str = ""
+    pid: int = 0
 
     @property
     def url(self) -> str:
@@ -65,7 +66,7 @@ def serve(data: Path, *arguments: str, username: str = "", password: str = "", h
         try:
             ports = _ports(process, http)
             assert ports, f"the node did not start: {_text(log)}"
-            yield Served(ports["ready"], ports.get("management", 0), data, username, password)
+            yield Served(ports["ready"], ports.get("management", 0), data, username, password, process.pid)
         finally:
             process.terminate()
             code = process.wait(60)

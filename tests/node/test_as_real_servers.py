@@ -9,7 +9,7 @@ from struct import pack
 import pytest
 from node_thread import NodeThread
 from raw import ALL, BASIC, Raw, frame, ready
-from streaming import OK, is_end, manifest, only, producer, stream, take, to_disk, whole, write
+from streaming import OK, manifest, only, producer, stream, to_disk, whole, write
 
 from upriver.errors import Status
 from upriver.model import Datatype, VbucketState
@@ -86,24 +86,6 @@ def test_a_filter_without_any_collection_is_granted_and_then_empty(node: NodeThr
         for vbucket in (5, 6):  # one that has something, and one that has nothing
             [end] = stream(streams, vbucket, value=b'{"collections":[]}')
             assert end.status == StreamEndStatus.FILTER_EMPTY
-
-
-def test_a_purge_during_a_backfill_from_the_beginning_does_not_end_the_stream(make_node: MakeNode) -> None:
-    """What was deleted when it began is not in it, so it needs no tombstone."""
-    node = make_node()
-    write(node, 0, *(b"k%05d" % n for n in range(3000)), value=b"x" * 200)
-    for n in range(0, 3000, 3):
-        node.call(lambda key=b"k%05d" % n: node.vbucket(0).delete(key, 0))
-    write(node, 0, b"last")
-    to_disk(node)
-    with ready(node.port, *BASIC) as client, producer(node, connection_buffer_size="20000") as streams:
-        seen = stream(streams, 0, lambda m: isinstance(m, dcp.Mutation))  # the window is soon full
-        compact(client, 0, before_s=2**33, before_seqno=0)
-        assert node.vbucket(0).purge_seqno > 0
-        streams.send(dcp.Control(b"connection_buffer_size", b"0"))
-        seen += take(streams, lambda m: is_end(m) or getattr(m, "key", b"") == b"\0last")
-    assert not only(seen, dcp.StreamEnd)
-    assert len(only(seen, dcp.Mutation)) == 2001
 
 
 def test_a_document_that_kept_xattrs_when_deleted_does_not_raise_the_next_revision(make_node: MakeNode) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
+import live_fuzz
 import pytest
+from front_node import serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from node_thread import NodeThread
@@ -76,3 +79,9 @@ def test_nonsense_is_answered_or_refused_and_nothing_breaks(
     assert failures == []
     with ready(node.port) as other:
         assert other.ask(session.Noop()).specific == Status.SUCCESS
+
+
+def test_fuzzed_frames_over_live_sessions_leave_a_node_that_serves_and_ends_well(tmp_path: Path) -> None:
+    """``make fuzz-live`` is the long run."""
+    with serve(tmp_path / "data", http=False) as served:
+        live_fuzz.run(served, served.pid, frames=20_000, seed=3)

@@ -343,6 +343,8 @@ def test_the_commands_manage_buckets_and_collections(node: Served) -> None:
     assert created.returncode == 0, created.stderr
     assert "farm.cows" in upriver(node, "collections", "list", "--bucket", "cli").stdout
     assert "max TTL 30 s" in upriver(node, "collections", "list", "--bucket", "cli").stdout
+    assert upriver(node, "collections", "alter", "farm.cows", "--bucket", "cli", "--max-ttl", "-1").returncode == 0
+    assert "no max TTL" in upriver(node, "collections", "list", "--bucket", "cli").stdout
     assert upriver(node, "collections", "drop", "farm.cows", "--bucket", "cli", "--yes").returncode == 0
     assert upriver(node, "collections", "drop", "farm", "--bucket", "cli", "--yes").returncode == 0
     assert upriver(node, "buckets", "drop", "cli", "--yes").returncode == 0
@@ -352,6 +354,7 @@ def test_the_commands_manage_buckets_and_collections(node: Served) -> None:
 @pytest.mark.parametrize(("arguments", "text"), [
     (("buckets", "drop", "nothing", "--yes"), "not found"),
     (("collections", "create", "a.b.c"), "SCOPE.COLLECTION"),
+    (("collections", "alter", "a.b"), "--max-ttl"),
     (("collections", "list", "--bucket", "nothing"), "not found"),
 ])  # fmt: skip
 def test_a_command_that_fails_says_why_in_one_line(node: Served, arguments: tuple[str, ...], text: str) -> None:

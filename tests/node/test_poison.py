@@ -119,6 +119,22 @@ def test_an_unreadable_document_can_be_written_over_or_deleted(make_node: MakeNo
             assert raw.ask(kv.Delete(b"del-" + key)).specific == OK
 
 
+def test_a_read_from_a_damaged_file_fails_and_the_reader_stays(make_node: MakeNode) -> None:
+    node = make_node()
+    node.call(lambda: (node.vbucket(0).set(b"lost", GOOD, 0), node.vbucket(1).set(b"kept", GOOD, 0)))
+    to_disk(node)
+    disk = node.vbucket(0).shared.disk
+
+    def damage() -> None:
+        with disk.write() as transaction:
+            disk.erase(transaction, 0)
+
+    node.call(damage)
+    with ready(node.port, *BASIC) as raw:
+        assert raw.ask(kv.Get(b"lost")).specific == Status.EINTERNAL
+        assert raw.ask(kv.Get(b"kept", vbucket=1)).value == GOOD
+
+
 # ---------------------------------------------------------------------------------------------- the doors
 
 

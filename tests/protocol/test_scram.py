@@ -31,9 +31,9 @@ CLIENT_NONCE = "a nonce with spaces"
 
 
 def pair(
-    mechanism: str = "SCRAM-SHA512", username: str = "ann", password: str = "pw", known: str = "pw", iterations: int = 3
+    mechanism: str = "SCRAM-SHA512", username: str = "ann", password: str = "pw", known: str = "pw"
 ) -> tuple[ScramClient, ScramServer]:
-    credentials = scram.derive_credentials(mechanism, known, b"some salt", iterations)
+    credentials = scram.derive_credentials(mechanism, known, b"some salt", scram.MIN_ITERATIONS)
     return ScramClient(mechanism, username, password, CLIENT_NONCE), ScramServer(mechanism, credentials, "of-server")
 
 
@@ -129,13 +129,21 @@ def test_server_refuses_a_first_message_that_breaks_the_grammar(first: bytes) ->
     pytest.param(b"r=a nonce with spacesX,s=AAAA,i=0", id="no iteration at all"),
     pytest.param(b"r=a nonce with spacesX,s=AAAA,i=999999999999", id="iterations without end"),
     pytest.param(b"r=a nonce with spacesX,s=AAAA,i=-5", id="negative iterations"),
-    pytest.param(b"r=a nonce with spacesX,s=?,i=5", id="salt is not base64"),
-    pytest.param(b"r=another nonce,s=AAAA,i=5", id="another nonce"),
-    pytest.param(b"r=a nonce with spaces,s=AAAA,i=5", id="nonce without the server's part"),
+    pytest.param(b"r=a nonce with spacesX,s=AAAA,i=1", id="so few that the password could be guessed"),
+    pytest.param(b"r=a nonce with spacesX,s=AAAA,i=3999", id="fewer than any server's default"),
+    pytest.param(b"r=a nonce with spacesX,s=AAAA,i=1000001", id="so many that we would be busy with them"),
+    pytest.param(b"r=a nonce with spacesX,s=?,i=4096", id="salt is not base64"),
+    pytest.param(b"r=another nonce,s=AAAA,i=4096", id="another nonce"),
+    pytest.param(b"r=a nonce with spaces,s=AAAA,i=4096", id="nonce without the server's part"),
 ])  # fmt: skip
 def test_client_refuses_a_challenge_that_makes_no_sense(first: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         pair()[0].respond(first)
+
+
+@pytest.mark.parametrize("iterations", [4000, 4096, 15_000])
+def test_client_accepts_what_real_servers_ask_for(iterations: int) -> None:
+    assert pair()[0].respond(f"r=a nonce with spacesX,s=AAAA,i={iterations}".encode())
 
 
 @given(st.binary(max_size=80))

@@ -67,10 +67,11 @@ def test_an_out_of_order_snapshot_that_is_cut_short_never_happened() -> None:
     reader = standing()
     reader.begin_out_of_order(0)
     assert reader.move(0, 50)
-    assert reader.position(0) == Position(7, 0, 0, 0)
+    assert reader.position(0) == reader.mark().position(0) == Position(7, 0, 0, 50), "it holds something up to 50"
     reader.close(0)
     assert reader.seqno(0) == 0
     assert reader.interrupted == {0: (7, 50)}
+    assert reader.position(0) == reader.mark().position(0) == Position(7, 0, 0, 50)
 
 
 def test_a_seqno_outside_the_snapshot_is_refused() -> None:

@@ -7,8 +7,8 @@ one vbucket. A write is acknowledged when a majority of the chain that its lead 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from upriver.node.cluster_map import Version
 from upriver.replicate.manager import Manager, StaleState, UnsafeFailover
 from upriver.replicate.nodes import NodeRefused, NodeReport, NodeUnreachable
 from upriver.replicate.plan import NOBODY, ClusterState, Member, Move, VbucketReport
+from upriver.replicate.state_file import StateFile
 
 
 @dataclass
@@ -106,10 +107,10 @@ class SimulatedNodes:
         return node.map
 
     def take_over(
-        self, member: Member, bucket: str, vbuckets: list[int], revision: int, timeout_s: float
+        self, member: Member, bucket: str, vbuckets: list[int], planned: Version, timeout_s: float
     ) -> dict[int, str]:
         node = self._reached(member)
-        if node.map is None or node.map.revision != revision:
+        if node.map is None or node.map.lineage.version != planned:
             raise NodeRefused("another plan")
         if not self._cluster.take_over(node):
             return {0: "interrupted"}
@@ -118,37 +119,45 @@ class SimulatedNodes:
         return {}
 
 
-class SimulatedManager(Manager):
-    """Its file is a variable."""
+class SimulatedFile(StateFile):
+    """A variable."""
 
-    def __init__(self, cluster: Simulation) -> None:
+    def __init__(self) -> None:
         super().__init__(Path("never-written"))
-        self._nodes: Any = SimulatedNodes(cluster)
-        self._held = 1
-        self.file = ""
+        self.text = ""
         self.copies: list[str] = []  # that somebody may restore
         self._parsed: tuple[str, ClusterState | None] = ("", None)
 
-    @property
-    def state(self) -> ClusterState:
-        text, state = self._parsed
-        if text != self.file or state is None:
-            state = ClusterState.from_json(json.loads(self.file))
-            self._parsed = self.file, state
-        return state
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
 
-    def _read(self) -> str:
-        return self.file
+    def read(self) -> str:
+        return self.text
 
-    def _write(self, text: str) -> None:
-        self.file = text
+    def write(self, text: str) -> None:
+        self.text = text
         self.copies = [*self.copies[-30:], text]
 
+    def load(self) -> ClusterState:
+        text, state = self._parsed
+        if text != self.text or state is None:
+            state = super().load()
+            self._parsed = self.text, state
+        return state
+
     def restore(self, text: str, *, restart: bool) -> None:
-        """A copy of the file from earlier, under a manager that runs or before the next one starts."""
-        self.file = text
+        """A copy from earlier, under a manager that runs or before the next one starts."""
+        self.text = text
         if restart:
-            self._branch = self._written = ""
+            self.forget()
+
+
+class SimulatedManager(Manager):
+    def __init__(self, cluster: Simulation) -> None:
+        super().__init__(Path("never-written"))
+        self._nodes: Any = SimulatedNodes(cluster)
+        self.file = self._file = SimulatedFile()
 
     def _wait_until_close(self, state: ClusterState, moves: list[Move], deadline: float) -> None:
         """Whether little is left to stream matters for how long writers wait, not for what is lost."""
@@ -324,8 +333,8 @@ class Simulation:
     def restore_a_copy(self, node: SimulatedNode) -> None:
         """Somebody puts an old copy of the manager's file in its place."""
         if self.copies_are_restored:
-            manager = self.manager
-            manager.restore(self.random.choice(manager.copies), restart=self.random.random() < 0.5)
+            file = self.manager.file
+            file.restore(self.random.choice(file.copies), restart=self.random.random() < 0.5)
 
     def _others_know(self, node: SimulatedNode) -> bool:
         """Whether everything acknowledged is kept by somebody of the chain: what all forget, nobody can save."""

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from chaos_clients import Client
 from click.testing import CliRunner
+from old_server import OldServer
+from unruly_proxy import ProxyLoop
 
 from upriver.cli import cli
 from upriver.client.blocking import connect
@@ -22,7 +24,7 @@ from upriver.replicate.connection import ReplicationConnection
 from upriver.replicate.mover import Moved, Mover
 from upriver.replicate.relay import Side
 from upriver.testing import RunningNode, node
-from upriver.wire import kv
+from upriver.wire import Opcode, kv
 
 VBUCKETS = 8
 
@@ -218,3 +220,55 @@ def test_a_vbucket_that_is_active_at_both_ends_is_not_touched(nodes: tuple[Runni
     )
     assert result.exit_code == 1
     assert "active at both ends" in result.output
+
+
+@pytest.fixture
+def old_nodes() -> Iterator[tuple[RunningNode, RunningNode, OldServer, OldServer]]:
+    """Two nodes that speak as servers of version 6.0 do."""
+    loop = ProxyLoop()
+    servers = OldServer(loop), OldServer(loop)
+    ports = [server.port for server in servers]
+    with (
+        node(vbuckets=VBUCKETS, lazy=True, advertised_kv_port=ports[0]) as source,
+        node(vbuckets=VBUCKETS, lazy=True, advertised_kv_port=ports[1]) as target,
+    ):
+        servers[0].target, servers[1].target = source.kv_port, target.kv_port
+        yield source, target, *servers
+    loop.close()
+
+
+def test_vbuckets_are_moved_and_replicated_between_servers_that_know_less(
+    old_nodes: tuple[RunningNode, RunningNode, OldServer, OldServer],
+) -> None:
+    source, target, *old = old_nodes
+    ends = [f"couchbase://127.0.0.1:{server.port}" for server in old]
+    asyncio.run(clear(source, target))
+    with connect(source.connection_string) as database:
+        database.set_many({b"k%d" % n: b"{}" for n in range(500)})
+        highs = database.high_seqnos()
+    moved = run("move", ends[0], "--to", ends[1], "--vbucket", "0-3", "--json")
+    assert json.loads(moved) == {"moved": 4, "map_updated": False}
+    assert {Opcode.DCP_OPEN, Opcode.SET_VBUCKET} == {*old[1].refused}  # it was put to the test
+    last = json.loads(run("replicate", *ends, "--vbuckets", "4-7", "--once", "--json").splitlines()[-1])
+    assert (last["streaming"], last["lag"]) == (4, 0)
+    with connect(target.connection_string) as database:
+        assert database.high_seqnos(complete=False) == {vb: highs[vb] for vb in range(4)}
+
+
+def test_replicating_some_vbuckets_does_not_fail_because_others_are_elsewhere(
+    nodes: tuple[RunningNode, RunningNode],
+) -> None:
+    source, target = nodes
+    asyncio.run(clear(source, target))
+    with connect(source.connection_string) as database:
+        database.set_many({b"k%d" % n: b"{}" for n in range(500)})
+    asyncio.run(give_up(source, target, 0))
+    ends = source.connection_string, target.connection_string
+    last = json.loads(run("replicate", *ends, "--vbuckets", "4-7", "--once", "--json", "--lag").splitlines()[-1])
+    assert last["lag_of"] == {str(vb): 0 for vb in range(4, 8)}
+
+
+async def give_up(source: RunningNode, target: RunningNode, vb: int) -> None:
+    connection = await third_party(source, target, "give up")
+    await connection.set_vbucket(Side.PRODUCER, vb, VbucketState.DEAD)
+    await connection.close()

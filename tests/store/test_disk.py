@@ -118,7 +118,9 @@ def test_a_full_disk_refuses_writes_and_loses_nothing(tmp_path, small_files):
 
 
 def test_the_background_flusher_recovers_from_a_full_disk_by_itself(tmp_path, small_files):
+    told = []
     with open_bucket(tmp_path, BACKGROUND) as bucket:
+        bucket.on_trouble = told.append
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         small_files(1 << 20)
         vb.set_many([b"b%d" % i for i in range(4000)], [bytes(1000)] * 4000)
@@ -128,6 +130,8 @@ def test_the_background_flusher_recovers_from_a_full_disk_by_itself(tmp_path, sm
         assert bucket.wait_for_room(30)
         bucket.flush()
         assert vb.persisted_seqno == 4000
+    assert [bool(reason) for reason in told] == [True, False]
+    assert "data.mdb" in told[0]
 
 
 def test_space_inside_the_file_is_used_when_the_disk_is_full(tmp_path, small_files):

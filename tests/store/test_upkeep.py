@@ -14,6 +14,7 @@ from upriver.model import VbucketState
 from upriver.store import bucket as bucket_module
 from upriver.store import compaction, expiry
 from upriver.store.disk import Disk
+from upriver.store.transition import Transition
 
 KEYS = [b"key-%d" % number for number in range(60)]
 
@@ -90,7 +91,7 @@ def test_a_collection_dropped_during_a_compaction_is_erased_by_the_next(tmp_path
         vb.set_many(KEYS, [b"1"] * 60)
 
         def life() -> bool:
-            vb.apply_manifest(type(bucket.manifest).parse(manifest % (2, "")))
+            vb.apply_manifest(Transition(vb.manifest, type(bucket.manifest).parse(manifest % (2, ""))))
             return True
 
         during(monkeypatch, compaction, "rewrite_table", life)

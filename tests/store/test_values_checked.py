@@ -114,3 +114,12 @@ def test_poison_does_not_keep_others_from_expiring(poisoned):
     with pytest.raises(KeyNotFound):
         vb.get(b"fine")
     assert len(changes(vb.stream(0, vb.high_seqno))) == 4
+
+
+def test_a_snapshot_of_seqnos_that_no_vbucket_can_have_is_refused(bucket):
+    """The key index has 56 bits for them: what lies beyond would never be found again."""
+    replica = bucket.set_state(1, VbucketState.REPLICA)
+    with pytest.raises(StatusError) as refused:
+        replica.begin_snapshot(1, 1 << 56)
+    assert refused.value.status == Status.ERANGE
+    replica.begin_snapshot(1, (1 << 56) - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -22,6 +23,7 @@ class History:
     seqno: int = 0
     epoch: int = 0
     vbuuid: int = 1
+    branches: list[tuple[int, int]] = field(default_factory=lambda: [(1, 0)])  # oldest first
     states: list[tuple[int, dict[str, dict[str, bytes]]]] = field(default_factory=lambda: [(0, {})])
 
 
@@ -34,6 +36,7 @@ class Feed:
         self.scope = "shop"
         self.ids = {name: 8 + index for index, name in enumerate(collections)}
         self.pending: list[dict[str, object]] = []
+        self.stored: list[dict[str, object]] = []  # every change that no failover lost
         self.clock = 0
 
     def vbucket(self, key: str) -> int:
@@ -77,8 +80,10 @@ class Feed:
         history = self.histories[vbucket]
         history.states = [state for state in history.states if state[0] <= seqno]
         history.seqno = history.states[-1][0]
+        self.stored = [row for row in self.stored if row["vbucket"] != vbucket or row["seqno"] <= seqno]  # type: ignore[operator]
         history.epoch += 1
         history.vbuuid += 1
+        history.branches.append((history.vbuuid, history.seqno))
         self._emit("rollback", vbucket)
 
     def _emit(self, event: str, vbucket: int, **given: object) -> None:
@@ -91,11 +96,19 @@ class Feed:
             row |= {"scope": self.scope, "collection_id": self.ids[str(given["collection"])], "cas": cas,
                     "timestamp": datetime.fromtimestamp(cas / 1e9, UTC), "expiry": 0, "rev_seqno": 1, "flags": 0}
         self.pending.append(row | given)
+        if event != "rollback":
+            self.stored.append(row | given)
 
     def batch(self) -> list[pa.RecordBatch]:
         """All that happened since the last call."""
         rows, self.pending = self.pending, []
         return [pa.RecordBatch.from_pylist(rows, schema=CHANGES)] if rows else []
+
+    def scan(self, vbuckets: Iterable[int]) -> list[pa.RecordBatch]:
+        """What a stream from the beginning sends: the newest change of every key, and nothing of rollbacks."""
+        last = {(row["collection_id"], row["key"]): row for row in self.stored if row["vbucket"] in set(vbuckets)}
+        rows = sorted(last.values(), key=lambda row: (row["vbucket"], row["seqno"]))
+        return [pa.RecordBatch.from_pylist([row | {"epoch": 0} for row in rows], schema=CHANGES)] if rows else []
 
     def truth(self, collection: str = "orders") -> dict[str, bytes]:
         return {

@@ -47,7 +47,7 @@ class Synced:
         keys = [f"{prefix}{n}" for n in range(200)]
         return [key for key in keys if vbucket_of(key.encode(), self.vbuckets) == vbucket]
 
-    def sync(self, *, apply: bool = True, note: bool = True) -> None:
+    def sync(self, *, apply: bool = True, note: bool = True, lag: int = 0) -> None:
         """A batch with everything that is new. Without ``apply`` it is lost, without ``note`` its offset is."""
         with self.db.feed(start=self.positions or "beginning", end="now") as feed:
             batches = list(feed.batches())
@@ -55,7 +55,7 @@ class Synced:
         if apply:
             rows = list(Epochs(Lake(self.root).epochs()).lift(batches))
             written = write_log(rows, self.root, self.number)
-            self.tables.apply(self.number, Written.gather([written.plain()]))
+            self.tables.apply(self.number, Written.gather([written.plain()]), lag)
         if note:
             self.note()
         self.number += 1
@@ -74,6 +74,11 @@ class Synced:
         for kind, text in (("offsets", f"v1\n{{}}\n{json.dumps(self.offset())}"), ("commits", "v1\n{}")):
             (home / kind).mkdir(parents=True, exist_ok=True)
             (home / kind / str(self.number)).write_text(text)
+
+    def note_as_now(self, offset: dict[str, Any] | None = None, **more: Any) -> None:
+        """The offset, as a sync notes it in the lake."""
+        noted = {"batch": self.number - 1, "filter": {}, "offset": {**self.offset(), **(offset or {})}, **more}
+        Path(self.root, "_upriver", "offsets.json").write_text(json.dumps(noted))
 
     def delta(self, kind: str = "current", name: str = DEFAULT) -> DeltaTable:
         return DeltaTable(f"{self.root}/{kind}/{name}")

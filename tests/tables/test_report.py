@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.spark.tables.progress import Batch, Journal, Lag
-from upriver.spark.tables.report import amount, duration, page, size, ticks, write_report
+from upriver.spark.tables.report import amount, duration, label, page, size, ticks, write_report
 
 
 def batches(count: int) -> list[Batch]:
@@ -62,6 +63,33 @@ def test_throughput_is_drawn_for_as_long_as_a_batch_took_and_nothing_between_two
     heights = [float(point.split(",")[1]) for point in points[1].split()] if points else []
     assert heights[0] == heights[1] == heights[4] == heights[5]  # both at 100/s
     assert heights[2] == heights[3] > heights[0]  # nothing
+
+
+def drawn(text: str) -> list[list[list[float]]]:
+    """The lines of every chart: their points."""
+    charts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    lines = [re.findall(r'<polyline points="([^"]+)"', chart) for chart in charts]
+    return [[[float(n) for point in line.split() for n in point.split(",")] for line in chart] for chart in lines]
+
+
+def test_lines_do_not_cross_the_time_in_which_nothing_happened() -> None:
+    early, late = batches(20), [replace(batch, at=batch.at + 3600) for batch in batches(20)]
+    batch_time = drawn(page([*early, *late], [], "two runs"))[2]
+    assert len(batch_time) == 4, "two series, each before and after the pause"
+
+
+def test_the_first_load_does_not_flatten_what_follows() -> None:
+    load = Batch(0, 1e9, rows=10_000_000, total_s=60.0, read_s=30.0)
+    small = [Batch(n, 1e9 + n, rows=10, total_s=0.5, read_s=0.2) for n in range(1, 100)]
+    text = page([load, *small], [], "a load")
+    heights = [210 - height for height in drawn(text)[2][1][3::2]]
+    assert min(heights) > 60, "half a second is drawn as something"
+    assert "a peak of 60.0 s is cut off" in text
+
+
+def test_an_axis_has_one_unit() -> None:
+    shown = [label(at, 1.5, duration) for at in ticks(1.5, duration)]
+    assert {text.split(" ")[-1] for text in shown if text != "0"} == {"s"}
 
 
 def test_a_run_without_batches_has_a_page_too() -> None:

@@ -108,3 +108,9 @@ def test_tables_equal_the_bucket_after_every_batch(ops, policy, random) -> None:
                     fold_log(tables.collection(name))
                     truth = feed.truth(name.removeprefix("shop."))
                     assert read_documents(root, name) == {key: normal(value) for key, value in truth.items()}
+        tables.settle()
+        for name in tables.names():
+            keys = tables.collection(name).current.delta.to_pyarrow_table()["_key"].to_pylist()
+            truth = feed.truth(name.removeprefix("shop."))
+            assert sorted(keys) == sorted(truth)
+            assert read_documents(root, name) == {key: normal(value) for key, value in truth.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from synced import DEFAULT, Synced
 
 from upriver.cli import cli
+from upriver.client.blocking import connect
 from upriver.errors import ConfigError
 from upriver.spark.tables.verify import Comparison
 from upriver.testing import RunningNode, node
@@ -283,14 +285,91 @@ def test_the_offsets_that_a_sync_writes_count_before_its_checkpoint(lake: Synced
     lake.set_manifest(next(UIDS), {"name": "left", "uid": "60"})
     lake.db.set("o", b"{}", 0x60)
     lake.sync(note=False)
-    chosen = {"scope": "", "collections": [DEFAULT]}
-    noted = {"batch": 0, "offset": lake.offset(), "filter": chosen}
-    Path(lake.root, "_upriver", "offsets.json").write_text(json.dumps(noted))
+    lake.note_as_now(filter={"scope": "", "collections": [DEFAULT]})
     assert [found.name for found in lake.verify().values()] == [DEFAULT]
     lake.delta().delete("_key = 'k7'")
     assert judged(lake) == {"missing": ["k7"]}
     with pytest.raises(ConfigError, match=r"no collection '_default.left'.*the sync of this lake reads"):
         lake.verify("_default.left")
+
+
+def test_a_vbucket_that_the_last_batch_left_unread_is_late_down_to_where_it_goes_back(lake: Synced) -> None:
+    lake.sync(note=False)
+    old, new = lake.keys_of(1, "k")[0], lake.keys_of(1, "unread")[0]
+    at = lake.offset()["seqnos"].split(" ")[1]
+    lake.db.set(new, b"{}")
+    lake.sync(apply=False, note=False)
+    behind = lake.offset()["behind"].split(" ")
+    behind[1] = "1"
+    place = {"behind": " ".join(behind)}
+    for told in ({"offset": place, "unread": {"1": int(at)}}, {"offset": {**place, "unread": "2"}}):
+        lake.note_as_now(**told)
+        found = lake.verify()[DEFAULT]
+        assert (wrong(found), found.late) == ({}, 1)
+    lake.delta().delete(f"_key = '{old}'")
+    assert judged(lake) == {"missing": [old]}
+    lake.note_as_now()
+    assert judged(lake) == {"missing": sorted([old, new])}
+
+
+def test_writes_that_go_on_make_no_difference(lake: Synced) -> None:
+    lake.sync()
+    stop = threading.Event()
+
+    def write() -> None:
+        with connect(lake.node.connection_string) as db:
+            for number in itertools.count():
+                db.set_many({b"k%d" % (n % 40): b'{"n": %d}' % n for n in range(number, number + 7)})
+                db.delete(f"k{number % 40}")
+                if stop.is_set():
+                    return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        found = [lake.verify()[DEFAULT] for _ in range(10)]
+    finally:
+        stop.set()
+        writer.join()
+    assert [wrong(one) for one in found] == [{}] * 10
+    assert found[-1].late
+
+
+def test_what_a_wider_filter_has_not_brought_yet_is_late(lake: Synced) -> None:
+    lake.set_manifest(next(UIDS), {"name": "wider", "uid": "61"})
+    lake.db.set_many({b"o%d" % n: b"{}" for n in range(20)}, 0x61)
+    lake.sync(note=False)
+    lake.delta("current", "_default.wider").delete()
+    lake.note_as_now({"filters": ["*", "0"], "filter_of": "1111"})
+    found = lake.verify()
+    assert (found["_default.wider"].late, found["_default.wider"].equal) == (20, True)
+    lake.note_as_now({"filters": ["*", "0"], "filter_of": "0000"})
+    assert len(lake.verify()["_default.wider"].missing) == 20
+    lake.note_as_now({"filters": ["s0"]})
+    assert len(lake.verify()["_default.wider"].missing) == 20
+
+
+def test_tables_that_are_held_back_in_a_load_are_late_and_what_the_log_lacks_is_missing(lake: Synced) -> None:
+    lake.sync(lag=10**9)
+    found = lake.verify()[DEFAULT]
+    assert (wrong(found), found.late) == ({}, found.bucket_rows)
+    lake.sync()
+    lake.put(30, "held")
+    lake.sync(lag=10**9)
+    found = lake.verify()[DEFAULT]
+    assert (wrong(found), found.late) == ({}, 30)
+    lake.db.set("lost", b"{}")
+    lake.sync(apply=False)
+    found = lake.verify()[DEFAULT]
+    assert (wrong(found), found.late) == ({"missing": ["lost"]}, 30)
+
+
+def test_tables_of_a_bucket_that_was_made_again_are_refused(lake: Synced) -> None:
+    lake.sync()
+    settings = Path(lake.root, "_upriver", "lake.json")
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "uuid": "another"}))
+    with pytest.raises(ConfigError, match="with uuid another; this one has uuid"):
+        lake.verify()
 
 
 def run(*arguments: str) -> Any:
@@ -319,9 +398,12 @@ def test_the_command_says_what_it_judged_and_takes_the_options_of_the_sync(lake:
     (tmp_path / "secret").write_text("none\n")
     config = tmp_path / "sync.toml"
     config.write_text(f'connection = "{lake.node.connection_string}"\nto = "{lake.root}"\nevery = "5s"\n')
-    found = run("--config", str(config), "--password-file", str(tmp_path / "secret"))
+    found = run("--config", str(config), "--password-file", str(tmp_path / "secret"), "--network", "default")
     assert (found.exit_code, "view: current with its tail" in found.output) == (0, True)
     lake.delta().delete("_key = 'k7'")
+    found = run("--config", str(config))
+    assert found.output.splitlines()[-1] == "1 difference (view: current with its tail)"
+    assert "  missing: k7" in found.output
     found = run("--config", str(config), "--view", "current", "--json")
     assert found.exit_code == 1
     assert json.loads(found.output.splitlines()[0])["missing"] == ["k7"]

@@ -183,6 +183,7 @@ AMENDMENTS: dict[type[Message], Any] = {
     upr.UprStreamRequest: _of(flags=1),
     events.SystemEvent: _event,
     cluster.SetVbucket: _compaction,
+    cluster.SetVbucketWide: _compaction,
     cluster.CompactDb: _compaction,
     cluster.GetCollectionId: _collection_path,
     cluster.ObserveSeqnoResponse: _of(format=0),

@@ -443,6 +443,11 @@ MODERN = [
         cluster.SetVbucket(state=1, vbucket=7),
     ),
     Vector(
+        "SET_VBUCKET active, before 8.0",
+        "803d0000040000070000000400000000000000000000000000000001",
+        cluster.SetVbucketWide(state=1, vbucket=7),
+    ),
+    Vector(
         "GET_ALL_VB_SEQNOS active",
         "804800000400000000000004deadbeef000000000000000000000001",
         cluster.GetAllVbSeqnos(state=1, opaque=0xDEADBEEF),

@@ -163,7 +163,7 @@ def _node_row(
     word = "away" if report is None else "ok" if report.is_member else "waiting for its map"
     if needs:  # it crashed, and they may have durable writes that it lost
         word = f"waiting for node {', '.join(map(str, needs))}"
-    if report is not None and report.is_member and report.revision < state.revision:
+    if report is not None and report.is_member and report.version != state.lineage.version:
         word = f"has revision {report.revision}"
     leads = Counter(member for chain in state.owners for member in chain[:1])
     follows = Counter(member for chain in state.owners for member in chain[1:])

@@ -1,4 +1,4 @@
-"""``upriver collections``: list, create and drop the scopes and collections of a bucket on a running node."""
+"""``upriver collections``: list, create, alter and drop the scopes and collections of a bucket on a running node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _bucket = click.option("--bucket", default="default", show_default=True)
 
 @click.group()
 def collections() -> None:
-    """List, create and drop scopes and collections; a path is SCOPE or SCOPE.COLLECTION."""
+    """List, create, alter and drop scopes and collections; a path is SCOPE or SCOPE.COLLECTION."""
 
 
 @collections.command("list")
@@ -55,6 +55,26 @@ def create(path: str, max_ttl: int, bucket: str, url: str, username: str, passwo
         form = {"name": collection} | ({"maxTTL": max_ttl} if max_ttl else {})
         node.request("POST", *_BUCKETS, bucket, "scopes", scope, "collections", form=form)
     click.echo(f"created {path}")
+
+
+@collections.command("alter")
+@click.argument("path")
+@click.option("--max-ttl", type=click.IntRange(-1, 2**31 - 1), help="0: what the bucket says, -1: for ever.")
+@click.option("--history/--no-history", default=None, help="Whether changes are kept for readers of history.")
+@_bucket
+@management_options
+def alter(
+    path: str, max_ttl: int | None, history: bool | None, bucket: str, url: str, username: str, password: str
+) -> None:
+    """Change a collection; what is not given stays as it is."""
+    scope, collection = _split(path)
+    if not collection or (max_ttl is None and history is None):
+        raise ConfigError("give SCOPE.COLLECTION and --max-ttl, --history or --no-history")
+    wanted = {"maxTTL": max_ttl, "history": None if history is None else str(history).lower()}
+    form = {name: value for name, value in wanted.items() if value is not None}
+    node = Management(url, username, password)
+    node.request("PATCH", *_BUCKETS, bucket, "scopes", scope, "collections", collection, form=form)
+    click.echo(f"altered {path}")
 
 
 @collections.command("drop")

@@ -191,6 +191,7 @@ class _Demo:
         from rich.table import Table
 
         path = self.sync.lake / "current" / "shop.orders"
+        self.sync.wait_for(self._current_is_fresh, 60.0)  # within --max-staleness
         sql = (
             "select city, count(*) as orders, round(sum(total)) as revenue from orders "
             "where status <> 'returned' group by city order by revenue desc limit 5"
@@ -202,6 +203,18 @@ class _Demo:
             table.add_row(row["city"], f"{row['orders']:,}", f"{row['revenue']:,.0f}")
         self.console.print(table)
         self.sync.stop()
+
+    def _current_is_fresh(self) -> bool:
+        """Has `current` alone all that the fresh view has?"""
+        from deltalake import DeltaTable
+
+        from upriver.spark.tables.read import read_arrow
+
+        columns = ["_key", "_epoch", "_seqno"]
+        current = DeltaTable(str(self.sync.lake / "current" / "shop.orders")).to_pyarrow_table(columns=columns)
+        fresh = read_arrow(str(self.sync.lake), "shop.orders").select(columns)
+        time.sleep(0.5)
+        return bool(current.sort_by("_key").equals(fresh.sort_by("_key")))
 
     @contextmanager
     def _database(self) -> Iterator[Database]:
@@ -219,7 +232,7 @@ class Sync:
         self.batches: list[dict[str, Any]] = []
         self.rows = self.rollbacks = 0
         self._log = directory / "sync.log"
-        arguments = ["sync", connection, "--to", str(self.lake), "--every", "1s", "--json"]
+        arguments = ["sync", connection, "--to", str(self.lake), "--every", "1s", "--max-staleness", "5s", "--json"]
         arguments += ["--report", str(directory / "report.html")]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(  # noqa: S603

@@ -1,7 +1,8 @@
 """``upriver dump``: all changes of a bucket up to now, into Parquet or JSON-lines files; can be resumed.
 
-The directory holds numbered parts and ``checkpoint.json``, which says how many parts it covers. A dump that was killed
-goes on behind its last covered part; parts that the checkpoint does not know of are written again.
+The directory holds numbered parts and ``checkpoint.json``, which says how many parts it covers, and of which
+collections. A dump that was killed goes on behind its last covered part; parts that the checkpoint does not know of are
+written again. A part is on disk before a checkpoint names it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import click
 
 from upriver.cli.connecting import connection_options, open_database, split_options
 from upriver.errors import ConfigError
+from upriver.files import sync_file, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +41,7 @@ def dump(**options: Any) -> None:
     out: Path = rest["out"]
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = FileCheckpoint(out / "checkpoint.json")
-    _remove_unfinished(out, checkpoint.path)
+    _remove_unfinished(out, checkpoint)
     reading = {"scope": rest["scope"], "collections": rest["collections"], "end": "now"}
     with open_database(connecting) as db, db.feed(checkpoint=checkpoint, **reading) as feed:
         summary = _Dump(feed, checkpoint, out, rest["kind"], rest["part_rows"], quiet=rest["as_json"]).run()
@@ -50,9 +52,9 @@ def _number(part: Path) -> int:
     return int(part.stem.split("-")[1])
 
 
-def _remove_unfinished(out: Path, checkpoint: Path) -> None:
+def _remove_unfinished(out: Path, checkpoint: FileCheckpoint) -> None:
     """Parts that the checkpoint does not know of yet will be read again."""
-    known = json.loads(checkpoint.read_bytes()).get("parts", 0) if checkpoint.exists() else 0
+    known = 0 if checkpoint.load() is None else json.loads(checkpoint.path.read_bytes()).get("parts", 0)
     for part in out.glob("part-*.*"):
         if part.suffix == ".unfinished" or _number(part) > known:
             part.unlink()
@@ -119,10 +121,13 @@ class _Dump:
     def _finish_part(self) -> None:
         if self._sink is not None:
             self._sink.close()
+            sync_file(self._path(".unfinished"))
             self._path(".unfinished").rename(self._path(f".{self._kind}"))
+            sync_folder(self._out)
             self._sink, self._in_part = None, 0
             self._next, self._parts = self._next + 1, self._parts + 1
-        self._checkpoint.save(self._feed.positions(), parts=self._next - 1)
+        if not self._feed.catching_up:  # or a dump that dies now would write these parts twice
+            self._checkpoint.save(self._feed.positions(), parts=self._next - 1)
 
     def _with_progress(self, batches: Iterator[Any]) -> Iterator[Any]:
         from upriver.cli.progress import progress_bar

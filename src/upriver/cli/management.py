@@ -6,7 +6,7 @@ import base64
 import http.client
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -24,7 +24,7 @@ class Management:
 
     url: str
     username: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
 
     def get(self, *path: str) -> Any:
         return self.request("GET", *path)
@@ -47,19 +47,20 @@ class Management:
             connection.request(method, target, body, headers)
             response = connection.getresponse()
             return response.status, response.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise ConfigError(f"{self.url} does not answer ({error}); start the node with --http-port") from error
         finally:
             connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
+        wrong = f"{self.url!r} is not the address of a management port, like {DEFAULT_URL}"
         try:
+            parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
             port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme != "http" or not parts.hostname or port == -1:
-            raise ConfigError(f"{self.url!r} is not the address of a management port, like {DEFAULT_URL}")
+        except ValueError as error:  # also for a bracket that is not closed
+            raise ConfigError(wrong) from error
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(wrong)
         return http.client.HTTPConnection(parts.hostname, port or 8091, timeout=_TIMEOUT_S)
 
 

@@ -19,6 +19,7 @@ DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
 COLLECT_S = 60.0
 MANY_STREAMS, MANY_ROUNDS = 5_000, 30  # with so many streams only every thirtieth time
 NEVER = 1 << 30
+SILENT_START_S = 4.0
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the buckets.")
@@ -69,7 +70,7 @@ def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any)
 async def _serve(options: Any) -> None:
     from upriver.node.server import serve as start
 
-    node = await start(options)
+    node = await _patiently(asyncio.ensure_future(start(options)))
     collecting = asyncio.create_task(_collect_rarely(node))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -86,6 +87,14 @@ async def _serve(options: Any) -> None:
     await stop.wait()
     collecting.cancel()
     await node.stop()
+
+
+async def _patiently(starting: asyncio.Future[Any]) -> Any:
+    """Wait for a node to start; the first time on a machine it compiles, and whoever waits should know."""
+    await asyncio.wait([starting], timeout=SILENT_START_S)
+    if not starting.done():
+        click.echo("still starting: the first start on a machine compiles, which may take a minute", err=True)
+    return await starting
 
 
 async def _collect_rarely(node: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,22 +23,30 @@ from upriver.errors import UpriverError
 
 if TYPE_CHECKING:
     from upriver.spark.tables.options import SyncOptions
+    from upriver.spark.tables.progress import Batch
     from upriver.spark.tables.run import Live
+
+AWAY_S = 3.0  # a bucket that fails over is away for a moment
+TELL_AGAIN_S = 60.0
 
 
 @click.command()
 @click.argument("connection", required=False)
 @click.option("--bucket", help="[default: default]")
 @click.option("--to", help="Directory (or s3://, gs://, hdfs:// address) of the tables.")
+@click.option("--checkpoint", help="Directory of Spark's checkpoint, which belongs to the tables.  [default: in --to]")
 @click.option("--collections", help="Only these: scope.collection, separated by commas.")
 @click.option("--scope", help="Only the collections of this scope.")
 @click.option("--format", type=click.Choice(["delta"]), help="[default: delta]")
 @click.option("--once", is_flag=True, default=None, help="Bring the tables up to the bucket, and end.")
+@click.option("--give-up-after", help="Without the bucket: 90s, 10m.  [default: never; 60s with --once]")
 @click.option("--every", help="How often to look for changes: 500ms, 5s, 1m.  [default: 1s]")
 @click.option("--history", is_flag=True, default=None, help="Also keep every version with its validity (SCD type 2).")
+@click.option("--xattrs", is_flag=True, default=None, help="Keep extended attributes in the change log.")
 @click.option("--deletes", type=click.Choice(["remove", "mark"]), help="Of documents: rows go, or are marked.")
 @click.option("--retention", help="How long a reader may stay on an old version of a table.  [default: 24h]")
 @click.option("--log-retention", help="How far back the change log reaches.  [default: for ever]")
+@click.option("--max-staleness", help="Within this, changes and deletions reach `current`.  [default: 5m]")
 @click.option("--max-rows", type=int, help="Changes per batch, at most.  [default: 1000000]")
 @click.option("--max-bytes", type=int, help="Bytes of changes per batch, about.  [default: 1073741824]")
 @click.option("--adopt", is_flag=True, default=None, help="Go on with a bucket that was deleted and created again.")
@@ -45,14 +55,19 @@ if TYPE_CHECKING:
 @click.option("--password", envvar="UPRIVER_PASSWORD")
 @click.option("--password-file")
 @click.option("--ca-file", help="PEM file of the authority that signed the nodes' certificates.")
+@click.option("--client-cert", help="PEM file of our own certificate.")
+@click.option("--client-key", help="PEM file of its private key.")
+@click.option("--network", type=click.Choice(["auto", "default", "external"]), help="Which addresses to use.")
 @click.option("--config", type=click.Path(), help="TOML file with any of these options, under their own names.")
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark runs, unless spark-submit says it.")
+@click.option("--ui", is_flag=True, help="Serve Spark's own web page; its address is printed.")
 @click.option("--dry-run", is_flag=True, help="Explain what would be done, and do nothing.")
 @click.option("--report", type=click.Path(), help="Draw the run into this HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per batch on stdout.")
 @click.option("--verbose", is_flag=True, help="Show what happens to the tables, and Spark's warnings.")
 def sync(
-    config: str | None, master: str, dry_run: bool, report: str | None, as_json: bool, verbose: bool, **given: Any
+    config: str | None, master: str, ui: bool, dry_run: bool, report: str | None, as_json: bool, verbose: bool,
+    **given: Any,
 ) -> None:
     """Keep Delta tables equal to the bucket at CONNECTION (couchbase://host[:port]).
 
@@ -61,27 +76,33 @@ def sync(
     from upriver.spark.tables.options import SyncOptions
 
     options = SyncOptions.load(config, {name: value for name, value in given.items() if value is not None})
-    logging.basicConfig(level="INFO" if verbose else "ERROR", stream=sys.stderr, format="%(message)s")
+    logging.basicConfig(level="ERROR", stream=sys.stderr, format="%(asctime)s %(message)s")
+    if verbose:
+        logging.getLogger("upriver").setLevel("INFO")
     if dry_run:
         _explain(options, as_json)
         return
     started = time.time()
     try:
-        _run(options, master, as_json, verbose)
+        _run(options, master, as_json, verbose, ui)
     finally:
         if report:
             _report(options, report, started)
 
 
-def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool) -> None:
+def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool, ui: bool) -> None:
     import upriver.spark
+    from upriver.spark.tables.bucket import check
     from upriver.spark.tables.run import session
 
     stop = threading.Event()
     shown = JsonLines() if as_json else Display(options)
+    check(options)  # a wrong password or name is told before Spark has started
     shown.say("starting Spark ...")
     with nullcontext() if verbose else _stderr_to(options):
-        spark = session(master)
+        spark = session(master, ui=ui)
+    if ui:
+        shown.say(f"Spark's page is at {spark.sparkContext.uiWebUrl}")
     # Only now: Spark sets a handler of its own, which would cancel the batch that is running.
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -131,29 +152,42 @@ class JsonLines:
 
 
 class Display:
-    """For people: a bar while much is to be loaded, then one line that stays up to date."""
+    """For people: a bar while much is to be loaded, then one line that stays up to date.
+
+    Without a terminal every line has its time and stays whole, and the bucket's absence is told once a minute.
+    """
 
     def __init__(self, options: SyncOptions) -> None:
         from rich.console import Console
         from rich.status import Status
 
         self._console = Console(stderr=True)
-        self._to = options.to
+        self._options = options
         self._status = Status("", console=self._console)
         self._live = self._console.is_terminal
+        self._away_told = -math.inf
 
     def say(self, text: str) -> None:
         if self._live:
             self._status.start()
             self._status.update(text)
         else:
-            self._console.print(text, highlight=False)
+            click.echo(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z} {text}", err=True)
 
     def __call__(self, live: Live) -> None:
         if self._live:
-            self._status.update(line(live))
-        elif live.news:
-            self._console.print(line(live), highlight=False)
+            self._status.update(line(live, self._options))
+        elif live.news or self._must_tell_away(live):
+            self.say(line(live, self._options))
+
+    def _must_tell_away(self, live: Live) -> bool:
+        if live.away_s < AWAY_S:
+            self._away_told = -math.inf
+            return False
+        if live.away_s - self._away_told < TELL_AGAIN_S:
+            return False
+        self._away_told = live.away_s
+        return True
 
     def done(self, live: Live) -> None:
         if self._live:
@@ -163,33 +197,54 @@ class Display:
         spent = time.time() - live.started
         rolled = f", {counted(live.rollbacks, 'rollback')} repaired" if live.rollbacks else ""
         batches = counted(live.count, "batch", "batches")
-        self._console.print(
-            f"{counted(live.rows, 'change')} in {batches} and {spent:.1f} s{rolled}; tables are in {self._to}",
-            highlight=False,
-        )
+        what = f"{counted(live.rows, 'change')} in {batches} and {spent:.1f} s{rolled}"
+        text = f"{what}; tables are in {self._options.to}"
+        if self._live:
+            self._console.print(text, highlight=False, soft_wrap=True)
+        else:
+            self.say(text)
 
 
-def line(live: Live) -> str:
-    """The state of a run in one line: a bar with speed and remaining time, or lag, batch time and rollbacks."""
-    from upriver.spark.tables.report import amount, counted, duration, size
+def line(live: Live, options: SyncOptions) -> str:
+    """The state of a run in one line: that the bucket is away, a bar with the time left, or lag and last batch."""
+    from upriver.spark.tables.report import duration
 
+    if live.away_s >= AWAY_S:
+        limit = f"gives up after {options.give_up_after}" if options.give_up_after else "goes on when it does"
+        return f"the bucket has not answered for {duration(live.away_s)} ({live.away_because}); the sync {limit}"
     batches = [batch for batch in live.batches if batch.rows]
-    if not batches:
-        return "waiting for changes ..."
-    last, spent = batches[-1], max(time.time() - live.started, 1e-3)
     if live.loading:
-        recent = batches[-5:]
-        speed = sum(b.rows for b in recent) / max(sum(b.total_s for b in recent), 1e-3)
-        bytes_s = sum(b.value_bytes for b in recent) / max(sum(b.total_s for b in recent), 1e-3)
-        share = min(live.rows / max(live.expected, 1), 1.0)
-        bar = ("━" * round(share * 30)).ljust(30, "┄")
-        left = f"{duration((live.expected - live.rows) / max(speed, 1))} left" if share < 1 else "almost done"
-        return f"loading {bar} {share:4.0%}  {amount(live.rows)} rows, {amount(speed)}/s, {size(bytes_s)}/s, {left}"
-    return (
-        f"in step: {amount(live.lag or 0)} changes and {duration(last.behind_s)} behind, batch {last.batch} took "
-        f"{duration(last.total_s)} for {amount(last.rows)} rows, {counted(live.rollbacks, 'rollback')}, "
-        f"{amount(live.rows / spent)} rows/s"
-    )
+        return _loading(live, batches) if batches else "waiting for the first batch ..."
+    return _following(live, batches)
+
+
+def _loading(live: Live, batches: list[Batch]) -> str:
+    from upriver.spark.tables.report import amount, duration, size
+
+    recent = batches[-5:]
+    spent = max(sum(batch.total_s for batch in recent), 1e-3)
+    speed, bytes_s = sum(batch.rows for batch in recent) / spent, sum(batch.value_bytes for batch in recent) / spent
+    # A document that was overwritten is one row and several seqnos: only the seqnos tell how much is left.
+    to_come = live.lag if live.lag is not None else max(live.expected - live.rows, 0)
+    share = min(max(1 - to_come / max(live.expected, 1), 0.0), 1.0)
+    bar = ("━" * round(share * 30)).ljust(30, "┄")
+    left = f"{duration(to_come / max(speed, 1))} left" if share < 1 else "almost done"
+    return f"loading {bar} {share:4.0%}  {amount(live.rows)} rows, {amount(speed)}/s, {size(bytes_s)}/s, {left}"
+
+
+def _following(live: Live, batches: list[Batch]) -> str:
+    from upriver.spark.tables.report import amount, counted, duration
+
+    if not batches:
+        return "in step with the bucket, nothing has changed"
+    last = batches[-1]
+    if live.lag:
+        where = f"{counted(live.lag, 'change')} and {duration(last.behind_s)} behind"
+    else:
+        where = f"in step with the bucket, last batch {duration(max(0.0, time.time() - last.at))} ago"
+    rolled = f", {counted(live.rollbacks, 'rollback')} repaired" if live.rollbacks else ""
+    took = f"batch {last.batch} took {duration(last.total_s)} for {amount(last.rows)} rows"
+    return f"{where}; {took}, {amount(live.rows)} rows in all{rolled}"
 
 
 def _explain(options: SyncOptions, as_json: bool) -> None:

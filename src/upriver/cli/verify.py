@@ -47,8 +47,12 @@ def verify(config: str | None, view: str, strict: bool, as_json: bool, **given: 
     if not as_json:
         total = sum(result.differences for result in found)
         judged = "current with its tail" if view == "fresh" else "current alone, without its tail"
-        click.secho(f"{total} differences (view: {judged})", fg="red" if total else "green")
+        click.secho(f"{_counted(total)} (view: {judged})", fg="red" if total else "green")
     sys.exit(1 if wrong else 0)
+
+
+def _counted(differences: int) -> str:
+    return f"{differences:,} difference" + ("" if differences == 1 else "s")
 
 
 def _sentence(result: Any) -> str:
@@ -58,7 +62,7 @@ def _sentence(result: Any) -> str:
     text = f"{result.name}: {result.bucket_rows:,} documents, {rows}: "
     if result.equal:
         return text + "equal" + (f" ({result.late} rows not there yet)" if result.late else "")
-    parts = [f"{result.differences} differences in vbuckets {result.differing_vbuckets[:MAX_KEYS]}"]
+    parts = [f"{_counted(result.differences)} in vbuckets {result.differing_vbuckets[:MAX_KEYS]}"]
     for kind in (*KINDS, "lost_files"):
         keys = getattr(result, kind)
         if keys:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from upriver.client.aio_kv import AsyncKvConnection
-from upriver.client.operations import Ask, Connect, Operation, Operations, Pause
+from upriver.client.operations import Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.options import ConnectOptions
 from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
-from upriver.errors import ConnectFailed
+from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import Document, FailoverLog
 from upriver.protocol.topology import Address, Topology
 
@@ -85,26 +85,28 @@ class AsyncDatabase:
             while True:
                 try:
                     result = await self._perform(step)
-                except ConnectFailed as error:
+                except (ConnectFailed, StatusError, RemoteProtocolError) as error:
                     step = operation.throw(error)
                 else:
                     step = operation.send(result)
         except StopIteration as finished:
             return finished.value  # type: ignore[no-any-return]
 
-    async def _perform(self, step: Connect | Ask | Pause) -> Any:
+    async def _perform(self, step: Step) -> Any:
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, Connect):
             self._drop(step.address)
             return (await self._connect(step.address)).config
+        if isinstance(step, Features):
+            return (await self._connect(step.address)).session.features
         return await (await self._connect(step.address)).ask(step.messages, ends=step.ends)
 
     async def _connect(self, address: Address) -> AsyncKvConnection:
         async with self._opening.setdefault(address, asyncio.Lock()):
             found = self._connections.get(address)
             if found is None or found.broken:
-                found = AsyncKvConnection(address, self.options)
+                found = AsyncKvConnection(address, self.options, again=self._operations.connected)
                 await found.open()
                 self._connections[address] = found
             return found

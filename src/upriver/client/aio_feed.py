@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from upriver.client.blocking import default_name
@@ -15,7 +16,7 @@ from upriver.client.delivery import Delivery
 from upriver.client.names import Names
 from upriver.client.positions import Positions
 from upriver.client.reader import MakeMaker, Reader
-from upriver.client.reading import ReadOptions, plan, settings_of, settled
+from upriver.client.reading import ReadOptions, missed, plan, settings_of, settled
 from upriver.errors import ConnectFailed, LocalProtocolError, UpriverError
 from upriver.net.aio import Connection, connect
 from upriver.protocol.topology import Address
@@ -67,6 +68,7 @@ class AsyncFeed(Generic[T]):
         self._failure: Exception | None = None
         self._closed = False
         self._quiet_since = 0.0  # not before all streams are open
+        self._earlier: list[AsyncFeed[T]] = []  # they bring what the position lacks, because its filter was narrower
 
     @property
     def reader(self) -> Reader:
@@ -89,22 +91,32 @@ class AsyncFeed(Generic[T]):
         if self._checkpoint and (saved := await asyncio.to_thread(self._checkpoint.load)):
             self._read["start"] = saved
         read = await database.run(settled(database._operations, ReadOptions.of(**self._read)))
+        earlier = [] if self._request else await database.run(missed(database._operations, read))
         settings = settings_of(database.options, read, read.name or default_name())
         request = self._request or await database.run(plan(database._operations, read))
         names = Names.of_manifest(await database.manifest())
         if self._closed:
             raise LocalProtocolError("the feed was closed while it was being opened")
-        self._reader = Reader(database._operations, request, settings, names, read)
+        known = None if self._request else read.filter
+        self._reader = Reader(database._operations, request, settings, names, read, known)
+        self._reader.lacking = {vb for one in earlier for vb in one.vbuckets or ()}
+        self._earlier = [AsyncFeed(database, self._make, one.as_given(), batches=self._batches) for one in earlier]
         options: dict[str, Any] = {"rows": read.rows} if self._batches else {"where": read.where}
         self._delivery = self._reader.deliver(self._make, **options)
         database._feeds.add(self)
-        self._maintenance = asyncio.create_task(self._maintain())
+        if not self._earlier:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._maintenance = self._maintenance or asyncio.create_task(self._maintain())
 
     async def close(self) -> None:
         """Close the connections; positions stay readable."""
         self._closed = True
         self._wake.set()
         self._database._feeds.discard(self)
+        for one in self._earlier:
+            await one.close()
         tasks = [task for task in (self._maintenance, self._chore, *self._connecting) if task]
         for task in tasks:
             task.cancel()
@@ -126,13 +138,19 @@ class AsyncFeed(Generic[T]):
 
     # ---------------------------------------------------------------------------------------------- items
 
-    async def __aiter__(self) -> AsyncIterator[T]:
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
         ours = self._reader is None  # whoever opens it closes it
         await self.__aenter__()
         assert self._delivery is not None
         loop, delivery = asyncio.get_running_loop(), self._delivery
         self._quiet_since = 0.0
         try:
+            async with aclosing(self._earlier_items()) as earlier:
+                async for item in earlier:
+                    yield item
+            if self._earlier:
+                return  # they were idle for too long
+            self._begin()
             while True:
                 while (items := delivery.take(loop.time())) is not None:
                     self._caught_up()
@@ -145,6 +163,24 @@ class AsyncFeed(Generic[T]):
         finally:
             if ours:
                 await self.close()
+
+    async def _earlier_items(self) -> AsyncGenerator[T, None]:
+        while self._earlier:
+            one = self._earlier[0]
+            await one.__aenter__()  # so that leaving the loop does not close it
+            async with aclosing(one.__aiter__()) as items:
+                async for item in items:
+                    yield item
+            if not (one.reader.feed.done and one._delivery and one._delivery.idle):
+                return
+            await one.close()
+            self.reader.lacking.difference_update(one.reader.feed.vbuckets)
+            del self._earlier[0]
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether what comes is older than the position: saving that now would bring it again."""
+        return bool(self._earlier)
 
     def _is_over(self, delivery: Delivery, now: float) -> bool:
         self._caught_up()
@@ -222,9 +258,13 @@ class AsyncFeed(Generic[T]):
     async def _maintain(self) -> None:
         """Connect what is missing, let time pass for the feed, and run its chores."""
         loop, reader = asyncio.get_running_loop(), self.reader
+        listened_at = loop.time()
         try:
             while not self._failure:
                 now = loop.time()
+                if now - listened_at > 1.0:
+                    reader.feed.was_away(now - listened_at)  # somebody held up the loop
+                listened_at = now
                 self._start_connecting(now)
                 for event in reader.feed.tick(now):
                     reader.add(event, now)
@@ -247,8 +287,11 @@ class AsyncFeed(Generic[T]):
         for address, connection in list(self._connections.items()):
             if connection.paused and (link := self.reader.feed.links.get(address)):
                 link.heard_at = now  # nobody listens: that silence is not the peer's
+        within_s = self._database.options.connect_timeout_s
         for address in self.reader.feed.silent(now):
             self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
+        for address in self.reader.feed.late(now, within_s):
+            self._lost(address, ConnectFailed(f"{address} did not accept us within {within_s:g} s"))
 
     def _start_connecting(self, now: float) -> None:
         busy = {task.get_name() for task in self._connecting}

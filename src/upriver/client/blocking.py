@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from upriver.client.kv import KvConnection
 from upriver.client.names import Names
-from upriver.client.operations import Ask, Connect, Operation, Operations, Pause
+from upriver.client.operations import Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.options import ConnectOptions
 from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
-from upriver.errors import ConnectFailed
+from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import Document, FailoverLog
 from upriver.protocol.feed import FeedRequest
 from upriver.protocol.topology import Address, Topology
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from upriver.client.blocking_feed import BlockingFeed
     from upriver.client.changes import Change
     from upriver.client.checkpoints import CheckpointStore
+    from upriver.client.reading import ReadOptions
 
 T = TypeVar("T")
 
@@ -39,10 +40,14 @@ def connect(connection: str | ConnectOptions, bucket: str | None = None, **optio
 
 
 class Database:
-    """One bucket, reached by blocking sockets. Not for several threads at once."""
+    """One bucket, reached by blocking sockets. Not for several threads at once.
 
-    def __init__(self, options: ConnectOptions) -> None:
-        self.options = options
+    ``again``: these options have worked before, so a bucket that is not there yet is ``ConnectFailed``, as any node
+    that is away. To others, it is an error of its own.
+    """
+
+    def __init__(self, options: ConnectOptions, *, again: bool = False) -> None:
+        self.options, self._again = options, again
         self._connections: dict[Address, KvConnection] = {}
         self._operations = Operations(options, srv_seeds(options))
         try:
@@ -83,20 +88,22 @@ class Database:
             while True:
                 try:
                     result = self._perform(step)
-                except ConnectFailed as error:
+                except (ConnectFailed, StatusError, RemoteProtocolError) as error:
                     step = operation.throw(error)
                 else:
                     step = operation.send(result)
         except StopIteration as finished:
             return finished.value  # type: ignore[no-any-return]
 
-    def _perform(self, step: Connect | Ask | Pause) -> Any:
+    def _perform(self, step: Step) -> Any:
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
         if isinstance(step, Connect):
             self._drop(step.address)
             return self._connect(step.address).config
+        if isinstance(step, Features):
+            return self._connect(step.address).session.features
         connection = self._connect(step.address)
         try:
             if step.ends:
@@ -108,7 +115,8 @@ class Database:
 
     def _connect(self, address: Address) -> KvConnection:
         if address not in self._connections:
-            self._connections[address] = KvConnection(address, self.options)
+            again = self._again or self._operations.connected
+            self._connections[address] = KvConnection(address, self.options, again=again)
         return self._connections[address]
 
     def _drop(self, address: Address) -> None:
@@ -184,19 +192,34 @@ class Database:
 
         With a ``checkpoint`` store it starts at the saved position, if there is one, and ``confirm`` saves it.
         """
-        from upriver.client.blocking_feed import BlockingFeed
-        from upriver.client.reader import Reader
-        from upriver.client.reading import ReadOptions, plan, settings_of, settled
+        from upriver.client.reading import ReadOptions, missed, settled
 
         if checkpoint and (saved := checkpoint.load()):
             read["start"] = saved
-        options = self.run(settled(self._operations, ReadOptions.of(**read)))
-        settings = settings_of(self.options, options, name or options.name or default_name())
+        options = self.run(settled(self._operations, ReadOptions.of(**read, name=name)))
+        earlier = [] if request else self.run(missed(self._operations, options))
+        return self._feed(options, request, window, checkpoint, [self._feed(one, None, window) for one in earlier])
+
+    def _feed(
+        self,
+        read: ReadOptions,
+        request: FeedRequest | None,
+        window: int | None,
+        checkpoint: CheckpointStore | None = None,
+        earlier: Sequence[BlockingFeed] = (),
+    ) -> BlockingFeed:
+        from upriver.client.blocking_feed import BlockingFeed
+        from upriver.client.reader import Reader
+        from upriver.client.reading import plan, settings_of
+
+        settings = settings_of(self.options, read, read.name or default_name())
         if window is not None:
             settings = replace(settings, buffer_bytes=window)
-        request = request or self.run(plan(self._operations, options))
-        reader = Reader(self._operations, request, settings, Names.of_manifest(self.manifest()), options)
-        return BlockingFeed(reader, self, checkpoint)
+        known = None if request else read.filter
+        request = request or self.run(plan(self._operations, read))
+        names = Names.of_manifest(self.manifest())
+        reader = Reader(self._operations, request, settings, names, read, known)
+        return BlockingFeed(reader, self, checkpoint, earlier)
 
     def change_batches(self, request: FeedRequest | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
         """Changes as Arrow batches in the schema ``upriver.records.CHANGES``; options as in ``ReadOptions``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from upriver.client.positions import Positions
@@ -23,14 +23,25 @@ ROUND_S = 0.05
 
 
 class BlockingFeed:
-    """A ``Feed`` with its pump and its delivery; a context manager."""
+    """A ``Feed`` with its pump and its delivery; a context manager.
 
-    def __init__(self, reader: Reader, database: Database, checkpoint: CheckpointStore | None = None) -> None:
+    ``earlier`` feeds bring what the position lacks, because it was reached with a narrower filter. They come first.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        database: Database,
+        checkpoint: CheckpointStore | None = None,
+        earlier: Sequence[BlockingFeed] = (),
+    ) -> None:
         self.reader = reader
         self.pacing = reader.pacing
         self._checkpoint, self._database = checkpoint, database
         self._pump = Pump(reader.feed, database.options, reader.pacing, reader.want_map)
         self._closed = False
+        self._earlier = list(earlier)
+        reader.lacking = {vb for one in earlier for vb in one.feed.vbuckets}
 
     def __enter__(self) -> BlockingFeed:
         return self
@@ -41,7 +52,13 @@ class BlockingFeed:
     def close(self) -> None:
         """Close the connections; positions stay readable."""
         self._closed = True
-        self._pump.close()
+        for one in (*self._earlier, self):
+            one._pump.close()
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether what comes is older than the position: saving that now would bring it again."""
+        return bool(self._earlier)
 
     @property
     def feed(self) -> Feed:
@@ -76,6 +93,14 @@ class BlockingFeed:
 
     def _items(self, make: MakeMaker, idle_s: float | None, **options: Any) -> Iterator[Any]:
         self._must_be_open()
+        while self._earlier:
+            one = self._earlier[0]
+            yield from one._items(make, idle_s, **options)
+            if not one._is_over:
+                return  # it was idle for too long
+            one.close()
+            self.reader.lacking.difference_update(one.feed.vbuckets)
+            del self._earlier[0]
         delivery = self.reader.deliver(make, **options)
         idle_s = self.reader.read.idle_s if idle_s is None else idle_s
         quiet_since = 0.0  # not before all streams are open
@@ -92,6 +117,10 @@ class BlockingFeed:
                 return
             self._must_be_open()
             self._round(delivery.wait_s(now))
+
+    @property
+    def _is_over(self) -> bool:
+        return self.feed.done and (self.reader.delivery is None or self.reader.delivery.idle)
 
     def _must_be_open(self) -> None:
         if self._closed:

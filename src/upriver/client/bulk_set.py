@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from struct import Struct
 
 from upriver.model import vbucket_of
@@ -41,10 +41,24 @@ def is_fence(response: Response) -> bool:
     return response.opaque == FENCE
 
 
+def parts_of(documents: Iterable[tuple[bytes, bytes]], size: int) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Documents in parts of about ``size`` bytes: each part is one request, with a deadline of its own."""
+    part: list[tuple[bytes, bytes]] = []
+    left = size
+    for document in documents:
+        part.append(document)
+        left -= len(document[1])
+        if left <= 0:
+            yield part
+            part, left = [], size
+    if part:
+        yield part
+
+
 def set_runs(
-    documents: Iterable[tuple[bytes, bytes]], topology: Topology, collection_id: int
+    documents: Iterable[tuple[bytes, bytes]], topology: Topology, collection_id: int, bare: Container[Address] = ()
 ) -> tuple[dict[Address, SetRun], list[bytes]]:
-    """Documents by the node that owns them, and the keys that nobody owns now."""
+    """Documents by the node that owns them, and the keys that nobody owns now; ``bare`` nodes know no collections."""
     prefix = join_key(collection_id, b"")
     owners = [topology.active(vb) for vb in range(topology.vbuckets)]
     runs: dict[Address, SetRun] = {}
@@ -56,6 +70,6 @@ def set_runs(
             homeless.append(key)
             continue
         if (run := runs.get(owner)) is None:
-            run = runs[owner] = SetRun(prefix)
+            run = runs[owner] = SetRun(b"" if owner in bare else prefix)
         run.add(key, value, vb)
     return runs, homeless

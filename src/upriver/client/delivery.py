@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from upriver.client.made import Made, Maker
 from upriver.client.positions import Standpoint
-from upriver.client.progress import Step, last_rows, moved
+from upriver.client.progress import Step, begun, last_rows, moved
 from upriver.model import Position
 from upriver.protocol.feed import Feed, FeedEvent
 from upriver.protocol.standing import Mark
@@ -112,6 +113,8 @@ class Delivery:
         for batch in batches or ():
             for vb, step in last_rows(batch).items():
                 found[vb] = self._stepped(vb, found[vb], step)
+            for vb, seqno in begun(batch).items():
+                found[vb] = _begun_upto(found[vb], seqno)
         return found
 
     def _stepped(self, vb: int, before: Standpoint, step: Step) -> Standpoint:
@@ -188,6 +191,12 @@ class Delivery:
         """What was on disk of another branch says nothing about the one that we are on now."""
         branch, persisted = self._persisted.get(vb, (0, 0))
         return branch == self.feed.standing.vbuuid[vb] and seqno <= persisted
+
+
+def _begun_upto(before: Standpoint, seqno: int) -> Standpoint:
+    """After a part of an out-of-order snapshot: no further, but the reader holds something up to there."""
+    at = before.position
+    return replace(before, position=replace(at, snap_end=max(at.snap_end, seqno)))
 
 
 def _highest(made: Made) -> dict[int, int]:

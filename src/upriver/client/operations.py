@@ -10,10 +10,20 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from upriver.client.bulk_set import SetRun, is_fence, set_runs
+from upriver.client.bulk_set import SetRun, is_fence, parts_of, set_runs
 from upriver.client.options import ConnectOptions
-from upriver.errors import ConnectFailed, NotMyVbucket, RemoteProtocolError, Status, StatusError, UpriverError
-from upriver.model import Document, FailoverLog, VbucketState, vbucket_of
+from upriver.errors import (
+    ConnectFailed,
+    NoCollectionsManifest,
+    NotMyVbucket,
+    RemoteProtocolError,
+    Status,
+    StatusError,
+    UnknownCollection,
+    UnknownScope,
+    UpriverError,
+)
+from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog, VbucketState, vbucket_of
 from upriver.protocol.feed import backoff
 from upriver.protocol.session import config_json
 from upriver.protocol.topology import Address, Topology
@@ -27,7 +37,7 @@ from upriver.wire.cluster import (
     GetManifest,
     ObserveSeqno,
 )
-from upriver.wire.constants import Opcode
+from upriver.wire.constants import Feature, Opcode
 from upriver.wire.keys import join_key
 from upriver.wire.kv import Add, Delete, Get, GetResponse, Set
 from upriver.wire.message import Message, Response
@@ -62,12 +72,24 @@ class Ask:
 
 
 @dataclass(slots=True)
+class Features:
+    """Answered with the features that the connection to a node has; connects if need be."""
+
+    address: Address
+
+
+@dataclass(slots=True)
 class Pause:
     seconds: float
 
 
-Step = Connect | Ask | Pause
+Step = Connect | Ask | Features | Pause
 Operation = Generator[Step, Any, T]
+DEFAULT_MANIFEST: dict[str, Any] = {
+    "uid": "0",
+    "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}],
+}  # of servers that know no collections
+RUN_BYTES = 16 * 1024 * 1024  # of documents that are written before the answers are looked at
 _RETRY = (Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED)
 
 
@@ -88,6 +110,11 @@ class Operations:
         if self._topology is None:
             raise ConnectFailed("not connected")
         return self._topology
+
+    @property
+    def connected(self) -> bool:
+        """Whether the cluster has accepted us before: our name, password and bucket are good."""
+        return self._topology is not None
 
     # ---------------------------------------------------------------------------------------------- cluster
 
@@ -202,14 +229,34 @@ class Operations:
         self, documents: Mapping[bytes, bytes], collection_id: int
     ) -> Operation[tuple[dict[bytes, bytes], UpriverError | None]]:
         """Send everything once; what must be sent again, and why."""
-        runs, homeless = set_runs(documents.items(), self.topology, collection_id)
-        left = {key: documents[key] for key in homeless}
-        failure: UpriverError | None = NotMyVbucket("no node owns some vbuckets now") if homeless else None
-        for address, run in runs.items():
-            refused, error = yield from self._set_run(address, run)
-            left.update((key, documents[key]) for key in refused)
-            failure = error or failure
+        bare = yield from self._without_collections(collection_id)
+        left: dict[bytes, bytes] = {}
+        failure: UpriverError | None = None
+        for part in parts_of(documents.items(), RUN_BYTES):
+            runs, homeless = set_runs(part, self.topology, collection_id, bare)
+            left.update((key, documents[key]) for key in homeless)
+            failure = NotMyVbucket("no node owns some vbuckets now") if homeless else failure
+            for address, run in runs.items():
+                refused, error = yield from self._set_run(address, run)
+                left.update((key, documents[key]) for key in refused)
+                failure = error or failure
         return left, failure
+
+    def _without_collections(self, collection_id: int) -> Operation[frozenset[Address]]:
+        """The nodes that take keys as they are; ``UnknownCollection`` if a node lacks the one that is meant."""
+        found: frozenset[Address] = frozenset()
+        for address in self.topology.serving:
+            try:
+                has_them = yield from self._has_collections(address)
+            except ConnectFailed:
+                continue  # writing to it will say so
+            found |= frozenset() if has_them else {address}
+        if found and collection_id != DEFAULT_COLLECTION:
+            raise UnknownCollection(f"{collection_id:#x} at {min(map(str, found))}, which has only the default one")
+        return found
+
+    def _has_collections(self, address: Address) -> Operation[bool]:
+        return Feature.COLLECTIONS in (yield Features(address))
 
     def _set_run(self, address: Address, run: SetRun) -> Operation[tuple[list[bytes], UpriverError | None]]:
         """The keys that must be sent again; if the connection broke, all of them: a SET may be repeated."""
@@ -220,7 +267,7 @@ class Operations:
         except ConnectFailed as error:
             return run.keys, error
         for answer in answers:
-            if answer.status != Status.SUCCESS:
+            if answer.status != Status.SUCCESS and answer.opaque < len(run.keys):
                 refused.append(run.keys[answer.opaque])
                 failure = self._refusal(answer, address, f"vbucket {vbucket_of(refused[-1], self.topology.vbuckets)}")
                 if answer.status not in _RETRY:
@@ -307,9 +354,22 @@ class Operations:
 
     # ---------------------------------------------------------------------------------------------- collections
 
+    def has_collections(self) -> Operation[bool]:
+        """Whether there is more than the default collection; servers before 7.0 know no other."""
+        return (yield from self._retried(lambda: self._has_collections(self.topology.serving[0])))
+
     def manifest(self) -> Operation[dict[str, Any]]:
-        """The collections manifest, as its JSON says it."""
-        answer = yield from self._retried(lambda: self._ask(self.topology.serving[0], GetManifest(), "manifest"))
+        """The collections manifest, as its JSON says it; that of the default collection if there is nothing else."""
+        return (yield from self._retried(self._manifest))
+
+    def _manifest(self) -> Operation[dict[str, Any]]:
+        address = self.topology.serving[0]
+        if not (yield from self._has_collections(address)):
+            return DEFAULT_MANIFEST
+        try:
+            answer = yield from self._ask(address, GetManifest(), "manifest")
+        except NoCollectionsManifest:
+            return DEFAULT_MANIFEST
         found = config_json(getattr(answer, "value", b""))
         return found if isinstance(found, dict) else {}
 
@@ -326,9 +386,13 @@ class Operations:
 
     def collection_id(self, path: str) -> Operation[int]:
         """The id of ``scope.collection``; ``UnknownCollection`` or ``UnknownScope``."""
+        if not (yield from self.has_collections()):
+            return _only(path, "_default._default", UnknownCollection)
         return (yield from self._id(GetCollectionId(value=path.encode()), path))
 
     def scope_id(self, name: str) -> Operation[int]:
+        if not (yield from self.has_collections()):
+            return _only(name, "_default", UnknownScope)
         lookup = GetCollectionId.under(Opcode.COLLECTIONS_GET_SCOPE_ID)
         return (yield from self._id(lookup(value=name.encode()), name))
 
@@ -353,6 +417,12 @@ class Operations:
             raise self._refusal(answers[-1], address, f"statistics {group!r}")
         told = (answer for answer in answers if isinstance(answer, StatResponse) and answer.key)
         return {answer.key.decode(): answer.value.decode("utf-8", "replace") for answer in told}
+
+
+def _only(name: str, default: str, error: type[StatusError]) -> int:
+    if name != default:
+        raise error(f"{name!r}: this server has no collections but {default!r}")
+    return DEFAULT_COLLECTION
 
 
 def _is_worth_another_try(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 from upriver.errors import ConfigError
 from upriver.protocol.topology import Address, Topology, parse_topology
@@ -149,15 +149,49 @@ def parse_connection_string(text: str) -> ConnectionString:
     return ConnectionString(scheme == "couchbases", seeds, dict(parse_qsl(query)), is_service)
 
 
+def has_password(connection: str) -> bool:
+    """Whether a connection string carries a password, which then goes wherever the string goes."""
+    return redacted(connection) != connection
+
+
+def redacted(connection: str) -> str:
+    """A connection string for messages and logs: without passwords.
+
+    >>> redacted("couchbase://h?password=secret&network=auto")
+    'couchbase://h?password=***&network=auto'
+    """
+    base, mark, query = connection.partition("?")
+    if "@" in base:
+        scheme, separator, rest = base.rpartition("://")
+        base = f"{scheme}{separator}***@{rest.rpartition('@')[2]}"
+    words = ["password=***" if _is_password(word) else word for word in query.split("&")]
+    return base + mark + "&".join(words)
+
+
+def _is_password(word: str) -> bool:
+    name, equals, _ = word.partition("=")
+    return bool(equals) and unquote_plus(name) == "password"
+
+
 def _seed(text: str) -> tuple[str, int | None]:
     try:
         parts = urlsplit("//" + text)
-        port = parts.port
+        host, port = parts.hostname or "", parts.port
+        good = port != 0 and _is_host(text, host, port)
     except ValueError as error:
-        raise ConfigError(f"{text!r}: {error}") from error
-    if not parts.hostname or "/" in text or port == 0:
-        raise ConfigError(f"{text!r} is not a host, or host:port")
-    return parts.hostname, port
+        raise ConfigError(f"{text!r} is not a host of a connection string: {error}") from error
+    if not good:
+        raise ConfigError(f"{text!r} is not a host, host:port, or an IPv6 address as [::1] or [::1]:port")
+    return host, port
+
+
+def _is_host(text: str, host: str, port: int | None) -> bool:
+    """Whether a host can be looked up at all; what cannot would end in an error far from here."""
+    if text.startswith("["):
+        behind = text.partition("]")[2]
+        return ip_address(host).version == 6 and behind == ("" if port is None else f":{port}")
+    host.encode("idna")
+    return bool(host) and not any(each.isspace() or each in "/\\#\0" for each in text)
 
 
 def _is_name(host: str) -> bool:

@@ -25,6 +25,16 @@ def located(error: StatusError, address: Address) -> StatusError:
     return StatusError.of(getattr(error, "code", error.status), f"{error.context} at {address}")
 
 
+def refusal(error: StatusError, address: Address, again: bool) -> StatusError | ConnectFailed:
+    """A node's refusal of our handshake.
+
+    A node that restarts listens before its buckets are there, so to those who come ``again`` it is just away.
+    """
+    if again and error.status in (*_OF_A_RESTARTING_NODE, *_TEMPORARY):
+        return ConnectFailed(f"{address} has just started, or has lost the bucket: {error}")
+    return located(error, address)
+
+
 @dataclass(slots=True)
 class Pacing:
     """How often each node has failed in a row, and from when on it may be tried again."""
@@ -60,7 +70,7 @@ class Pacing:
         self.last_error = error
         if isinstance(error, StatusError):
             restarting = address in self._worked and error.status in _OF_A_RESTARTING_NODE
-            if not (restarting or error.status in _TEMPORARY):
+            if not (restarting or error.status in (*_TEMPORARY, *_WITHOUT_BUCKET)):
                 raise located(error, address)
         elif isinstance(error, RemoteProtocolError):
             if self.failures.get(address, 0) >= TRIES_OF_A_BROKEN_PEER:
@@ -70,4 +80,5 @@ class Pacing:
 
 
 _TEMPORARY = (Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED)
-_OF_A_RESTARTING_NODE = (Status.NO_BUCKET, Status.KEY_ENOENT, Status.EACCESS, Status.NOT_SUPPORTED)
+_WITHOUT_BUCKET = (Status.NO_BUCKET, Status.KEY_ENOENT)  # the bucket was there before the feed was begun
+_OF_A_RESTARTING_NODE = (*_WITHOUT_BUCKET, Status.EACCESS, Status.NOT_SUPPORTED)

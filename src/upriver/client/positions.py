@@ -9,20 +9,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from upriver.client.filters import Filter
 from upriver.errors import CorruptCheckpoint
 from upriver.model import SEQNO_MAX, Position
 
 FORMAT = "upriver-positions"
-VERSION = 1
+VERSION, KNOWN_VERSIONS = 2, (1, 2)  # 1 did not tell which collections were read
 
 
 @dataclass(frozen=True, slots=True)
 class Standpoint:
-    """One vbucket: the position, older seqnos at which the reader was consistent, and how many rollbacks it saw."""
+    """One vbucket: the position, older seqnos at which the reader was consistent, and how many rollbacks it saw.
+
+    ``filter`` says of what: of everything else, nothing has been read up to here. None: nobody knows.
+    """
 
     position: Position = field(default_factory=Position)
     points: tuple[int, ...] = ()
     epoch: int = 0
+    filter: Filter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +58,8 @@ class Positions(Mapping[int, Position]):
     def __le__(self, other: Positions) -> bool:
         """Whether ``other`` has at least everything that this one has (which is false across a lost branch)."""
         return all(
-            vb in other and (p.seqno == 0 or (p.vbuuid == other[vb].vbuuid and p.seqno <= other[vb].seqno))
-            for vb, p in self.items()
+            vb in other and (s.position.seqno == 0 or _reaches(other.standpoints[vb], s))
+            for vb, s in self.standpoints.items()
         )
 
     def merged(self, other: Positions) -> Positions:
@@ -71,20 +76,25 @@ class Positions(Mapping[int, Position]):
             return self
         points = tuple(p for p in old.points if p < to_seqno)
         branch = old.position.vbuuid if to_seqno else 0
-        back = Standpoint(Position(branch, to_seqno, to_seqno, to_seqno), points, old.epoch + 1)
+        back = Standpoint(Position(branch, to_seqno, to_seqno, to_seqno), points, old.epoch + 1, old.filter)
         return replace(self, standpoints={**self.standpoints, vbucket: back})
 
     def only(self, vbuckets: set[int]) -> Positions:
         return replace(self, standpoints={vb: s for vb, s in self.standpoints.items() if vb in vbuckets})
 
     def to_json(self) -> dict[str, Any]:
-        """A plain value for ``json``; u64 numbers that JavaScript could not hold are hexadecimal text."""
+        """A plain value for ``json``; u64 numbers that JavaScript could not hold are hexadecimal text.
+
+        The filter is that of all positions which do not name their own.
+        """
+        common = next((s.filter for s in self.standpoints.values()), None)
         return {
             "format": FORMAT,
             "version": VERSION,
             "bucket_uuid": self.bucket_uuid,
             "vbuckets": self.vbuckets,
-            "positions": {str(vb): _to_json(s) for vb, s in sorted(self.standpoints.items())},
+            "filter": _filter_json(common),
+            "positions": {str(vb): _to_json(s, common) for vb, s in sorted(self.standpoints.items())},
         }
 
     @classmethod
@@ -92,30 +102,45 @@ class Positions(Mapping[int, Position]):
         """``CorruptCheckpoint`` says what is wrong with it."""
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise CorruptCheckpoint("this is not a checkpoint of upriver")
-        if value.get("version") != VERSION:
+        if value.get("version") not in KNOWN_VERSIONS:
             raise CorruptCheckpoint(f"checkpoint version {value.get('version')!r} is not known to this upriver")
         try:
-            found = {int(vb): _from_json(entry) for vb, entry in value["positions"].items()}
+            common = value.get("filter")
+            found = {int(vb): _from_json(entry, common) for vb, entry in value["positions"].items()}
             return cls(found, str(value["bucket_uuid"]), _number(value["vbuckets"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptCheckpoint(f"the checkpoint is damaged ({error!r}); delete it to start again") from error
 
 
-def _to_json(s: Standpoint) -> dict[str, Any]:
+def _reaches(other: Standpoint, this: Standpoint) -> bool:
+    at, wanted = other.position, this.position
+    read = other.filter is None or this.filter is None or other.filter.covers(this.filter)
+    return read and wanted.vbuuid == at.vbuuid and wanted.seqno <= at.seqno
+
+
+def _filter_json(found: Filter | None) -> dict[str, Any] | None:
+    return None if found is None else found.to_json()
+
+
+def _to_json(s: Standpoint, common: Filter | None) -> dict[str, Any]:
     p = s.position
     found: dict[str, Any] = {"vbuuid": f"{p.vbuuid:x}", "seqno": p.seqno}
     if (p.snap_start, p.snap_end) != (p.seqno, p.seqno):
         found["snapshot"] = [p.snap_start, f"{p.snap_end:x}"]
     if s.points:
         found["points"] = list(s.points)
-    return {**found, "epoch": s.epoch} if s.epoch else found
+    if s.epoch:
+        found["epoch"] = s.epoch
+    return found if s.filter == common else {**found, "filter": _filter_json(s.filter)}
 
 
-def _from_json(entry: Any) -> Standpoint:
+def _from_json(entry: Any, common: Any) -> Standpoint:
     seqno = _number(entry["seqno"])
     start, end = entry.get("snapshot", (seqno, f"{seqno:x}"))
     position = Position(_number(int(entry["vbuuid"], 16)), seqno, _number(start), _number(int(end, 16)))
-    return Standpoint(position, tuple(_number(p) for p in entry.get("points", ())), _number(entry.get("epoch", 0)))
+    points, epoch = tuple(_number(p) for p in entry.get("points", ())), _number(entry.get("epoch", 0))
+    read = entry.get("filter", common)
+    return Standpoint(position, points, epoch, None if read is None else Filter.from_json(read))
 
 
 def _number(value: Any) -> int:

@@ -31,6 +31,16 @@ def last_rows(batch: Any) -> dict[int, Step]:
     return {vb: _step(columns, np.flatnonzero(counted & (columns["vbucket"] == vb))) for vb in present}
 
 
+def begun(batch: Any) -> dict[int, int]:
+    """The highest seqno of each vbucket among documents of out-of-order snapshots."""
+    vbuckets, seqnos, ends = (_numbers(batch, name) for name in ("vbucket", "seqno", "snapshot_end"))
+    rows = ends < seqnos
+    if not rows.any():
+        return {}
+    rows &= np.asarray(batch.column("key").is_valid())
+    return {vb: int(seqnos[rows & (vbuckets == vb)].max()) for vb in np.unique(vbuckets[rows]).tolist()}
+
+
 def _step(columns: dict[str, Any], rows: Any) -> Step:
     seqnos, epochs = columns["seqno"][rows], columns["epoch"][rows]
     back = np.flatnonzero((seqnos[1:] <= seqnos[:-1]) | (epochs[1:] != epochs[:-1]))

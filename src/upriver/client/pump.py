@@ -70,6 +70,7 @@ class Pump:
     def events(self, timeout_s: float) -> Iterator[FeedEvent]:
         """One round: connect what is missing, wait, and yield what came."""
         self._come_back()
+        self._drop_dead()
         self._maintain_links()
         yield from self.feed.tick(time.monotonic())
         self._flush()
@@ -78,15 +79,21 @@ class Pump:
             yield from self._read(by_pipe[pipe], pipe)
         if not self._pipes and not self.feed.done:
             time.sleep(timeout_s)
-        for address in self.feed.silent(time.monotonic()):
-            self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
 
     def _come_back(self) -> None:
         """While the caller was busy nobody listened: that silence is not the peers'."""
         now = time.monotonic()
         away, self._listened_at = now - self._listened_at, now
-        for link in self.feed.links.values() if away > 1.0 else ():
-            link.heard_at += away
+        if away > 1.0:
+            self.feed.was_away(away)
+
+    def _drop_dead(self) -> None:
+        """Only at the beginning of a round: how long the last one took is not the peers' fault."""
+        now, within_s = time.monotonic(), self._options.connect_timeout_s
+        for address in self.feed.silent(now):
+            self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
+        for address in self.feed.late(now, within_s):
+            self._lost(address, ConnectFailed(f"{address} did not accept us within {within_s:g} s"))
 
     def _read(self, address: Address, pipe: Pipe) -> Iterator[FeedEvent]:
         if self._pipes.get(address) is not pipe:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from upriver.client.delivery import Delivery
+from upriver.client.filters import Filter
 from upriver.client.kv import make_session
 from upriver.client.made import Maker
 from upriver.client.names import Names
@@ -34,9 +35,17 @@ class Reader:
     """One feed being read."""
 
     def __init__(
-        self, operations: Operations, request: FeedRequest, settings: FeedSettings, names: Names, read: ReadOptions
+        self,
+        operations: Operations,
+        request: FeedRequest,
+        settings: FeedSettings,
+        names: Names,
+        read: ReadOptions,
+        filter: Filter | None,
     ) -> None:
         self.operations, self.read, self.names = operations, read, names
+        self.filter = filter  # what is read; None: whoever made the request knows
+        self.lacking: set[int] = set()  # vbuckets of which something must be read first: they claim no more than before
         self.pacing = Pacing()
         options = operations.options
         self.feed = Feed(
@@ -94,8 +103,16 @@ class Reader:
         """What may be claimed of what the caller has been given."""
         topology = self.feed.topology
         place = Delivery(self.feed, _Nothing()) if self.delivery is None else self.delivery
-        found = {vb: self._not_beyond_drop(vb, standpoint) for vb, standpoint in place.standpoints().items()}
+        found = {
+            vb: replace(self._not_beyond_drop(vb, standpoint), filter=self._filter_of(vb))
+            for vb, standpoint in place.standpoints().items()
+        }
         return Positions(found, topology.bucket_uuid, topology.vbuckets)
+
+    def _filter_of(self, vb: int) -> Filter | None:
+        if vb in self.lacking and isinstance(self.read.start, Positions):
+            return self.read.start.standpoints[vb].filter
+        return self.filter
 
     def _not_beyond_drop(self, vb: int, standpoint: Standpoint) -> Standpoint:
         """While a name is gone, what comes under it anew does not pass our filter: another life must see that."""
@@ -170,7 +187,7 @@ def _chore(operation: Operation[None]) -> Operation[None]:
         while not isinstance(step, Pause):
             try:
                 answer = yield step
-            except ConnectFailed as error:
+            except (ConnectFailed, StatusError, RemoteProtocolError) as error:
                 step = operation.throw(error)
             else:
                 step = operation.send(answer)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
+from upriver.client.filters import Filter, Path, path_of
 from upriver.client.operations import Operation, Operations
 from upriver.client.options import ConnectOptions
 from upriver.client.positions import Positions, Standpoint
@@ -68,7 +69,13 @@ class ReadOptions:
                 given[name] = _enum(name, kind, given[name])
         if isinstance(given.get("collections"), str):
             given["collections"] = (given["collections"],)
+        if given.get("vbuckets") is not None:
+            given["vbuckets"] = tuple(given["vbuckets"])
         return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def as_given(self) -> dict[str, Any]:
+        """The keyword arguments that make these options."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __post_init__(self) -> None:
         if self.scope and self.collections:
@@ -83,9 +90,14 @@ class ReadOptions:
         return bool(self.scope or self.collections)
 
     @property
-    def paths(self) -> set[tuple[str, str]]:
+    def filter(self) -> Filter:
+        """What is read, as a position remembers it."""
+        return Filter.of(self.scope, self.collections)
+
+    @property
+    def paths(self) -> set[Path]:
         """The collections that are read by name."""
-        return {(path.rpartition(".")[0] or "_default", path.rpartition(".")[2]) for path in self.collections}
+        return set(map(path_of, self.collections))
 
 
 def _enum(name: str, kind: type[Enum], value: str) -> Enum:
@@ -167,6 +179,39 @@ def _starts(operations: Operations, read: ReadOptions, wanted: Iterable[int]) ->
     return {vb: Standpoint(read.start.get(vb, Position())) for vb in wanted}
 
 
+def missed(operations: Operations, read: ReadOptions) -> Operation[list[ReadOptions]]:
+    """What was not read up to the positions where reading is to begin, because another filter was used until then.
+
+    Read it first, from the beginning. A stream has one filter and one start, so it takes streams of its own.
+    """
+    if not isinstance(read.start, Positions):
+        return []
+    lacking: dict[Filter, dict[int, Standpoint]] = {}
+    for vb, at in read.start.standpoints.items():
+        wanted = read.vbuckets is None or vb in read.vbuckets
+        if wanted and at.position.seqno and at.filter is not None and not at.filter.covers(read.filter):
+            lacking.setdefault(at.filter, {})[vb] = at
+    if not lacking:
+        return []
+    existing = yield from operations.collection_names()
+    highs = yield from operations.high_seqnos()
+    found = ((vbs, read.filter.beyond(had, existing.values())) for had, vbs in lacking.items())
+    return [_from_the_beginning(read, vbs, what, highs) for vbs, what in found if what]
+
+
+def _from_the_beginning(
+    read: ReadOptions, vbuckets: Mapping[int, Standpoint], what: Filter, highs: Mapping[int, int]
+) -> ReadOptions:
+    """Up to the position, or as far as there is anything: the rest may be of a branch that is gone."""
+    start = Positions({vb: Standpoint(epoch=at.epoch) for vb, at in vbuckets.items()})
+    ends = {vb: min(at.position.seqno, highs.get(vb, 0)) for vb, at in vbuckets.items()}
+    names = tuple(sorted(".".join(path) for path in what.collections))
+    name = f"{read.name}:missed" if read.name else ""
+    return replace(
+        read, start=start, end=ends, vbuckets=tuple(vbuckets), scope=what.scope, collections=names, name=name
+    )
+
+
 def check_belongs(positions: Positions, operations: Operations) -> None:
     """``ForeignCheckpoint`` if positions are of another bucket, or of one with other vbuckets."""
     topology = operations.topology
@@ -184,10 +229,15 @@ def check_belongs(positions: Positions, operations: Operations) -> None:
 
 def filter_value(operations: Operations, read: ReadOptions) -> Operation[bytes]:
     """The JSON of a stream request, with names looked up now; ``UnknownCollection`` if one does not exist."""
-    if not read.scope:
-        return filter_of((yield from collection_ids(operations, read)).values())
-    number = yield from operations.scope_id(read.scope)
-    return json.dumps({"scope": f"{number:x}"}).encode()
+    if not read.filtered:
+        return b""
+    if read.scope:
+        number = yield from operations.scope_id(read.scope)
+        value = json.dumps({"scope": f"{number:x}"}).encode()
+    else:
+        value = filter_of((yield from collection_ids(operations, read)).values())
+    # Without collections, the one that was found is all there is, and a filter would not be understood.
+    return value if (yield from operations.has_collections()) else b""
 
 
 def collection_ids(

@@ -80,7 +80,7 @@ async def connect(
             transport, _ = await made
     except TimeoutError as error:
         raise ConnectFailed(f"cannot connect to {host}:{port}: no answer within {timeout_s:g} s") from error
-    except OSError as error:  # ssl.SSLError is one
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a host that is none, a ValueError
         raise ConnectFailed(f"cannot connect to {host}:{port}: {error}") from error
     sock = transport.get_extra_info("socket")
     if sock is not None:

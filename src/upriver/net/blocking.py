@@ -5,10 +5,11 @@ from __future__ import annotations
 import selectors
 import socket
 import ssl
+import time
 
 from upriver.errors import ConnectFailed
 
-__all__ = ["ConnectFailed", "Pipe", "Poller", "connect"]
+__all__ = ["ConnectFailed", "Pipe", "Poller", "connect", "speaks_http"]
 
 
 class Pipe:
@@ -52,16 +53,80 @@ class Pipe:
 
 
 def connect(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
-    """A connected socket with TCP_NODELAY; ``ConnectFailed`` says why not."""
+    """A connected socket with TCP_NODELAY, after ``timeout_s`` at the latest; ``ConnectFailed`` says why not."""
+    deadline = time.monotonic() + timeout_s
     sock = None
     try:
-        sock = socket.create_connection((host, port), timeout_s)
+        sock = _first_that_answers(host, port, deadline)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return tls.wrap_socket(sock, server_hostname=host) if tls else sock
-    except (OSError, ssl.SSLError) as error:
+        sock = _secured(sock, host, tls, deadline) if tls else sock
+        sock.settimeout(timeout_s)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a host that is none, a ValueError
         if sock is not None:
             sock.close()
-        raise ConnectFailed(f"cannot connect to {host}:{port}: {error}") from error
+        why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else error
+        raise ConnectFailed(f"cannot connect to {host}:{port}: {why}") from error
+    return sock
+
+
+def _first_that_answers(host: str, port: int, deadline: float) -> socket.socket:
+    """A name may stand for several addresses; together they have no more time than one."""
+    failure: OSError = TimeoutError()
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(_left(deadline))
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            failure = error
+        else:
+            return sock
+    raise failure
+
+
+def _left(deadline: float) -> float:
+    if (left := deadline - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left
+
+
+def _secured(sock: socket.socket, host: str, tls: ssl.SSLContext, deadline: float) -> ssl.SSLSocket:
+    """TLS on a connected socket, however slowly the peer speaks."""
+    wrapped = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+    try:
+        wrapped.setblocking(False)
+        _shake_hands(wrapped, deadline)
+    except BaseException:
+        wrapped.close()
+        raise
+    return wrapped
+
+
+def _shake_hands(wrapped: ssl.SSLSocket, deadline: float) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(wrapped, selectors.EVENT_READ)
+        while True:
+            try:
+                wrapped.do_handshake()
+            except ssl.SSLWantReadError:
+                selector.modify(wrapped, selectors.EVENT_READ)
+            except ssl.SSLWantWriteError:
+                selector.modify(wrapped, selectors.EVENT_WRITE)
+            else:
+                return
+            selector.select(_left(deadline))
+
+
+def speaks_http(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> bool:
+    """Whether a web server listens there. Others take the question for garbage, and hang up."""
+    try:
+        with connect(host, port, timeout_s, tls) as sock:
+            sock.settimeout(timeout_s)
+            sock.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+            return sock.recv(5).startswith(b"HTTP")
+    except (ConnectFailed, OSError):
+        return False
 
 
 class Poller:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,13 @@ class NodeBucket:
         self.store.close()
 
 
+def _disk_trouble(name: str, reason: str) -> None:
+    if reason:
+        log.warning("disk_trouble", bucket=name, reason=reason, effect="writes are refused until it is over")
+    else:
+        log.warning("disk_trouble_over", bucket=name)
+
+
 class Buckets:
     """All buckets by name. ``broken`` says why one could not be opened."""
 
@@ -182,6 +190,7 @@ class Buckets:
         bucket.sync_writes = self._make_sync_writes(bucket)
         bucket.traffic = not self._member
         bucket.waits_for_map = self._member
+        store.on_trouble = partial(_disk_trouble, bucket.name)
         if not self._member:  # a member has to hear from its manager first what it is
             bucket.sync_writes.resume_all()
         return bucket

@@ -186,8 +186,11 @@ class Connection(asyncio.Protocol):
             if self.tracing:
                 tracing.begin()
             handler = fast.get(data[at + 1]) if data[at] == _REQUEST else None
-            if handler is None or not handler(self, data, at, size):
-                self.handle(cut_frame(data, at))
+            try:
+                if handler is None or not handler(self, data, at, size):
+                    self.handle(cut_frame(data, at))
+            except Exception:  # of the store's: a damaged file must not cost the reader its connection
+                self._fail_unexpectedly(cut_frame(data, at))
             at += size
             if self.receive_raw is not None:
                 self.receive_raw(bytes(memoryview(data)[at:]))
@@ -247,11 +250,14 @@ class Connection(asyncio.Protocol):
         except (StatusError, InvalidMessage) as error:
             answers.fail_with(self, frame, error)
         except Exception:  # a bug of ours must not take the other connections down
-            log.failure("request_failed", connection=self.id, opcode=f"0x{frame.opcode:02x}")
-            self.fail(frame, Status.EINTERNAL, "internal error")
+            self._fail_unexpectedly(frame)
         else:
             if pending is not None:
                 self._wait_for(frame, pending)
+
+    def _fail_unexpectedly(self, frame: Frame) -> None:
+        log.failure("request_failed", connection=self.id, opcode=f"0x{frame.opcode:02x}")
+        self.fail(frame, Status.EINTERNAL, "internal error")
 
     def _wait_for(self, frame: Frame, pending: Awaitable[None]) -> None:
         self._waiting += 1
@@ -269,8 +275,7 @@ class Connection(asyncio.Protocol):
             if not self.closed:
                 self.fail(frame, Status.ETMPFAIL, "the bucket is closing")
         except Exception:
-            log.failure("request_failed", connection=self.id, opcode=f"0x{frame.opcode:02x}")
-            self.fail(frame, Status.EINTERNAL, "internal error")
+            self._fail_unexpectedly(frame)
         finally:
             self._waiting -= 1
             self._waiting_bytes -= frame.size

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import DurabilityImpossible, KeyNotFound, NotMyVbucket, SyncWriteAmbiguous
+from upriver.errors import DurabilityImpossible, KeyNotFound, NotMyVbucket, SyncWriteAmbiguous, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.durable_chains import chains_of
@@ -159,11 +159,19 @@ class SyncWrites:
         except DurabilityImpossible:
             alone = True
         if alone:
-            vb.commit(key, collection_id, seqno)  # nobody else can have decided otherwise
+            self._commit_old(vb, key, collection_id, seqno)
             return
         from upriver.store import Stored
 
         self.resolve(vb, key, collection_id, Stored(0, seqno, vb.uuid), DurabilityLevel.MAJORITY, None)
+
+    @staticmethod
+    def _commit_old(vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
+        """Nobody else can have decided otherwise. One that cannot be read must not keep the others from opening."""
+        try:
+            vb.commit(key, collection_id, seqno)
+        except UpriverError as error:
+            log.warning("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=error)
 
     def commit_all(self, vb: VBucket) -> None:
         """After a failover: what a majority had may have been acknowledged to a client, so none of it may be lost."""

@@ -105,7 +105,7 @@ def drop_bucket(node: Node, request: Request, name: str) -> Result:
 async def flush_bucket(node: Node, request: Request, name: str) -> Result:
     bucket = bucket_or_404(node, name)
     if not node.may_flush(bucket):
-        what = "start the node with --enable-flush, or set the bucket's flushEnabled"
+        what = "start the node with --enable-flush, or set flushEnabled; a cluster's bucket is not flushed"
         raise HttpError(_BAD, f"Flush is disabled for the bucket; {what}")
     await bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name)

@@ -42,16 +42,21 @@ class KeptMap:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._damage = ""
         self.data: dict[str, Any] | None = None
         self.map: ClusterMap | None = None
         if path.exists():
             try:
-                self.data = orjson.loads(path.read_bytes())
-                self.map = parse_map(self.data)
+                data = orjson.loads(path.read_bytes())
+                self.data, self.map = data, parse_map(data)
             except (orjson.JSONDecodeError, ConfigError) as error:
-                raise ConfigError(
-                    f"{path} is damaged ({error}); remove it if the manager's cluster.json is the newest there is"
-                ) from error
+                self._damage = f"{path} is damaged ({error}); remove it if the manager's cluster.json is the newest"
+
+    def checked(self) -> ClusterMap | None:
+        """The map, if there is one; ``ConfigError`` if there was one and nobody knows what it said."""
+        if self._damage:
+            raise ConfigError(self._damage)
+        return self.map
 
     @classmethod
     def of(cls, node: Node, bucket: NodeBucket) -> KeptMap:

@@ -16,7 +16,7 @@ import orjson
 from upriver.errors import ConfigError, NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.node import log
-from upriver.node.cluster_map import ClusterMap, NodeAddress
+from upriver.node.cluster_map import ClusterMap, NodeAddress, Version
 from upriver.node.http_cluster import bucket_or_404
 from upriver.node.http_server import Result, route
 from upriver.node.http_wire import Answer, HttpError, Request
@@ -46,7 +46,6 @@ def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = Fals
     me = node.index_in(new)
     changes = _changes(bucket, new, me)
     bucket.set_states(changes)
-    take_manifest(bucket, data.get("manifest"))
     node.set_cluster_map(bucket, new)
     bucket.member = bucket.traffic = True
     bucket.waits_for_map = False
@@ -58,7 +57,7 @@ def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = Fals
 
 
 def _check_successor(node: Node, kept: KeptMap, new: ClusterMap) -> None:
-    known = kept.map
+    known = kept.checked()
     if known is None:
         return
     if known.uuid != new.uuid:
@@ -106,14 +105,17 @@ def _replicate(node: Node, bucket: NodeBucket, new: ClusterMap, me: int) -> None
 
 
 @route("POST", "/upriver/cluster/*")
-def push(node: Node, request: Request, name: str) -> Result:
-    """A manager's new map."""
+async def push(node: Node, request: Request, name: str) -> Result:
+    """A manager's new map, and the collections that go with it."""
+    bucket = bucket_or_404(node, name)
     try:
         data = orjson.loads(request.body)
         welcome = isinstance(data, dict) and bool(data.pop("welcome", False))
-        return Answer(apply_map(node, bucket_or_404(node, name), data, welcome=welcome))
+        done = apply_map(node, bucket, data, welcome=welcome)
     except (ConfigError, orjson.JSONDecodeError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
+    await take_manifest(bucket, data.get("manifest"))
+    return Answer(done)
 
 
 @route("GET", "/upriver/cluster/*")
@@ -133,11 +135,12 @@ def newest_map(node: Node, request: Request, name: str) -> Result:
 
 def _report(node: Node, bucket: NodeBucket) -> dict[str, Any]:
     kept = KeptMap.of(node, bucket)
+    known = kept.checked()
     return {
         "revision": kept.version.revision,
         "epoch": kept.version.epoch,
         "branch": kept.version.branch,
-        "uuid": kept.map.uuid if kept.map is not None else "",
+        "uuid": known.uuid if known is not None else "",
         "member": bucket.member,
         "clean": bucket.store.opened_clean,
         "manifest_uid": bucket.store.manifest.uid,
@@ -181,7 +184,8 @@ async def take_over(node: Node, request: Request, name: str) -> Result:
     try:
         wanted = orjson.loads(request.body)
         vbuckets, timeout_s = [int(vb) for vb in wanted["vbuckets"]], float(wanted.get("timeout_s", 60.0))
-        _check_revision(node, bucket, int(wanted["revision"]))
+        planned = Version(int(wanted["epoch"]), int(wanted["revision"]), str(wanted["branch"]))
+        _check_plan(KeptMap.of(node, bucket).version, planned)
         replicator = replicator_of(bucket)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
@@ -199,11 +203,10 @@ async def _take_over_one(replicator: Replicator, vb: int, timeout_s: float) -> s
     return ""
 
 
-def _check_revision(node: Node, bucket: NodeBucket, revision: int) -> None:
+def _check_plan(current: Version, planned: Version) -> None:
     """A request that waited while this node was stopped may be from a plan that was given up."""
-    current = node.cluster_map(bucket).revision
-    if revision != current:
-        raise ConfigError(f"the takeover was planned for revision {revision}, this is {current}")
+    if planned != current:
+        raise ConfigError(f"the takeover was planned for revision {planned.revision}, this is {current.revision}")
 
 
 # ---------------------------------------------------------------------------------------------- collections
@@ -228,9 +231,9 @@ def own_manifest(node: Node, request: Request, name: str) -> Result:
 
 
 @route("POST", "/upriver/manifest/*")
-def push_manifest(node: Node, request: Request, name: str) -> Result:
+async def push_manifest(node: Node, request: Request, name: str) -> Result:
     """The manifest that this member could not take together with its map."""
-    take_manifest(bucket_or_404(node, name), _object(request))
+    await take_manifest(bucket_or_404(node, name), _object(request))
     return Answer({})
 
 

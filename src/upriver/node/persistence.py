@@ -6,36 +6,43 @@ The store calls from its flusher thread; everything here runs on the loop.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from functools import partial
 
 from upriver.store import Bucket
 
 
 class PersistenceWaits:
-    """Futures by vbucket and seqno, of one bucket."""
+    """Futures by vbucket, with the seqno that each waits for, of one bucket."""
 
     def __init__(self, store: Bucket, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
         self._loop = loop
-        self._waiting: defaultdict[int, list[tuple[int, asyncio.Future[None]]]] = defaultdict(list)
+        self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}
         store.on_persisted = self._from_flusher
 
     def until(self, vbucket_id: int, seqno: int) -> asyncio.Future[None]:
-        """A future that is done when ``seqno`` is on disk."""
+        """A future that is done when ``seqno`` is on disk; whoever gives up cancels it."""
+        vbucket = self._store.vbucket(vbucket_id)
         future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting[vbucket_id].append((seqno, future))
+        self._waiting.setdefault(vbucket_id, {})[future] = seqno
+        future.add_done_callback(partial(self._forget, vbucket_id))
         # Looked at only now: had the flusher passed by before, its call found nobody waiting.
-        if self._store.vbucket(vbucket_id).persisted_seqno >= seqno:
+        if vbucket.persisted_seqno >= seqno:
             future.set_result(None)
-            self._waiting[vbucket_id].remove((seqno, future))
         return future
 
     def cancel(self) -> None:
         """The bucket closes: nobody waits any longer."""
-        for waiting in self._waiting.values():
-            for _, future in waiting:
+        for waiting in list(self._waiting.values()):
+            for future in list(waiting):
                 future.cancel()
-        self._waiting.clear()
+
+    def _forget(self, vbucket_id: int, future: asyncio.Future[None]) -> None:
+        """It is done, or was given up: a seqno that never comes must not be waited for by nobody."""
+        waiting = self._waiting.get(vbucket_id, {})
+        waiting.pop(future, None)
+        if not waiting:
+            self._waiting.pop(vbucket_id, None)
 
     def _from_flusher(self, written: list[tuple[int, int]]) -> None:
         if self._waiting and not self._loop.is_closed():
@@ -43,15 +50,6 @@ class PersistenceWaits:
 
     def _persisted(self, written: list[tuple[int, int]]) -> None:
         for vbucket_id, seqno in written:
-            waiting = self._waiting.pop(vbucket_id, None)
-            if waiting:
-                self._release(vbucket_id, seqno, waiting)
-
-    def _release(self, vbucket_id: int, seqno: int, waiting: list[tuple[int, asyncio.Future[None]]]) -> None:
-        for wanted, future in waiting:
-            if future.done():
-                continue
-            if wanted <= seqno:
-                future.set_result(None)
-            else:
-                self._waiting[vbucket_id].append((wanted, future))
+            for future, wanted in list(self._waiting.get(vbucket_id, {}).items()):
+                if wanted <= seqno and not future.done():
+                    future.set_result(None)

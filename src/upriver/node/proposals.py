@@ -20,7 +20,7 @@ from upriver.node.manifest_edits import Edit, EditRefused, edited
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
 
-DECIDED_S = 60.0
+DECIDED_S = 30.0  # less than clients wait for an answer
 _NO_MANAGER = "the cluster's manager has not decided in time: `upriver cluster start` must be running for it"
 
 
@@ -31,13 +31,13 @@ class Proposals:
         self._edits: dict[str, Edit] = {}
         self._outcomes: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
-    async def decided(self, edit: Edit, timeout_s: float = DECIDED_S) -> str:
+    async def decided(self, edit: Edit) -> str:
         """The uid of the manifest that has the change; ``EditRefused`` says why there is none."""
         name = secrets.token_hex(8)
         self._edits[name] = edit
         self._outcomes[name] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(DECIDED_S):
                 outcome = await self._outcomes[name]
         except TimeoutError as error:
             raise EditRefused(HTTPStatus.SERVICE_UNAVAILABLE, _NO_MANAGER) from error
@@ -68,13 +68,14 @@ async def change_manifest(bucket: NodeBucket, edit: Edit) -> str:
     return uid
 
 
-def take_manifest(bucket: NodeBucket, manifest: Any) -> None:
-    """The manager's; one that this node has already is no news. Not beside the loop: nobody is served before."""
-    if not manifest or int(manifest["uid"], 16) <= bucket.store.manifest.uid:
-        return
-    try:
-        bucket.store.apply_manifest(orjson.dumps(manifest))
-    except StatusError as error:  # the manager sees that it is not here, and tries again
-        log.warning("manifest_refused", bucket=bucket.name, uid=manifest["uid"], reason=str(error))
-    else:
-        log.info("manifest_applied", bucket=bucket.name, uid=manifest["uid"])
+async def take_manifest(bucket: NodeBucket, manifest: Any) -> None:
+    """The manager's; one that this node has already is no news."""
+    async with bucket.manifest_changes:
+        if not manifest or int(manifest["uid"], 16) <= bucket.store.manifest.uid:
+            return
+        try:
+            await bucket.apply_manifest(orjson.dumps(manifest))
+        except StatusError as error:  # the manager sees that it is not here, and tries again
+            log.warning("manifest_refused", bucket=bucket.name, uid=manifest["uid"], reason=str(error))
+        else:
+            log.info("manifest_applied", bucket=bucket.name, uid=manifest["uid"])

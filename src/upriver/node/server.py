@@ -199,6 +199,9 @@ class Node:
     # ------------------------------------------------------------------------------------------ buckets
 
     def may_flush(self, bucket: NodeBucket) -> bool:
+        """Not where others have a part of the bucket: it would be half empty."""
+        if len(self.cluster_map(bucket).nodes) > 1:
+            return False
         allowed = bucket.settings.flush_enabled
         return self.options.enable_flush if allowed is None else allowed
 

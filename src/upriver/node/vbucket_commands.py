@@ -22,7 +22,7 @@ _SYNCHRONOUS = b"async=0"
 _MOST_CHAINS, _LONGEST_CHAIN = 2, 4
 
 
-def set_vbucket(conn: Connection, request: cluster.SetVbucket) -> Awaitable[None]:
+def set_vbucket(conn: Connection, request: cluster.SetVbucket | cluster.SetVbucketWide) -> Awaitable[None]:
     """Done at once, and answered when it is on disk; many together get there with one commit."""
     bucket = conn.require_bucket()
     state = VbucketState(request.state)
@@ -126,6 +126,7 @@ def cluster_config(conn: Connection, request: cluster.GetClusterConfig) -> None:
 
 HANDLERS: dict[type[Message], Handler] = {
     cluster.SetVbucket: set_vbucket,
+    cluster.SetVbucketWide: set_vbucket,
     cluster.GetVbucket: get_vbucket,
     cluster.DeleteVbucket: delete_vbucket,
     cluster.CompactDb: compact,

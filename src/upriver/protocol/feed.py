@@ -104,6 +104,7 @@ class Feed:
         self._waiting: dict[int, float] = dict.fromkeys(request.starts, 0.0)  # until when
         self._fruitless = dict.fromkeys(request.starts, 0)  # tries in a row that moved nothing
         self._opened_at: dict[int, int] = {}
+        self._rollback_span: dict[int, tuple[int, int]] = {}  # between which seqnos a vbucket was rolled back
         self._home: dict[int, Address] = {}  # over whose connection each vbucket came last
         self._to_latest: set[int] = set()  # their end does not exist on the branch that we are on now
         self._unconfirmed = set(request.starts) if request.resumed else set()
@@ -113,6 +114,8 @@ class Feed:
         self._emitted: list[FeedEvent] = []
         for vb, position in request.starts.items():
             self.standing.resume(vb, position, epoch=request.epochs.get(vb, 0), points=request.points.get(vb, ()))
+            if request.resumed and position.seqno == 0 < position.snap_end:
+                self.standing.interrupted[vb] = position.vbuuid, position.snap_end
             if self._end(vb) == 0 and position.seqno == 0:
                 self._finish(vb)
         self._emitted.clear()
@@ -175,7 +178,7 @@ class Feed:
 
     def connected(self, address: Address, now: float = 0.0) -> FeedLink:
         """The shell has a socket to this node; its link begins the handshake."""
-        link = FeedLink(self._make_session(), self.standing, self._window, now)
+        link = FeedLink(self._make_session(), self.standing, self._window, now, now)
         self.links[address] = link
         return link
 
@@ -230,6 +233,16 @@ class Feed:
         """Nodes that have said nothing for two noop intervals: dead, or as good as dead."""
         return [a for a, link in self.links.items() if now - link.heard_at > 2 * self.noop_interval_s]
 
+    def late(self, now: float, within_s: float) -> list[Address]:
+        """Nodes whose handshake is not over after so long, whatever they say."""
+        return [a for a, link in self.links.items() if not link.ready and now - link.begun_at > within_s]
+
+    def was_away(self, seconds: float) -> None:
+        """Nobody listened for so long: that silence is not the peers'."""
+        for link in self.links.values():
+            link.heard_at += seconds
+            link.begun_at += seconds
+
     def use(self, topology: Topology) -> bool:
         """Adopt a newer map; false if it is not newer."""
         if topology.revision <= self.topology.revision or topology.vbuckets != self.topology.vbuckets:
@@ -265,6 +278,7 @@ class Feed:
         opaque = next(self._opaques)  # unique over all links: a vbucket may move while its old stream still comes
         at = self.standing.position(vb)
         flags, end = self.request.flags, self._end(vb)
+        at = Position(at.vbuuid) if at.seqno == 0 else at  # what an out-of-order snapshot brought is not to be claimed
         if vb in self._to_latest:
             flags, end = flags | StreamFlag.TO_LATEST, SEQNO_MAX
         return StreamRequest(
@@ -325,15 +339,15 @@ class Feed:
         return last is None or last < self._end(vb)
 
     def _announce_lost(self, vb: int, log: FailoverLog) -> None:
-        """The caller may hold changes that the producer cannot know of, and whose branch is gone.
+        """The caller may hold changes that the producer cannot know of.
 
-        They came in an out-of-order snapshot that was cut short, or to an earlier life of the caller after it had
-        saved the position that we started from.
+        They came in an out-of-order snapshot that was cut short: some of it may have been deleted, and purged, since,
+        and whoever begins at 0 is never told to roll back. Or they came to an earlier life of the caller, after it
+        had saved the position that we started from, and their branch is gone.
         """
         at, emit = self.standing.position(vb), self.request.on_rollback is OnRollback.EMIT
         branch, highest = self.standing.interrupted.pop(vb, (0, 0))
-        last = log.last_seqno_of(branch, SEQNO_MAX) if branch else SEQNO_MAX
-        if last is None or last < highest:
+        if highest > at.seqno:
             self._lose(vb, at.seqno, branch)
         elif vb in self._unconfirmed and emit and at.vbuuid not in (0, log.uuid):
             self._lose(vb, at.seqno, at.vbuuid)
@@ -359,12 +373,22 @@ class Feed:
             return
         # A true rollback goes below where we stand; never believe one that would have us ask the same again.
         target = self.standing.rollback_target(vb, min(event.seqno, max(0, at.seqno - 1)))
-        self._lose(vb, target, at.vbuuid)
+        if at.seqno > 0:  # or there is nothing to undo
+            self._lose(vb, target, at.vbuuid)
         self._unconfirmed.discard(vb)
         self.standing.roll_back(vb, target)
         if self._end(vb) != SEQNO_MAX:
             self._to_latest.add(vb)
-        self._wait(vb, now)
+        self._wait(vb, self._after_rollback(vb, at.seqno, target, now))
+
+    def _after_rollback(self, vb: int, seqno: int, target: int, now: float) -> float:
+        """When to ask again: at once, unless since the last rollback we got neither further nor further back."""
+        furthest, lowest = self._rollback_span.get(vb, (0, SEQNO_MAX))
+        self._rollback_span[vb] = max(furthest, seqno), target if seqno > furthest else min(lowest, target)
+        if seqno > furthest or target < lowest:
+            self._fruitless[vb] = 0
+            return now
+        return self._pause(vb, now)
 
     def _try_older_branch(self, vb: int, at: Position) -> bool:
         """A producer that never heard of our newest branch may know the one before, if we have nothing newer."""

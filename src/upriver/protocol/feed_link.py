@@ -124,6 +124,7 @@ class FeedLink:
     standing: Standing
     window: int
     heard_at: float = 0.0  # when the last bytes came
+    begun_at: float = 0.0  # when we began to connect
     decoder: BulkDecoder = field(default_factory=BulkDecoder)
     ready: bool = field(default=False, init=False)
     streams: dict[int, int] = field(default_factory=dict, init=False)  # vbucket -> opaque

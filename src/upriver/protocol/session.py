@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from upriver.errors import (
+    AccessDenied,
     AuthenticationFailed,
     ConfigError,
     LocalProtocolError,
@@ -99,6 +100,8 @@ class Session:
         """The messages to send next; raises the error of a refused step."""
         if self._awaiting is None:
             raise LocalProtocolError("the handshake is over")
+        if response.opaque != self._awaiting.opaque:
+            raise RemoteProtocolError("this answers nothing that was asked", "opaque", 12)
         self._response = response
         return self._next()
 
@@ -176,6 +179,8 @@ class Session:
         if response is None:
             raise LocalProtocolError("no response yet")
         if response.status != wanted:
+            if response.status == Status.EACCESS and not self.credentials.username:
+                raise AccessDenied(f"cannot {doing}: no username was given, and the server wants one")
             raise _refused(response, doing)
         return response
 

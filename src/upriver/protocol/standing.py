@@ -30,20 +30,28 @@ class Mark:
     _claimed_end: list[int]
     _point: list[int]
     _out_of_order: dict[int, int] = field(default_factory=dict)
+    _interrupted: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def position(self, vb: int, seqno: int | None = None) -> Position:
         """What may be claimed; with ``seqno``, as if only the rows up to it had come."""
         reached = int(self._seqno[vb]) if seqno is None else seqno
-        if vb in self._out_of_order:
-            reached = self._out_of_order[vb]
-            return Position(self.vbuuid[vb], reached, reached, reached)
+        if vb in self._out_of_order or vb in self._interrupted:
+            highest = max(int(self._seqno[vb]), self._interrupted.get(vb, (0, 0))[1])
+            return _begun(self.vbuuid[vb], self._out_of_order.get(vb, reached), highest)
         return _claim(self.vbuuid[vb], reached, self._upto[vb], self._point[vb], self._claimed_end[vb])
+
+
+def _begun(vbuuid: int, start: int, highest: int) -> Position:
+    """Inside an out-of-order snapshot: nothing is complete, but the reader has some of what is up to ``highest``."""
+    return Position(vbuuid, start, start, max(start, highest))
 
 
 def _claim(vbuuid: int, reached: int, upto: int, point: int, end: int) -> Position:
     """Rows above ``upto`` came but were not wanted, so the reader is at ``upto``, inside what came."""
     last, end = min(reached, upto), max(reached, end)
-    return Position(vbuuid, last, last, last) if last >= end else Position(vbuuid, last, min(point, last), end)
+    if last >= end or last == 0:  # at 0 there is nothing of any snapshot
+        return Position(vbuuid, last, last, last)
+    return Position(vbuuid, last, min(point, last), end)
 
 
 class Standing:
@@ -83,8 +91,9 @@ class Standing:
     def close(self, vb: int) -> None:
         """The stream is gone; rows that still trickle in are dropped, and the place stays where it is."""
         if vb in self._out_of_order:
-            self.interrupted[vb] = self.vbuuid[vb], self.streams.seqno(vb)
-            start = self._out_of_order.pop(vb)
+            start, highest = self._out_of_order.pop(vb), self.streams.seqno(vb)
+            if highest > start:
+                self.interrupted[vb] = self.vbuuid[vb], highest
             self._go_to(vb, start, start)
         self.streams.set_state(vb, SlotState.IGNORED)
 
@@ -94,17 +103,17 @@ class Standing:
 
     def position(self, vb: int) -> Position:
         """What may be claimed when this vbucket is resumed now."""
-        if vb in self._out_of_order:
-            start = self._out_of_order[vb]
-            return Position(self.vbuuid[vb], start, start, start)
         reached = self.streams.seqno(vb)
+        if vb in self._out_of_order or vb in self.interrupted:
+            highest = max(reached, self.interrupted.get(vb, (0, 0))[1])
+            return _begun(self.vbuuid[vb], self._out_of_order.get(vb, reached), highest)
         return _claim(self.vbuuid[vb], reached, self._upto[vb], self._point[vb], self._claimed_end[vb])
 
     def mark(self) -> Mark:
         """The place in all vbuckets, as a value."""
         return Mark(
             self.vbuuid.copy(), self.epoch.copy(), self.streams.seqnos(), self._upto.copy(),
-            self._claimed_end.copy(), self._point.copy(), dict(self._out_of_order),
+            self._claimed_end.copy(), self._point.copy(), dict(self._out_of_order), dict(self.interrupted),
         )  # fmt: skip
 
     def covered(self, vb: int) -> int:
@@ -162,6 +171,7 @@ class Standing:
     def roll_back(self, vb: int, target: int) -> None:
         """Forget everything above ``target``, which came from ``rollback_target``."""
         self._out_of_order.pop(vb, None)
+        self.interrupted.pop(vb, None)
         self._points[vb] = [point for point in self._points[vb] if point <= target] or [0]
         self._point[vb] = self._points[vb][-1]
         self._go_to(vb, target, target)

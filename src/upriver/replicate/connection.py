@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from upriver.client.kv import make_session
@@ -15,7 +15,14 @@ from upriver.protocol.consumer_negotiation import replication_hello
 from upriver.protocol.topology import Address
 from upriver.replicate.relay import Answered, Relay, RelayEvent, Side
 from upriver.wire import FrameSplitter
-from upriver.wire.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, GetVbucket, GetVbucketResponse, SetVbucket
+from upriver.wire.cluster import (
+    GetAllVbSeqnos,
+    GetAllVbSeqnosResponse,
+    GetVbucket,
+    GetVbucketResponse,
+    SetVbucket,
+    SetVbucketWide,
+)
 from upriver.wire.constants import OpenFlag, StreamFlag
 from upriver.wire.dcp import AddStream, AddStreamResponse, CloseStream, Open
 from upriver.wire.message import Message, Response, decode
@@ -23,7 +30,8 @@ from upriver.wire.session import Stat
 
 READ_SIZE = 1 << 18
 T = TypeVar("T")
-_COMMON = OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES | OpenFlag.INCLUDE_DELETED_USER_XATTRS
+_BASIC = OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES
+_FLAGS = (_BASIC | OpenFlag.INCLUDE_DELETED_USER_XATTRS, _BASIC)  # servers before 7.0 do not know the last one
 
 
 class Endpoint:
@@ -110,16 +118,30 @@ class ReplicationConnection:
 
     async def _open(self, consumer_name: str) -> None:
         name = self.name.encode()
-        await self.ask(Side.PRODUCER, Open(0, _COMMON | OpenFlag.PRODUCER, name))
+        await self._ask_either(Side.PRODUCER, [Open(0, flags | OpenFlag.PRODUCER, name) for flags in _FLAGS])
         value = b'{"consumer_name":"%s"}' % consumer_name.encode() if consumer_name else b""
-        await self.ask(Side.CONSUMER, Open(0, _COMMON, name, value, datatype=1 if value else 0))
+        datatype = 1 if value else 0
+        await self._ask_either(Side.CONSUMER, [Open(0, flags, name, value, datatype=datatype) for flags in _FLAGS])
+
+    async def _ask_either(self, side: Side, messages: Sequence[Message]) -> None:
+        """The first, unless the server is one that does not understand it; then the next."""
+        *newer, oldest = messages
+        for message in newer:
+            response = await self.request(side, message)
+            if response.status != Status.EINVAL:
+                self._check(side, message, response)
+                return
+        await self.ask(side, oldest)
 
     async def ask(self, side: Side, message: Message, timeout_s: float = 60.0) -> Response:
         """A request of our own; the error of a refusal is raised."""
         response = await self.request(side, message, timeout_s)
+        self._check(side, message, response)
+        return response
+
+    def _check(self, side: Side, message: Message, response: Response) -> None:
         if response.status != Status.SUCCESS:
             raise StatusError.of(response.status, f"{type(message).__name__} at {self.ends[side].address}")
-        return response
 
     async def request(self, side: Side, message: Message, timeout_s: float = 60.0) -> Response:
         return (await self._exchange(side, message, timeout_s))[-1]
@@ -169,7 +191,7 @@ class ReplicationConnection:
         return VbucketState(response.state)
 
     async def set_vbucket(self, side: Side, vbucket: int, state: VbucketState) -> None:
-        await self.ask(side, SetVbucket(state, vbucket=vbucket))
+        await self._ask_either(side, [SetVbucket(state, vbucket=vbucket), SetVbucketWide(state, vbucket=vbucket)])
 
     async def high_seqnos(self, side: Side, state: VbucketState) -> dict[int, int]:
         """The high seqnos of a side's vbuckets in this state."""

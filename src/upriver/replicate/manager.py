@@ -7,21 +7,16 @@ the file keeps two of them apart.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import secrets
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from upriver.errors import ConfigError, UpriverError
-from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.replicate.approach import Approach
 from upriver.replicate.collections import decided
@@ -47,8 +42,10 @@ from upriver.replicate.plan import (
     with_replicas,
     without_member,
 )
+from upriver.replicate.state_file import STATE_FILE, StateFile
 
-STATE_FILE = "cluster.json"
+__all__ = ["STATE_FILE", "Manager", "StaleState", "UnsafeFailover"]
+
 STREAMED = 128  # vbuckets that are replicated to their new owners at the same time
 DECISIONS_KEPT = 1000
 BATCH = 8  # of those, how many are handed over between two maps
@@ -66,11 +63,8 @@ class Manager:
     """Commands on one cluster, whose state lies in ``directory``."""
 
     def __init__(self, directory: Path, username: str = "", password: str = "", timeout_s: float = TIMEOUT_S) -> None:
-        self._path = directory / STATE_FILE
+        self._file = StateFile(directory)
         self._nodes = Nodes(username, password, timeout_s)
-        self._mutex = threading.RLock()
-        self._held = 0
-        self._branch = self._written = ""  # what this process has written last, and under which branch
         self.waits: dict[int, list[int]] = {}  # who waited for whom in the last round of ``watch``, see ``waiting``
         self._decided: dict[str, Any] = {}  # the last proposals of members, and what became of them
         self.notes: list[str] = []  # what an operator should know; whoever shows them takes them
@@ -79,70 +73,21 @@ class Manager:
 
     @property
     def state(self) -> ClusterState:
-        text = self._read()
-        if not text:
-            raise ConfigError(f"no cluster in {self._path.parent}: run `upriver cluster start` first")
-        try:
-            return ClusterState.from_json(json.loads(text))
-        except ValueError as error:
-            raise ConfigError(f"{self._path} is damaged: {error}") from error
-
-    def _read(self) -> str:
-        """The file as it is; nothing if there is none."""
-        try:
-            return self._path.read_text()
-        except FileNotFoundError:
-            return ""
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other manager, in this process or another, changes anything meanwhile."""
-        with self._mutex:
-            if self._held:
-                yield
-                return
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.with_suffix(".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                self._held += 1
-                try:
-                    yield
-                finally:
-                    self._held -= 1
-
-    def _save(self, state: ClusterState) -> ClusterState:
-        """Atomic, and before any node hears of it: a revision is never used twice on one branch.
-
-        A branch ends when somebody else has written the file, be it another manager or whoever restored a copy of it.
-        """
-        found = self._read()
-        before = self.state if found else None
-        is_ours = found == self._written
-        if before is None or before.lineage.version != state.lineage.version:
-            if not is_ours or before is None or before.branch != self._branch:
-                self._branch = secrets.token_hex(8)
-            state, is_ours = state.on_branch(self._branch, before), True
-        text = json.dumps(state.to_json())
-        self._write(text)
-        self._written = text if is_ours else ""
-        return state
-
-    def _write(self, text: str) -> None:
-        replace_file(self._path, text)
+        return self._file.load()
 
     def create(self, bucket: str, members: list[Member], vbuckets: int, replicas: int) -> ClusterState:
         """A new cluster of nodes that were started as members."""
-        with self._alone():
-            state = self._save(new_state(bucket, members, vbuckets, replicas, uuid=secrets.token_hex(16)))
+        with self._file.alone():
+            state = self._file.save(new_state(bucket, members, vbuckets, replicas, uuid=secrets.token_hex(16)))
             for outcome in self._push(state, range(len(members))):
                 if isinstance(outcome, NodeRefused):
-                    self._path.unlink(missing_ok=True)
+                    self._file.remove()
                     raise outcome
             return state
 
     def _commit(self, state: ClusterState, welcome: int = -1) -> ClusterState:
         """Keep the state and give it to every node that can be reached; ``welcome`` is one that had crashed."""
-        state = self._save(state)
+        state = self._file.save(state)
         self._push(state, range(len(state.members)), welcome)
         return state
 
@@ -170,10 +115,12 @@ class Manager:
 
     def watch(self) -> ClusterState:
         """One round: give maps to nodes that came back, mend what differs from the map, note who is in sync."""
-        with self._alone():
+        with self._file.alone():
             try:
                 reports = self._caught_up()
-            except StaleState:
+            except StaleState as error:
+                if str(error) not in self.notes:
+                    self.notes.append(str(error))
                 return self.state
             away = [number for number, report in reports.items() if not report.is_member]
             self.waits = {number: silent for number in away if (silent := self._welcome(number, reports))}
@@ -182,7 +129,7 @@ class Manager:
 
     def catch_up(self) -> ClusterState:
         """The state, after it has caught up with what the nodes know; for whoever plans by it."""
-        with self._alone():
+        with self._file.alone():
             self._caught_up()
             return self.state
 
@@ -203,10 +150,10 @@ class Manager:
         found = at_once([partial(self._nodes.newest_map, state.members[n], state.bucket) for n in known])
         maps = [each for each in found if isinstance(each, ClusterState)]
         if len(maps) < len(known):
-            raise StaleState(f"the nodes know a newer map than {self._path}, and not all of them tell it: try again")
+            raise StaleState(f"nodes know a newer map than {self._file.path}, and not all of them tell it: try again")
         new = self._commit(reconciled(state, maps))
         self.notes.append(
-            f"the state in {self._path} (revision {state.revision}) was not what the nodes had been given: "
+            f"the state in {self._file.path} (revision {state.revision}) was not what the nodes had been given: "
             f"it goes on from theirs with revision {new.revision}"
         )
         return True
@@ -215,7 +162,7 @@ class Manager:
         """Keep who was seen to be complete; of leads that do not know this map yet, nothing can be said."""
         state = newly_synced(self.state, self._current(before), after)
         if state != self.state:
-            self._save(state)
+            self._file.save(state)
         return state
 
     def _current(self, reports: dict[int, NodeReport]) -> Reports:
@@ -274,7 +221,7 @@ class Manager:
         asked = {m: each for m, each in zip(state.members, found, strict=True) if isinstance(each, dict) and each}
         if not asked:
             return
-        with self._alone():
+        with self._file.alone():
             try:
                 self._caught_up()
             except StaleState:
@@ -309,7 +256,7 @@ class Manager:
 
     def _behind(self) -> list[int]:
         """Vbuckets with replicas that lack something, after a round of upkeep."""
-        with self._alone():
+        with self._file.alone():
             state = self.watch()
             actives, followers = self.node_reports(), self.reports()
             self._note_synced(actives, followers)
@@ -320,7 +267,7 @@ class Manager:
 
     def fail_over(self, name: str, *, force: bool = False) -> ClusterState:
         """Promote the replicas of a node that is gone; refused where that could lose durable writes."""
-        with self._alone():
+        with self._file.alone():
             member = self.state.members[self.state.index(name)]
             fenced = self._fence(member)
             if self._catch_up(fenced):
@@ -346,23 +293,28 @@ class Manager:
 
     def _lift_fence(self, state: ClusterState, members: list[int]) -> None:
         """With a new map they follow it again; whoever cannot be reached now, gets it from ``watch``."""
-        again = self._save(replace(state, revision=state.revision + 1))
+        again = self._file.save(replace(state, revision=state.revision + 1))
         self._push(again, members)
 
     def add(self, member: Member) -> ClusterState:
         """Make a node a member; a rebalance gives it something to do."""
-        with self._alone():
+        with self._file.alone():
             self._caught_up()
             state = self.state
             if member in state.members:
                 raise ConfigError(f"{member} is a member already")
             if self._nodes.report(member, state.bucket).manifest_uid > state.manifest_uid:
                 raise ConfigError(f"{member} has collections of its own: erase its data, and add it then")
-            return self._commit(replace(state, members=(*state.members, member), revision=state.revision + 1))
+            new = self._file.save(replace(state, members=(*state.members, member), revision=state.revision + 1))
+            *_, outcome = self._push(new, range(len(new.members)))
+            if isinstance(outcome, NodeRefused):
+                self._commit(replace(state, revision=new.revision + 1))
+                raise outcome
+            return new
 
     def remove(self, name: str, on_move: Callable[[int, int, Move], None] | None = None) -> ClusterState:
         """Move everything off a node and forget it."""
-        with self._alone():
+        with self._file.alone():
             self._caught_up()
             gone = self.state.index(name)
             self.rebalance([n for n in range(len(self.state.members)) if n != gone], on_move)
@@ -375,7 +327,7 @@ class Manager:
         self, members: list[int] | None = None, on_move: Callable[[int, int, Move], None] | None = None
     ) -> int:
         """Spread actives evenly over ``members`` (all that answer) and fill up replicas; how many vbuckets moved."""
-        with self._alone():
+        with self._file.alone():
             if members is None:
                 members = sorted(n for n, report in self._caught_up().items() if report.is_member)
             if not members:
@@ -393,7 +345,7 @@ class Manager:
         Many are replicated at the same time, few change their owner between two maps: until clients have the next one
         they cannot write to those.
         """
-        with self._alone():
+        with self._file.alone():
             ordered, done = interleaved(moves), 0
             for first in range(0, len(ordered), STREAMED):
                 for batch in self._move_group(ordered[first : first + STREAMED], timeout_s):
@@ -437,7 +389,7 @@ class Manager:
         order = self._nodes.take_over
         outcomes = at_once(
             [
-                partial(order, state.members[target], state.bucket, vbuckets, state.revision, timeout_s)
+                partial(order, state.members[target], state.bucket, vbuckets, state.lineage.version, timeout_s)
                 for target, vbuckets in by_target.items()
             ]
         )

@@ -44,7 +44,7 @@ class Mover:
         self._options, self._target_options = source, target
         self._timeout_s = timeout_s
         self._connection: ReplicationConnection | None = None
-        self._ends: defaultdict[int, asyncio.Future[None]] = defaultdict(asyncio.Future)  # by the stream's opaque
+        self._ends: defaultdict[int, asyncio.Future[None]] = defaultdict(asyncio.Future)  # see ``_stream``
 
     async def move_all(self, vbuckets: list[int], on_moved: OnMoved | None = None) -> None:
         """Move these; those that are interrupted are tried again over a new connection."""
@@ -92,7 +92,7 @@ class Mover:
 
     def _seen(self, event: RelayEvent) -> None:
         if isinstance(event, Seen) and isinstance(event.message, StreamEnd | UprStreamEnd):
-            end = self._ends[event.message.opaque]
+            end = self._ends[_stream(event.message.opaque)]
             if not end.done():
                 end.set_result(None)
 
@@ -149,12 +149,21 @@ class Mover:
     async def _take_over(self, connection: ReplicationConnection, vb: int) -> None:
         """Until the stream of the takeover ends; the end of the one before it may still be on its way."""
         opaque = (await connection.add_stream(vb, takeover=True)).stream_opaque
-        await connection.wait_for(self._ends[opaque], self._timeout_s)
+        await connection.wait_for(self._ends[_stream(opaque)], self._timeout_s)
 
     async def _verify(self, connection: ReplicationConnection, vb: int) -> None:
         ours, theirs = await asyncio.gather(*(connection.vbucket_state(side, vb) for side in Side))
         if theirs is not VbucketState.ACTIVE or ours is VbucketState.ACTIVE:
             raise ConnectFailed(f"the takeover of vbucket {vb} ended with {ours!r} here and {theirs!r} there")
+
+
+def _stream(opaque: int) -> int:
+    """A stream by its opaque: some servers turn the bytes of the one in ADD_STREAM's answer round (19).
+
+    >>> _stream(0x01000000) == _stream(0x00000001)
+    True
+    """
+    return min(opaque, int.from_bytes(opaque.to_bytes(4, "little"), "big"))
 
 
 async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:

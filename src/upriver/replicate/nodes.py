@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from upriver.client.options import ConnectOptions
@@ -94,10 +94,10 @@ class Nodes:
         self.call(member, "POST", f"/upriver/proposals/{bucket}", outcomes)
 
     def take_over(
-        self, member: Member, bucket: str, vbuckets: Sequence[int], revision: int, timeout_s: float
+        self, member: Member, bucket: str, vbuckets: Sequence[int], planned: Version, timeout_s: float
     ) -> dict[int, str]:
-        """Order takeovers of vbuckets that the member replicates; those that did not happen, and why."""
-        body = {"vbuckets": vbuckets, "timeout_s": timeout_s, "revision": revision}
+        """Order takeovers of vbuckets that the member replicates, by one map; those that did not happen, and why."""
+        body = {"vbuckets": vbuckets, "timeout_s": timeout_s, **asdict(planned)}
         answer = self.call(member, "POST", f"/upriver/takeover/{bucket}", body, timeout_s + self._timeout_s)
         return {int(vb): reason for vb, reason in answer["failed"].items()}
 
@@ -118,10 +118,11 @@ class Nodes:
 
 def _node_report(found: dict[str, Any]) -> NodeReport:
     rows = {int(vb): _report(*row) for vb, row in found["vbuckets"].items()}
-    version = Version(found["epoch"], found["revision"], found["branch"])
+    version = Version(found["epoch"], found["revision"], found.get("branch", ""))  # older nodes do not say
     return NodeReport(
-        version, found["uuid"], found["member"], found["clean"], found["fenced"], rows, found["manifest_uid"]
-    )
+        version, found.get("uuid", ""), found["member"], found["clean"], found["fenced"], rows,
+        found.get("manifest_uid", 0),
+    )  # fmt: skip
 
 
 def _report(state: int, high: int, persisted: int, consistent: int, branches: list[tuple[int, int]]) -> VbucketReport:

@@ -23,6 +23,7 @@ from upriver.wire.dcp import StreamEnd
 from upriver.wire.upr import UprStreamEnd
 
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
+MISSING_S = 30.0  # that a vbucket may be on the move
 AT_ONCE = 128  # handshakes that are under way at the same time
 Pair = tuple[Address, Address]
 
@@ -32,6 +33,7 @@ class Progress:
     """How far the replication is: seqnos at the source, and of what has passed, by vbucket."""
 
     source: dict[int, int] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)  # active nowhere at the source when it was last asked
     passed: dict[int, int] = field(default_factory=dict)
     streaming: set[int] = field(default_factory=set)
     bytes_passed: int = 0
@@ -43,7 +45,7 @@ class Progress:
 
     @property
     def caught_up(self) -> bool:
-        return len(self.streaming) == len(self.source) and not any(self.lag.values())
+        return not self.missing and len(self.streaming) == len(self.source) and not any(self.lag.values())
 
 
 class ThirdParty:
@@ -64,6 +66,7 @@ class ThirdParty:
             raise ConfigError(f"there is no vbucket {self.vbuckets[-1]}: the last is {count - 1}")
         self.progress = Progress(source=dict.fromkeys(self.vbuckets, 0))
         self._connections: dict[Pair, ReplicationConnection] = {}
+        self._missing_since = time.monotonic()
 
     async def run(self, on_progress: Callable[[Progress], None], *, once: bool = False, every_s: float = 0.5) -> None:
         """Replicate; with ``once`` until everything that the source has at some moment has passed."""
@@ -93,13 +96,22 @@ class ThirdParty:
         return found
 
     async def _measure(self) -> None:
-        highs = await asyncio.to_thread(self._source.high_seqnos)
-        self.progress.source = {vb: highs.get(vb, 0) for vb in self.vbuckets}
+        highs = await asyncio.to_thread(self._source.high_seqnos, complete=False)
+        self._look_for_missing(set(self.vbuckets) - highs.keys())
+        self.progress.source |= {vb: highs[vb] for vb in self.vbuckets if vb in highs}
         self.progress.bytes_passed = sum(c.relay.bytes_from[Side.PRODUCER] for c in self._connections.values())
         for connection in self._connections.values():
             for vb in self.vbuckets:
                 if seqno := connection.relay.seqno(vb):
                     self.progress.passed[vb] = seqno
+
+    def _look_for_missing(self, missing: set[int]) -> None:
+        """What is on the move comes back; what stays away, nobody can replicate. Other vbuckets do not matter."""
+        self.progress.missing = missing
+        if not missing:
+            self._missing_since = time.monotonic()
+        elif time.monotonic() - self._missing_since > MISSING_S:
+            raise UpriverError(f"vbucket {min(missing)} is active at no node of the source")
 
     async def _keep_up(self, pair: Pair, vbuckets: list[int]) -> None:
         """One connection; when it breaks, another."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from upriver.client.blocking import Database
 from upriver.client.operations import Ask, Operation
+from upriver.client.options import redacted
 from upriver.errors import (
     Busy,
     ConnectFailed,
@@ -39,6 +40,7 @@ class Cluster:
         self.options = options
         self._database: Database | None = None
         self._complete_at = time.monotonic()
+        self._was_connected = False  # once it was, a bucket that is not there belongs to a node that restarts
 
     def ask(self, question: Callable[[Database], T], what: str) -> T:
         """The answer to a question, asked again on a fresh connection while the cluster is in trouble."""
@@ -51,13 +53,15 @@ class Cluster:
                 self.close()
                 if time.monotonic() + pause > deadline:
                     waited = f"gave up after {self.options.timeout_seconds} s (timeoutSeconds)"
-                    raise ConnectFailed(f"cannot {what} of {self.options.connection}: {error}; {waited}") from error
+                    where = redacted(self.options.connection)
+                    raise ConnectFailed(f"cannot {what} of {where}: {error}; {waited}") from error
             time.sleep(pause)
             pause = min(LONGEST_PAUSE_S, pause * 2)
 
     def _connected(self) -> Database:
         if self._database is None:
-            self._database = Database(self.options.connect_options())
+            self._database = Database(self.options.connect_options(), again=self._was_connected)
+            self._was_connected = True
         return self._database
 
     def close(self) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from upriver.client.options import ConnectOptions
+from upriver.client.options import ConnectOptions, has_password
 from upriver.errors import ConfigError
 
 E = TypeVar("E", bound=StrEnum)
@@ -192,11 +192,19 @@ class ConnectionOptions:
     def __post_init__(self) -> None:
         if not self.connection:
             raise ConfigError('format dcp needs .option("connection", "couchbase://host[:port]")')
+        if has_password(self.connection):
+            raise ConfigError(
+                "connection: no password in the connection string, please. Spark shows it in its UI and event log, "
+                "but not the option password; passwordFile is better still"
+            )
         self.connect_options()
 
     def connect_options(self) -> ConnectOptions:
-        """The client's options; read the password file only now, where the connection is made."""
-        return ConnectOptions.parse(
+        """The client's options; read the password file only now, where the connection is made.
+
+        Nothing takes longer than ``timeoutSeconds``, or it could not be tried again within them.
+        """
+        given = ConnectOptions.parse(
             self.connection,
             bucket=self.bucket,
             username=self.username or None,
@@ -206,6 +214,12 @@ class ConnectionOptions:
             client_key=self.client_key or None,
             network=self.network or None,
             allow_plain=self.allow_plain or None,
+        )
+        most = float(self.timeout_seconds)
+        return replace(
+            given,
+            connect_timeout_s=min(given.connect_timeout_s, most),
+            request_timeout_s=min(given.request_timeout_s, most),
         )
 
     def _password(self) -> str:

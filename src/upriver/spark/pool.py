@@ -47,7 +47,7 @@ class Pool:
     def database(self, options: ConnectOptions) -> Database:
         """The connections for key-value requests; they mend themselves."""
         if options not in self._databases:
-            self._databases[options] = Database(options)
+            self._databases[options] = Database(options, again=True)  # the driver has come in with these options
         return self._databases[options]
 
     def forget_database(self, options: ConnectOptions) -> None:

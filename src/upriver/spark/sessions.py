@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from upriver.spark.java import java_home
@@ -29,13 +30,22 @@ SETTINGS = {
 def session(master: str = "local[*]", app: str = "upriver", settings: dict[str, str] | None = None) -> SparkSession:
     """A local session in which ``format("dcp")`` is registered, with Java and Python found or provided."""
     prepare()
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    is_new = SparkContext._active_spark_context is None
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in (SETTINGS | (settings or {})).items():
         builder = builder.config(name, value)
     made: SparkSession = builder.getOrCreate()
-    return register(made)
+    return made if is_new and _finds_it_by_itself() else register(made)
+
+
+def _finds_it_by_itself() -> bool:
+    """Spark asks the Python that it starts for modules named ``pyspark_*``, and finds ``pyspark_dcp``. Registering the
+    format once more makes it warn that something was replaced."""
+    asked = os.environ.get("PYSPARK_DRIVER_PYTHON") or os.environ.get("PYSPARK_PYTHON")
+    return asked == sys.executable and find_spec("pyspark_dcp") is not None
 
 
 def register(spark: SparkSession) -> SparkSession:

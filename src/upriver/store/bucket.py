@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,6 +20,7 @@ from upriver.store.emptying import empty
 from upriver.store.expiry import expire_due
 from upriver.store.flusher import VB_META, Flusher, meta_key
 from upriver.store.manifest import Manifest
+from upriver.store.manifest_changes import ManifestChanges
 from upriver.store.options import StoreOptions
 from upriver.store.shared import Shared
 from upriver.store.stream import EndReason
@@ -48,7 +48,7 @@ class Bucket:
         self._shared = shared
         self._vbuckets: dict[int, VBucket] = {}
         self._flusher = Flusher(shared)
-        self._changing_manifest = threading.Lock()
+        self._manifests = ManifestChanges(shared, self._flusher, self._vbuckets)
         self._closed = self._closing = False
         self.opened_clean = True  # what was in memory when the bucket was last used is here
 
@@ -99,22 +99,15 @@ class Bucket:
             while more and bytes(cursor.key()).startswith(VB_META):
                 self._restore(int.from_bytes(bytes(cursor.key())[1:], "big"), cursor.value())
                 more = cursor.next()
-        if not clean:
-            for vbucket in self._vbuckets.values():
-                self._survive_crash(vbucket)
+        # Who will catch up with the manifest writes where others may have gone on: as after a crash.
+        branching = [vb for vb in self._vbuckets.values() if not clean or vb.lags_behind_manifest]
+        for vbucket in branching:
+            self._survive_crash(vbucket)
         with disk.write() as transaction:
             self._put_identity(transaction, clean=False)
-            for vbucket in self._vbuckets.values() if not clean else ():
+            for vbucket in branching:
                 transaction.put(meta_key(vbucket.id), write_json(vbucket.describe()), db=disk.meta)
-        self._catch_up_with_manifest()
-
-    def _catch_up_with_manifest(self) -> None:
-        """A crash may have come between a manifest and what vbuckets make of it: readers must still hear of that."""
-        for vbucket in self._vbuckets.values():
-            if vbucket.state is VbucketState.ACTIVE:
-                vbucket.adopt_manifest()
-        if self._shared.dirty:
-            self._flusher.flush()
+        self._manifests.catch_up()
 
     def _restore(self, vbucket_id: int, data: Any) -> None:
         if vbucket_id >= self.vbuckets:
@@ -135,9 +128,8 @@ class Bucket:
             self._shared.random_uuid(), seqno, self.options.max_failover_entries
         )
 
-    def _put_identity(self, transaction: Any, clean: bool, manifest: Manifest | None = None) -> None:
-        self._identity.update(clean=clean, format=FORMAT)
-        self._identity["manifest"] = _manifest_field(manifest or self._shared.manifest)
+    def _put_identity(self, transaction: Any, clean: bool) -> None:
+        self._identity.update(clean=clean, format=FORMAT, manifest=_manifest_field(self._shared.manifest))
         transaction.put(BUCKET, write_json(self._identity), db=self._shared.disk.meta)
 
     def _add(self, vbucket: VBucket) -> None:
@@ -212,7 +204,7 @@ class Bucket:
     def _end_upkeep(self) -> None:
         """Let background work end with the vbucket that it is at."""
         self._closing = True
-        with self._changing_manifest, self._shared.commit_lock:
+        with self._manifests.turn, self._shared.commit_lock:
             pass
 
     def _let_go(self) -> None:
@@ -320,9 +312,9 @@ class Bucket:
 
         May be called in a thread beside the one that the bucket belongs to; others go on meanwhile.
         """
-        with self._changing_manifest:
+        with self._manifests.turn:
             empty(self._shared, self._vbuckets, self._check_open)
-            self._bring_up_to_date()
+            self._manifests.apply()
 
     def _check_open(self) -> None:
         if self._closing:
@@ -341,58 +333,13 @@ class Bucket:
         May be called in a thread beside the one that the bucket belongs to; others go on meanwhile.
         """
         new = Manifest.parse(data)
-        with self._changing_manifest:
-            self._keep_manifest(new)
-            self._bring_up_to_date()
+        with self._manifests.turn:
+            self._manifests.keep(new, self._check_open, self._put_new_manifest)
+            self._manifests.apply()
 
-    def _bring_up_to_date(self) -> None:
-        """Active vbuckets get the bucket's manifest; if it must end before that is done, the next start goes on."""
-        waiting = self._present()
-        while waiting and not self._closing:
-            with self._shared.commit_lock:  # the flusher would begin with the first ones: one commit is enough
-                self._apply_manifest(waiting.pop())
-                while waiting and self._shared.dirty_bytes < self.options.flush_bytes:
-                    self._apply_manifest(waiting.pop())
-                self._flusher.settle()
-
-    def _apply_manifest(self, vbucket: VBucket) -> None:
-        with self._shared.lock:  # between two vbuckets others may have it
-            known, wanted = vbucket.manifest, self._shared.manifest
-            if vbucket.state is VbucketState.ACTIVE and known.uid <= wanted.uid and known != wanted:
-                vbucket.apply_manifest(self._shared.transition_from(known))
-
-    def _keep_manifest(self, new: Manifest) -> None:
-        """Make it the bucket's, on disk first: from here on vbuckets that begin, or begin anew, catch up with it."""
-        shared = self._shared
-        with shared.commit_lock:
-            shared.manifest.check_successor(new)
-            self._check_open()
-            shared.check_room()
-            previous = shared.manifest
-            if new == previous:
-                return
-            try:
-                with shared.disk.write() as transaction:
-                    kept_manifests.put(transaction, shared.disk, new)
-                    self._put_identity(transaction, clean=False, manifest=new)
-                    unused = self._forget_manifests(transaction)
-            except BaseException:
-                self._identity["manifest"] = _manifest_field(previous)
-                raise
-            with shared.lock:
-                shared.manifest = shared.manifests[new.uid] = new
-                for uid in unused:
-                    del shared.manifests[uid]
-
-    def _forget_manifests(self, transaction: Any) -> list[int]:
-        """Drop those that no vbucket refers to any more; what is not on disk yet may be referred to there."""
-        with self._shared.lock:
-            if self._shared.dirty:
-                return []
-            used = {vbucket.manifest.uid for vbucket in self._vbuckets.values()}
-        unused = [uid for uid in self._shared.manifests if uid not in used]
-        kept_manifests.drop(transaction, self._shared.disk, unused)
-        return unused
+    def _put_new_manifest(self, transaction: Any, manifest: Manifest) -> None:
+        record = {**self._identity, "manifest": _manifest_field(manifest)}
+        transaction.put(BUCKET, write_json(record), db=self._shared.disk.meta)
 
     # ---- upkeep ----
 
@@ -491,6 +438,15 @@ class Bucket:
     @on_room.setter
     def on_room(self, listener: Callable[[], None] | None) -> None:
         self._flusher.on_room = listener
+
+    @property
+    def on_trouble(self) -> Callable[[str], None] | None:
+        """Called, in any thread, with the reason when nothing can be written to disk, with "" when that is over."""
+        return self._flusher.on_trouble
+
+    @on_trouble.setter
+    def on_trouble(self, listener: Callable[[str], None] | None) -> None:
+        self._flusher.on_trouble = listener
 
     def wait_for_room(self, timeout_s: float = 60.0) -> bool:
         """Block until writes are taken again; for loaders."""

@@ -2,7 +2,7 @@
 
 Purging tombstones raises the purge seqno: a reader that was away longer may have missed deletions. Taking old versions
 away raises the rollback floor: below it there is no way back but to 0. Others read and write meanwhile: only the commit
-itself, and what the vbucket learns from it, happen under the lock.
+itself, and what the vbucket learns from it, happen under the lock. What a reader of a disk snapshot lacks stays.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from upriver.wire.packed import HEADER_SIZE
 
 WORTH_RECORDS, WORTH_BLOCKS, FEW_RECORDS = 1000, 64, 8
 _BORN = [k.C_ID, k.C_START]
+PATIENCE_S = 600
 KEEP_SHARE = 0.75  # a block with at least this much left of it stays as it is
 
 
@@ -45,6 +46,8 @@ def wants_compaction(vbucket: Core) -> bool:
     """Whether it pays: much is dead, blocks are many and small, a collection is to be erased, tombstones are old."""
     blocks, records, dead = vbucket.content
     shared = vbucket.shared
+    if shared.now_s - vbucket.compacted_s < PATIENCE_S and any(source.scan_end for source in list(vbucket.sources)):
+        return False  # there will be more to gain when they are through
     if vbucket.erasing or (records >= WORTH_RECORDS and dead * 2 > records):
         return True
     if blocks >= WORTH_BLOCKS and records < blocks * FEW_RECORDS:
@@ -66,10 +69,12 @@ class Compaction:
         self._erasing = vbucket.erasing
         self._collections = vbucket.collections.copy()
         self._cutoff = np.uint64(purge_before_s)
-        self._upto = np.uint64(max(0, purge_before_seqno))
+        self._scans = [(source.position, source.scan_end) for source in vbucket.sources if source.scan_end]
+        purgeable = min([purge_before_seqno, *(source.purgeable_seqno for source in vbucket.sources)])
+        self._upto = np.uint64(max(0, purgeable))
         oldest = min(vbucket.pending.values(), default=SEQNO_MAX)
         self._over = np.uint64(min(vbucket.high_completed_seqno, oldest - 1))  # durable writes that are settled
-        self._dead = NO_WORDS
+        self._dead = self._droppable = NO_WORDS
         self._position = 0
         self._writer = BlockWriter(vbucket.shared.disk, vbucket.shared.options.block_bytes)
         self._kept = Tally()
@@ -82,6 +87,7 @@ class Compaction:
         """Everything but the commit."""
         vbucket, disk = self._vbucket, self._vbucket.shared.disk
         self._dead = dead_in(transaction, vbucket, 0, self._end)
+        self._droppable = self._not_wanted(transaction)
         for last in [last for last, _ in vbucket.blocks(0)]:
             key = BLOCK_KEY.pack(vbucket.id, last)
             self._block(transaction, key, np.frombuffer(transaction.get(key, db=disk.log), np.uint8).copy())
@@ -96,6 +102,17 @@ class Compaction:
         )
         self._update_meta(Tally(put.blocks + kept.blocks, put.records + kept.records, dead), removed)
         transaction.put(meta_key(vbucket.id), write_json(self._meta), db=disk.meta)
+
+    def _not_wanted(self, transaction: Any) -> Words:
+        """The dead without those that are alive in the disk snapshot of a reader that has not come to them yet."""
+        wanted = []
+        for end in {end for _, end in self._scans}:
+            position = min(position for position, scan_end in self._scans if scan_end == end)
+            inside = self._dead[(self._dead > np.uint64(position)) & (self._dead <= np.uint64(end))]
+            wanted.append(np.setdiff1d(inside, dead_in(transaction, self._vbucket, 0, end)))
+        if not wanted:
+            return self._dead
+        return _sorted(np.setdiff1d(self._dead, np.concatenate(wanted)))
 
     def _update_meta(self, content: Tally, removed: Words) -> None:
         purged, meta = _joined(self._purged), self._meta
@@ -144,7 +161,7 @@ class Compaction:
         found = np.empty(data.size // HEADER_SIZE, np.uint64)
         start = self._position
         self._position = runs.mark_dead(
-            data, BLOCK.size, data.size, self._dead, self._position, self._erasing, self._collections
+            data, BLOCK.size, data.size, self._droppable, self._position, self._erasing, self._collections
         )
         dropped = found[: runs.superseded(data, BLOCK.size, data.size, found)].copy()
         tombstones = np.empty_like(found)
@@ -181,6 +198,11 @@ class Compaction:
 
 
 def _joined(parts: list[Words]) -> Words:
-    joined: Words = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
-    joined.flags.writeable = False
-    return joined
+    return _sorted(np.concatenate(parts)) if parts else NO_WORDS
+
+
+def _sorted(numbers: Words) -> Words:
+    """As kernels take them."""
+    found: Words = np.sort(numbers)
+    found.flags.writeable = False
+    return found

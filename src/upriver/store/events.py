@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from upriver.errors import InvalidArguments, InvalidMessage, OutOfRange
+from upriver.model import VbucketState
 from upriver.store import kernels as k
 from upriver.store.core import Core
 from upriver.store.disk import Octets, Words
@@ -84,6 +85,11 @@ class Collections(Core):
             self.close_segment()
             segment = self._begin_segment(size)
         return segment
+
+    @property
+    def lags_behind_manifest(self) -> bool:
+        """An active vbucket that has not made the bucket's last change."""
+        return self.state is VbucketState.ACTIVE and self.shared.manifest.uid > self.manifest.uid
 
     def adopt_manifest(self) -> None:
         """A vbucket that became active takes over what the bucket has decided meanwhile."""

@@ -119,6 +119,8 @@ class Flusher:
         self.paused = False
         self.on_persisted: Callable[[list[tuple[int, int]]], None] | None = None
         self.on_room: Callable[[], None] | None = None
+        self.on_trouble: Callable[[str], None] | None = None
+        self._troubled = False
         self.commits = 0
 
     def start(self) -> None:
@@ -206,11 +208,13 @@ class Flusher:
                 return []
             try:
                 self._commit(batch)
-            except BaseException:  # whatever it was, none of it is on disk
+            except BaseException as failure:  # whatever it was, none of it is on disk
                 with self._shared.lock:
                     self._thaw(batch)
+                self._tell_trouble(str(failure) or type(failure).__name__)
                 raise
             told = self._acknowledge(batch)
+            self._tell_trouble("")
         if self._shared.dirty:  # written while we were at it, when there was something dirty already: nobody was told
             self._shared.wake_flusher()
         if self.on_persisted is not None:
@@ -220,6 +224,13 @@ class Flusher:
             if self.on_room is not None:
                 self.on_room()
         return [item.vbucket.id for item in batch]
+
+    def _tell_trouble(self, reason: str) -> None:
+        """Once when it begins and once when it is over, however often it is tried."""
+        if self._troubled is not bool(reason):
+            self._troubled = bool(reason)
+            if self.on_trouble is not None:
+                self.on_trouble(reason)
 
     def _freeze(self) -> list[Frozen]:
         """What waits now; between two vbuckets others may have the lock."""

@@ -28,6 +28,8 @@ class Replica(Collections):
             self._require_replica()
             if start > end:
                 raise InvalidArguments(f"a snapshot cannot start at {start} and end at {end}")
+            if end > k.SEQNO_BITS:
+                raise OutOfRange(f"the snapshot ends at {end}, beyond the seqnos that a vbucket can have")
             high = self.high_seqno
             if start < high and end <= high:
                 raise OutOfRange(f"the snapshot {start}..{end} lies behind seqno {high}")

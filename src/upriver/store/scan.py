@@ -20,6 +20,7 @@ class DiskScan:
 
     def __init__(self, vbucket: Core, after: int) -> None:
         self._vbucket = vbucket
+        self.after = after
         self.end = vbucket.persisted_seqno
         self.epoch = vbucket.epoch
         # Most vbuckets of a first load have nothing to look for, and a transaction costs more than their few records.

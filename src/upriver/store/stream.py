@@ -1,8 +1,8 @@
 """A stream source: one reader's way through a vbucket's history, disk first if need be, then memory (6).
 
 The log on disk only grows at its end, so a disk snapshot is fixed by its last seqno and the list of seqnos that were
-dead then. No read transaction is held between two polls; if blocks are rewritten meanwhile (compaction) the snapshot
-is extended to the new end under a marker that starts where the reader was last consistent.
+dead then. No read transaction is held between two polls; blocks may be rewritten meanwhile, but compaction leaves there
+what a scan has yet to read.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class StreamSource:
     __slots__ = (
         "__weakref__", "_after_backfill", "_announced_end", "_disk_only", "_ended", "_ignore_purged", "_in_oso",
         "_killed", "_known_purge", "_origin", "_oso", "_owed_end", "_queue", "_scan", "_snap_start", "_vbucket",
-        "_visible_only", "_wake", "_wanted", "_whole_upto", "collections", "end", "position",
+        "_visible_only", "_wake", "_wanted", "collections", "end", "position",
     )  # fmt: skip
 
     def __init__(
@@ -147,7 +147,6 @@ class StreamSource:
         self._after_backfill = True  # the first memory marker begins a checkpoint
         self._queue: deque[StreamEvent] = deque()
         self._scan: DiskScan | None = None
-        self._whole_upto = 0  # a scan from 0 to here left out what was dead, so it needs no tombstone up to here
         self._in_oso = False
         self._killed: EndReason | None = None
         self._ended = False
@@ -155,6 +154,18 @@ class StreamSource:
     @property
     def backfilling(self) -> bool:
         return self._scan is not None
+
+    @property
+    def scan_end(self) -> int:
+        """Where the disk snapshot ends that it is reading; 0 if it reads none."""
+        return self._scan.end if self._scan is not None else 0
+
+    @property
+    def purgeable_seqno(self) -> int:
+        """Up to here it needs no tombstone: what it reads from the beginning never had what is dead at its end."""
+        if self._scan is None:
+            return SEQNO_MAX
+        return self.position if self._scan.after else self._scan.end
 
     @property
     def items_remaining(self) -> int:
@@ -314,21 +325,25 @@ class StreamSource:
         if vbucket.persisted_seqno <= self.position:
             return End(EndReason.OK) if self._disk_only else self._from_memory()
         self._scan = DiskScan(vbucket, self.position)
-        if self.position == 0:
-            self._whole_upto = self._scan.end
         self._after_backfill = True
         if self._may_go_out_of_order():
             self._in_oso = True
             self._snap_start = None
             self._announced_end = self._scan.end
             return OsoStart()
+        if self.position < self._announced_end >= self._disk_end(self._scan.end):
+            return self._continue_scan(self._scan)  # the rest of a snapshot that a replica has not had on disk before
         start = self._first_start(self.position + 1 if self.position >= self._announced_end else self._origin)
-        return self._disk_marker(start, self._scan.end)
+        return self._disk_marker(start, self._disk_end(self._scan.end))
+
+    def _disk_end(self, scanned: int) -> int:
+        """Where the snapshot ends that a scan is part of: a replica may be receiving the rest of it."""
+        vbucket = self._vbucket
+        receiving = vbucket.state is not VbucketState.ACTIVE and vbucket.snap_start < scanned < vbucket.snap_end
+        return vbucket.snap_end if receiving else scanned
 
     def _disk_marker(self, start: int, end: int) -> SnapshotStart:
         vbucket = self._vbucket
-        if vbucket.state is not VbucketState.ACTIVE and vbucket.snap_start < end < vbucket.snap_end:
-            end = vbucket.snap_end  # the rest of the snapshot that this replica is receiving
         self._announced_end = end
         self._origin = start
         disk = vbucket.on_disk
@@ -349,8 +364,10 @@ class StreamSource:
         return last if last > self.position else 0
 
     def _continue_scan(self, scan: DiskScan) -> StreamEvent | None:
-        if scan.epoch != self._vbucket.epoch:
-            return self._resume_scan()
+        if scan.epoch != self._vbucket.epoch:  # blocks were rewritten
+            scan.epoch = self._vbucket.epoch
+            if scan.after and self._is_purged():
+                return End(EndReason.ROLLBACK)
         after = self.position
         data, self.position = scan.step(self.position)
         if self.position >= scan.end:
@@ -360,22 +377,10 @@ class StreamSource:
                 self._queue.append(OsoEnd(scan.end))
         return Run(data, after, self.position, memory=False)
 
-    def _resume_scan(self) -> StreamEvent | None:
-        """Blocks were rewritten under us: go on in what is there now, without losing sight of the old start."""
-        self._scan = None
-        if self._is_purged():
-            return End(EndReason.ROLLBACK)
-        self._scan = DiskScan(self._vbucket, self.position)
-        if self._in_oso:
-            return self._continue_scan(self._scan)
-        return self._disk_marker(self._origin, self._scan.end)
-
     def _is_purged(self) -> bool:
         """The re-check of 5.6: tombstones that this reader needs were purged since it was let in."""
         purge = self._vbucket.purge_seqno
-        if self._ignore_purged or self.position == 0 or self._known_purge == purge:
-            return False
-        if purge <= max(self.position, self._whole_upto):
+        if self._ignore_purged or self.position == 0 or self.position >= purge or self._known_purge == purge:
             return False
         if self.collections is None:
             return True

@@ -14,6 +14,8 @@ from upriver.wire.values import check_value
 CHECKED = int(Datatype.SNAPPY | Datatype.XATTR)
 _SCRATCH = 256 * 1024  # a compressed value with attributes that is larger is looked at one by one
 
+_NOTHING = np.empty(0, np.uint8)
+
 
 class BrokenValue(NamedTuple):
     """A row whose value is not what it says, and why."""
@@ -26,21 +28,22 @@ class ValueChecker:
     """Checks rows of columns; for one thread, as its memory is. Most connections never need that memory."""
 
     def __init__(self) -> None:
-        self._scratch = np.empty(0, np.uint8)
-        self._stack = np.empty(0, np.uint8)
+        self._memory = _NOTHING, _NOTHING
+        self._places: tuple[int, int, int] | None = None  # where the kernel finds it
 
-    def _prepare(self) -> None:
+    def _prepared(self) -> tuple[int, int, int]:
         from upriver.wire.json_kernels import MOST_LEVELS
 
-        self._scratch, self._stack = np.empty(_SCRATCH + SLACK, np.uint8), np.empty(MOST_LEVELS, np.uint8)
+        self._memory = np.empty(_SCRATCH + SLACK, np.uint8), np.empty(MOST_LEVELS, np.uint8)
+        scratch, stack = map(address_of, self._memory)
+        self._places = scratch, _SCRATCH, stack
+        return self._places
 
     def first_broken(self, columns: Columns, first: int, last: int) -> BrokenValue | None:
         """The first of rows ``first`` to ``last`` that must be refused."""
         from upriver.wire import value_kernels
 
-        if not len(self._scratch):
-            self._prepare()
-        memory = address_of(self._scratch), _SCRATCH, address_of(self._stack)
+        memory = self._places or self._prepared()
         row = first
         while (row := int(value_kernels.first_odd(row, last, columns.address, *memory))) < last:
             try:

@@ -64,6 +64,16 @@ class SetVbucket(Message):
             yield Broken("datatype", "a value must be JSON, and no value must be raw")
 
 
+@message(Opcode.SET_VBUCKET, cas=_NO_CAS, datatypes=JSON_OR_RAW)
+class SetVbucketWide(Message):
+    """The same with a state of four bytes, as servers before 8.0 want it."""
+
+    state: Annotated[int, Number("I"), VbucketState]
+    value: OptValue = b""
+
+    rules = SetVbucket.rules
+
+
 @message(Opcode.GET_VBUCKET, cas=_NO_CAS)
 class GetVbucket(Message):
     """Which state has this vbucket?"""

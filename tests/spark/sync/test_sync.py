@@ -169,6 +169,36 @@ def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
     lake.assert_equal()
 
 
+def test_deletions_reach_current_itself_when_a_run_ends_and_within_the_limit_while_it_follows(
+    spark, lake: LakeWorld
+) -> None:
+    from deltalake import DeltaTable
+
+    def rows() -> int:
+        return int(DeltaTable(f"{lake.lake}/current/{DEFAULT}").count())
+
+    lazy = {"share": 1000.0, "max_staleness": ""}
+    lake.world.db.set_many({b"k%d" % n: b'{"n": 1}' for n in range(9_000)})  # no small table
+    lake.sync(spark, **lazy)
+    for n in range(5):
+        lake.world.db.delete(f"k{n}")
+    lake.sync(spark, **lazy)
+    assert rows() == 8_995
+    stop, seen = threading.Event(), []
+
+    def watch(live) -> None:
+        if not seen:
+            seen.append(True)
+            lake.world.db.delete("k7")
+        if rows() == 8_994 or time.time() - live.started > PATIENCE_S:
+            stop.set()
+
+    following = lake.options(once=False, every="200ms", share=1000.0, max_staleness="2s")
+    upriver.spark.sync(spark, following, stop=stop, on_progress=watch)
+    assert rows() == 8_994
+    lake.assert_equal()
+
+
 def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld) -> None:
     from upriver.spark.tables.job import Applier
 

@@ -6,7 +6,10 @@ import logging
 import time
 from collections.abc import Iterable
 
+from upriver.errors import UpriverError
 from upriver.records.schema import Event
+from upriver.spark.tables import ahead
+from upriver.spark.tables.ahead import Branches
 from upriver.spark.tables.collection import CollectionTables, Reread, Runner, Step, TableOptions
 from upriver.spark.tables.forward import run_inline
 from upriver.spark.tables.lake import Lake
@@ -15,6 +18,7 @@ from upriver.spark.tables.reconcile import forget, has_duplicates
 from upriver.spark.tables.voiding import catch_up
 
 __all__ = ["CollectionTables", "Reread", "Runner", "Step", "TableOptions", "Tables"]
+ASK_EVERY_S = 10.0  # whether the bucket still has what was read again, while no batch comes
 logger = logging.getLogger("upriver.sync")
 
 
@@ -23,11 +27,12 @@ class Tables:
 
     def __init__(
         self, lake: Lake, app_id: str, options: TableOptions, *, run: Runner = run_inline,
-        reread: Reread | None = None,
+        reread: Reread | None = None, branches: Branches | None = None,
     ) -> None:
         self.lake, self.app_id, self.options = lake, app_id, options
-        self.run, self.reread = run, reread
+        self.run, self.reread, self.branches = run, reread, branches
         self._open: dict[str, CollectionTables] = {}
+        self._ask_at = 0.0
         self._ids: dict[str, list[int]] | None = None
 
     def collection(self, name: str) -> CollectionTables:
@@ -49,7 +54,34 @@ class Tables:
             if pieces and not self.collection(name).commit_log(self.app_id, batch, pieces, marks):
                 logger.info("%s: batch %d was committed before", name, batch)
         self._note_epochs(written.marks)
+        self._make_up_for_what_is_lost(batch)
         return [self.collection(name).advance(batch, lag, self.run, self.reread) for name in self.names()]
+
+    def freshen(self) -> list[Step]:
+        """Between two batches: do what has waited for too long, or was held back for a batch that does not come."""
+        batch = self.last_batch()
+        if time.monotonic() >= self._ask_at:
+            self._make_up_for_what_is_lost(batch + 1)
+            self._ask_at = time.monotonic() + ASK_EVERY_S
+        return [self.collection(name).advance(batch, 0, self.run, self.reread) for name in self.names()]
+
+    def settle(self) -> list[Step]:
+        """Leave nothing in the tails that ``current`` does not have."""
+        batch = self.last_batch()
+        return [
+            self.collection(name).advance(batch, 0, self.run, self.reread, settle=True) for name in self.names()
+        ]
+
+    def _make_up_for_what_is_lost(self, batch: int) -> None:
+        if self.branches is None:
+            return
+        try:
+            lost = ahead.lost(self.lake, self.branches)
+        except (UpriverError, OSError) as error:  # the next batch asks again
+            logger.warning("the bucket does not say whether it still has what was read again: %s", error)
+            return
+        for name, vbuckets in lost.items():
+            self.collection(name).read_again(vbuckets, self.reread, batch)
 
     def prepare(self) -> None:
         """Take over what an earlier run left: a log without marks of an earlier version, epochs from before a crash."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from upriver.client.blocking import Database
+from upriver.errors import ConfigError
 from upriver.model import Position
 from upriver.protocol.feed import FeedRequest
 from upriver.spark.tables.log import table_name
@@ -33,6 +34,18 @@ def survey(options: SyncOptions) -> Survey:
     with database(options) as db:
         names = {table_name(scope, name, cid): cid for cid, (scope, name) in db.collection_names().items()}
         return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names, db.topology.bucket_uuid)
+
+
+def check(options: SyncOptions) -> Survey:
+    """Can the sync do what it is told? ``ConfigError`` or what the bucket says if not: a wrong name, no rights."""
+    found = survey(options)
+    asked = [options.with_(collections=(name,)) for name in options.collections] or [options]
+    for one in asked:
+        if not any(wanted(one, name) for name in found.collections):
+            what = one.collections[0] if one.collections else f"of scope {one.scope}"
+            known = ", ".join(sorted(found.collections))
+            raise ConfigError(f"bucket '{options.bucket}' has no collection {what}; it has {known}")
+    return found
 
 
 def wanted(options: SyncOptions, name: str) -> bool:

@@ -23,6 +23,8 @@ import pyarrow as pa
 
 from upriver.errors import ConfigError, UpriverError
 from upriver.records.schema import Event
+from upriver.spark.tables import ahead
+from upriver.spark.tables.ahead import Ahead, Highs
 from upriver.spark.tables.columns import META, Shape, column_field, evolve, imposed, observe, row_schema, shape_of
 from upriver.spark.tables.deltas import TRIES, Moved, Table
 from upriver.spark.tables.foreign import adopt
@@ -30,7 +32,7 @@ from upriver.spark.tables.forward import Outcome, Work
 from upriver.spark.tables.lake import APPLIED, REPAIRS, TRIMMED, Lake
 from upriver.spark.tables.log import LOG, WIPES, Mark, read_marks, write_log, write_marks
 from upriver.spark.tables.news import News
-from upriver.spark.tables.pieces import Piece, discard, now_ms, read_pieces
+from upriver.spark.tables.pieces import Piece, discard, now_ms, read_pieces, uncompressed
 from upriver.spark.tables.policy import (
     Policy,
     Range,
@@ -49,6 +51,7 @@ from upriver.spark.tables.voiding import void
 logger = logging.getLogger("upriver.sync")
 T = TypeVar("T")
 UNKNOWN_FLOOR = 2**63 - 1
+AHEAD = "upriver.ahead"
 Runner = Callable[[Sequence[Work], pa.Table | None], list[Outcome]]
 Reread = Callable[[Sequence[int]], Iterable[pa.RecordBatch]]
 
@@ -260,9 +263,11 @@ class CollectionTables:
     ) -> list[Work]:
         policy, rewrite = self.options.policy, goal.force or widened or seen.doubt
         if seen.doubt:  # no file says where it begins and ends: cut the table anew
-            ranges = ranges_of([], self.options.vbuckets, sum(piece.rows for piece in seen.current), policy)
+            rows, size = sum(piece.rows for piece in seen.current), uncompressed(self.current.uri, seen.current)
+            ranges = ranges_of([], self.options.vbuckets, rows, policy, size)
         else:
-            ranges = ranges_of(seen.current, self.options.vbuckets, expected, policy)
+            size = new.bytes * expected // max(new.rows, 1)
+            ranges = ranges_of(seen.current, self.options.vbuckets, expected, policy, size)
         fresh = new.per_range(ranges)
         every = {(part.lo, part.hi) for part in ranges}
         chosen = every if rewrite else self._chosen(goal, seen, ranges, fresh)
@@ -272,7 +277,7 @@ class CollectionTables:
             tuple(seen.log if fresh_marks else new.pieces), tuple(seen.tail), tuple(seen.current),
             tuple(seen.marks) if fresh_marks else (), rewrite=rewrite, doubt=seen.doubt,
             keep_deleted=self.options.keep_deleted, floors=self.floors() if fresh_marks else {},
-            target_rows=policy.target_rows, max_files=policy.max_files,
+            target_rows=policy.target_rows, target_bytes=policy.target_bytes, max_files=policy.max_files,
         )
         works = [
             replace(base, lo=lo, hi=hi, merge=True, current=tuple(p for p in seen.current if p.overlaps(lo, hi)))
@@ -280,7 +285,7 @@ class CollectionTables:
         ]
         if len(chosen) == len(ranges):
             return works
-        if sum(fresh) <= policy.inline_rows:
+        if sum(fresh) <= policy.inline_rows and new.bytes <= policy.inline_bytes:
             return [*works, replace(base, skip=tuple(sorted(chosen)))]
         rest = [part for part in ranges if (part.lo, part.hi) not in chosen]
         return works + [replace(base, lo=part.lo, hi=part.hi) for part in rest]
@@ -291,7 +296,7 @@ class CollectionTables:
         wiped = {mark.vbucket for mark in seen.marks if mark.batch > seen.applied and mark.event in WIPES}
         shaken = {mark.vbucket for mark in seen.marks if mark.batch > seen.applied and mark.event == Event.ROLLBACK}
         urgent = wiped
-        if goal.settle:
+        if goal.settle or self.options.policy.staleness_s == 0:
             merged = frontier(seen.current, self.options.vbuckets)
             urgent = wiped | shaken | {v for p in seen.tail for v in missing(p, merged, self._present).tolist()}
             chosen |= {(part.lo, part.hi) for part, rows in zip(ranges, fresh, strict=True) if rows}
@@ -353,23 +358,53 @@ class CollectionTables:
 
     def _reread(self, vbuckets: Sequence[int], goal: Goal, marks: Sequence[Mark]) -> None:
         """The log no longer reaches back: read these vbuckets again, and say so in the log."""
-        if goal.reread is None:
-            raise ConfigError(
-                f"{self.name}: vbuckets {list(vbuckets)} rolled back beyond the retention of the log; "
-                "run the sync again with access to the bucket"
-            )
         logger.warning("%s: the log does not reach back, reading vbuckets %s again", self.name, list(vbuckets))
-        batch = goal.batch
         epochs = {
             v: max(m.epoch for m in marks if m.vbucket == v and m.event == Event.ROLLBACK) for v in vbuckets
         }
-        written = write_log((_restamp(rows, epochs) for rows in goal.reread(vbuckets)), self.lake.root, batch)
+        pieces, voids, found = self._read(epochs, goal.reread, goal.batch)
+        ahead.note(self.lake, self.name, found)
+        self.commit_log(REPAIRS, goal.batch, pieces, voids)
+
+    def read_again(self, vbuckets: Sequence[int], reread: Reread | None, batch: int) -> None:
+        """What was read of these vbuckets is lost since: read them again, under an epoch of their own."""
+        logger.warning("%s: a failover lost what was read again of vbuckets %s", self.name, list(vbuckets))
+        known = self.lake.epochs()
+        epochs = {vbucket: known.get(vbucket, 0) + 1 for vbucket in vbuckets}
+        self.lake.write_epochs({**known, **epochs})
+        pieces, voids, found = self._read(epochs, reread, batch)
+        seen = self.changes.version(AHEAD)
+        self.commit_log(AHEAD, 0 if seen is None else seen + 1, pieces, voids)
+        ahead.note(self.lake, self.name, {vbucket: found.get(vbucket, Ahead(0, 0)) for vbucket in vbuckets})
+
+    def _read(
+        self, epochs: dict[int, int], reread: Reread | None, batch: int
+    ) -> tuple[list[Piece], list[Mark], dict[int, Ahead]]:
+        """Files with all that the bucket has of these vbuckets, marks that take back all else, how far it was read.
+
+        Older versions than these are not in the log, so it begins where they end.
+        """
+        if reread is None:
+            raise ConfigError(
+                f"{self.name}: vbuckets {sorted(epochs)} rolled back beyond the retention of the log; "
+                "run the sync again with access to the bucket"
+            )
+        highs = Highs()
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for part in reread(sorted(epochs)):
+                highs.see(part)
+                yield _restamp(part, epochs)
+
+        written = write_log(rows(), self.lake.root, batch)
         voids = [Mark(Event.ROLLBACK.value, v, 0, epoch, batch) for v, epoch in epochs.items()]
         pieces = [*written.pieces.get(self.name, []), write_marks(self.lake.root, self.name, voids, batch)]
         for other, extra in written.pieces.items():
             if other != self.name:
                 self.lake.table("changes", other).drop_uncommitted(extra)
-        self.commit_log(REPAIRS, batch, pieces, voids)
+        ends = {vbucket: highs.found[vbucket].seqno if vbucket in highs.found else 0 for vbucket in epochs}
+        self.lake.write_floors(self.name, {**self.floors(), **ends})
+        return pieces, voids, highs.found
 
     def _account(self, step: Step, works: Sequence[Work], outcomes: Sequence[Outcome]) -> None:
         step.rows = sum(outcome.rows for outcome in outcomes)

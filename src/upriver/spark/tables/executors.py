@@ -27,11 +27,10 @@ from upriver.spark.tables.epochs import Epochs
 from upriver.spark.tables.forward import Outcome, Work, as_plain, forward, from_plain, run_inline
 from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.log import Written, write_log
-from upriver.spark.tables.pieces import filesystem
+from upriver.spark.tables.pieces import filesystem, uncompressed
 
 WORK_FORMAT = "upriver-work"
 SINK_FORMAT = "upriver-log"
-INLINE_BYTES = 48 << 20  # of files: what the driver reads by itself, beside its limit of rows
 
 
 class WorkSource(DataSource):
@@ -73,10 +72,10 @@ def spark_runner(spark: Any, options: TableOptions) -> Runner:
     spark.dataSource.register(WorkSource)
 
     def run(works: Sequence[Work], window: pa.Table | None = None) -> list[Outcome]:
-        new = [piece for work in works[:1] for piece in work.log if piece.last > work.applied]
-        pieces = [*new, *(piece for work in works if work.merge for piece in work.current)]
-        small = sum(piece.rows for piece in pieces) <= options.policy.inline_rows
-        if (small and sum(piece.size for piece in pieces) <= INLINE_BYTES) or len(works) < 2:
+        rows = sum(piece.rows for work in works[:1] for piece in work.log if piece.last > work.applied)
+        rows += sum(piece.rows for work in works if work.merge for piece in work.current)
+        size = _bytes(works)
+        if size <= options.policy.inline_bytes and (rows <= options.policy.inline_rows or len(works) < 2):
             return run_inline(works, window)
         with _work_file(works) as path:
             frame = spark.read.format(WORK_FORMAT).option("file", path).option("count", str(len(works))).load()
@@ -87,6 +86,14 @@ def spark_runner(spark: Any, options: TableOptions) -> Runner:
         return outcomes
 
     return run
+
+
+def _bytes(works: Sequence[Work]) -> int:
+    """What these works read, about, when it is in memory."""
+    new = {piece.path: piece for work in works for piece in work.log if piece.last > work.applied}
+    old = {piece.path: piece for work in works if work.merge for piece in work.current}
+    roots = (works[0].root("changes"), works[0].root("current")) if works else ("", "")
+    return uncompressed(roots[0], new.values()) + uncompressed(roots[1], old.values())
 
 
 class _work_file:  # noqa: N801 - used like a function

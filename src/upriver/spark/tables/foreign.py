@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.spark.tables.deltas import Moved, Table
-from upriver.spark.tables.log import DOCUMENTS, read_changes
-from upriver.spark.tables.pieces import Piece, gather, place, write_piece
+from upriver.spark.tables.log import DOCUMENTS, LOG, with_voided
+from upriver.spark.tables.pieces import Piece, foreign_slices, gather, place, write_piece
 
 ADOPTED = "upriver.adopted"
+SLICE_BYTES = 128 << 20
 _ORDER = [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")]
 
 
@@ -23,10 +24,9 @@ def adopt(log: Table, applied: int) -> None:
     """Put ours in the place of files of others, one by one; ``applied`` is the last batch that the tables have."""
     for piece in log.pieces():
         if piece.foreign:
-            rows = read_changes(log.uri, [piece])
-            rows = gather(rows, pc.sort_indices(rows, _ORDER))
+            slices = foreign_slices(log.uri, piece, LOG, SLICE_BYTES)
             seen = log.version(ADOPTED)
-            ours = [replace(made, made_ms=piece.made_ms) for made in _ours(log.uri, rows, applied)]
+            ours = [replace(made, made_ms=piece.made_ms) for rows in slices for made in _ours(log.uri, rows, applied)]
             try:
                 log.commit(ADOPTED, 0 if seen is None else seen + 1, ours, [piece], rearrange=True)
             except Moved:
@@ -35,6 +35,8 @@ def adopt(log: Table, applied: int) -> None:
 
 
 def _ours(root: str, rows: pa.Table, applied: int) -> Iterator[Piece]:
+    rows = with_voided(rows, LOG)
+    rows = gather(rows, pc.sort_indices(rows, _ORDER))
     old = pc.less_equal(rows.column("batch"), applied)
     documents = pc.is_in(rows.column("event"), value_set=pa.array(DOCUMENTS))
     for part, marks in (

@@ -18,7 +18,7 @@ from upriver.spark.tables import state
 from upriver.spark.tables.columns import Shape, fold_rest, row_schema, spill
 from upriver.spark.tables.lake import Lake
 from upriver.spark.tables.log import WIPES, Mark, read_log
-from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, within, write_piece
+from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, uncompressed, within, write_piece
 from upriver.spark.tables.policy import cut, frontier, missing
 
 
@@ -44,6 +44,7 @@ class Work:
     keep_deleted: bool = False
     floors: dict[int, int] = field(default_factory=dict)  # up to which seqno the log was forgotten, by vbucket
     target_rows: int = 131_072
+    target_bytes: int = 160 << 20
     max_files: int = 4
 
     @property
@@ -143,7 +144,7 @@ def latest(rows: pa.Table) -> pa.Table:
 
 
 def once(rows: pa.Table) -> pa.Table:
-    """Each key once. More often it is there only if another writer and an earlier version of ours worked at a time."""
+    """Each key once. Only files that another writer, or an earlier version of ours, left may have it more often."""
     return rows if pc.count_distinct(rows.column("_key")).as_py() == rows.num_rows else latest(rows)
 
 
@@ -162,7 +163,9 @@ def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
     """Rewrite the files of ``current`` that hold a changed key, and add what is new."""
     news = latest(pa.concat_tables([waiting_rows(work), rows]))
     total = sum(piece.rows for piece in work.current) + news.num_rows
-    everything = work.rewrite or len(work.current) > work.max_files or total > 2 * work.target_rows
+    size = uncompressed(work.root("current"), work.current) + news.nbytes
+    parts = max(total // work.target_rows, size // work.target_bytes)  # twice as much as there should be is cut
+    everything = work.rewrite or len(work.current) > work.max_files or parts >= 2
     kept: list[pa.Table] = []
     for piece in work.current:
         if not everything and not _touches(work, piece, news):
@@ -174,8 +177,10 @@ def _merge(work: Work, rows: pa.Table, outcome: Outcome) -> None:
     if not work.keep_deleted:
         _leave_tombstones(work, news, outcome)
         news = news.filter(pc.invert(news.column("_deleted")))
-    table = fold_rest(once(pa.concat_tables([*kept, news])), work.shape)
-    parts = -(-table.num_rows // work.target_rows) if everything and total > 2 * work.target_rows else 1
+    table = pa.concat_tables([*kept, news])
+    table = fold_rest(once(table) if work.rewrite else table, work.shape)
+    if parts >= 2:
+        parts = max(-(-table.num_rows // work.target_rows), -(-table.nbytes // work.target_bytes))
     for part in cut(work.lo, work.hi, parts):
         path = place(part.lo, part.hi, 0, work.batch)
         outcome.current.append(write_piece(work.root("current"), path, within(table, (part.lo, part.hi))))

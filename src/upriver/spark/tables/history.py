@@ -16,7 +16,7 @@ from upriver.spark.tables.collection import CollectionTables
 from upriver.spark.tables.columns import row_schema, shape_of
 from upriver.spark.tables.deltas import Moved
 from upriver.spark.tables.log import Mark, read_log, read_marks
-from upriver.spark.tables.pieces import Piece, gather, place, write_piece
+from upriver.spark.tables.pieces import Piece, gather, place, uncompressed, write_piece
 from upriver.spark.tables.policy import Policy, Range, in_doubt, ranges_of
 from upriver.spark.tables.state import as_rows, standing_wipes, voided, wiped
 
@@ -49,7 +49,9 @@ class History:
         doubt = in_doubt(pieces)  # another writer was here: all of it is written again
         marks = read_marks(tables.changes.uri, log)
         wide = Policy(target_rows=tables.options.policy.target_rows * 2)
-        ranges = ranges_of([] if doubt else pieces, tables.options.vbuckets, sum(piece.rows for piece in log), wide)
+        known = [] if doubt else pieces
+        size = 0 if known else uncompressed(tables.changes.uri, log)
+        ranges = ranges_of(known, tables.options.vbuckets, sum(piece.rows for piece in log), wide, size)
         due = [part for part in ranges if force or doubt or shape_changed or self._due(part, log, marks)]
         adds = [self._write(part, batch, log, marks) for part in due]
         stretches = {(part.lo, part.hi) for part in due}

@@ -39,9 +39,9 @@ BETWEEN_BATCHES = threading.Lock()
 
 
 def table_options(options: SyncOptions, vbuckets: int) -> TableOptions:
-    return TableOptions(
-        Policy(share=options.share), options.deletes == "mark", options.max_columns, options.shapes, vbuckets
-    )
+    staleness_s = seconds(options.max_staleness) if options.max_staleness else math.inf
+    policy = Policy(share=options.share, staleness_s=staleness_s)
+    return TableOptions(policy, options.deletes == "mark", options.max_columns, options.shapes, vbuckets)
 
 
 class Applier:
@@ -49,6 +49,7 @@ class Applier:
 
     def __init__(self, options: SyncOptions, lake_id: str, vbuckets: int, expected: int = 0) -> None:
         self.options, self.lake_id, self.vbuckets, self.expected = options, lake_id, vbuckets, expected
+        self.started_at = time.time()
         self._tables: Tables | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,9 +72,7 @@ class Applier:
         told = reached.keep(tables.lake, batch_id, written)
         steps = tables.apply(batch_id, written, self._lag(tables, written))
         reached.note(tables.lake, batch_id, self.options, told)
-        if self.options.history:
-            for step in steps:
-                History(tables.collection(step.name)).advance()
+        self._history(tables, steps)
         self._keep_up(tables, steps)
         self._note(tables.lake, batch_id, written, steps, started, read_s)
 
@@ -82,8 +81,9 @@ class Applier:
         if self._tables is None:
             run = run_inline if spark is None else spark_runner(spark, table_options(self.options, self.vbuckets))
             self._tables = Tables(
-                Lake(self.options.to), self.lake_id, table_options(self.options, self.vbuckets), run=run,
-                reread=self.reread,
+                Lake(self.options.to, self.options.checkpoint), self.lake_id,
+                table_options(self.options, self.vbuckets), run=run,
+                reread=self.reread, branches=self.branches,
             )
             self._tables.prepare()
         return self._tables
@@ -100,6 +100,23 @@ class Applier:
         with bucket.database(self.options) as db:
             yield from bucket.scan(db, vbuckets)
 
+    def branches(self, vbuckets: Sequence[int]) -> dict[int, Sequence[tuple[int, int]]]:
+        with bucket.database(self.options) as db:
+            return {vbucket: log.entries for vbucket, log in db.failover_logs(vbuckets).items()}
+
+    def freshen(self) -> None:
+        """While no batch comes: what has waited for too long goes into ``current``. Nothing while one is at work."""
+        if self._tables is None or not BETWEEN_BATCHES.acquire(blocking=False):
+            return
+        try:
+            self._history(self._tables, [step for step in self._tables.freshen() if step.rows])
+        finally:
+            BETWEEN_BATCHES.release()
+
+    def _history(self, tables: Tables, steps: Sequence[Step]) -> None:
+        for step in steps if self.options.history else ():
+            History(tables.collection(step.name)).advance()
+
     def _keep_up(self, tables: Tables, steps: Sequence[Step]) -> None:
         for step in steps:
             if step.rows:
@@ -115,10 +132,16 @@ class Applier:
             batch=batch_id, at=time.time(), rows=written.rows, value_bytes=written.value_bytes, log_bytes=log_bytes,
             table_bytes=sum(step.bytes_written for step in steps), read_s=read_s,
             total_s=time.monotonic() - started,
-            behind_s=max(0.0, time.time() - written.newest_us / 1e6) if written.rows else 0.0,
+            behind_s=self._behind_s(written),
             rollbacks=sum(mark.event == Event.ROLLBACK for mark in written.marks),
             tables={step.name: asdict(step) for step in steps if step.rows or step.held},
         ))
+
+    def _behind_s(self, written: Written) -> float:
+        """The age of the newest change; what was there before this run waited for nobody until it began."""
+        if not written.rows:
+            return 0.0
+        return max(0.0, time.time() - max(written.newest_us / 1e6, self.started_at))
 
 
 def clean_sometimes(tables: Tables, options: SyncOptions) -> None:
@@ -165,6 +188,6 @@ def start(spark: Any, options: SyncOptions, applier: Applier) -> Any:
     for name, text in options.source_options().items():
         reader = reader.option(name, text)
     writer = reader.load().writeStream.foreachBatch(applier).queryName(f"upriver sync {options.bucket}")
-    writer = writer.option("checkpointLocation", Lake(options.to).checkpoint)
+    writer = writer.option("checkpointLocation", Lake(options.to, options.checkpoint).checkpoint)
     trigger = {"availableNow": True} if options.once else {"processingTime": f"{seconds(options.every)} seconds"}
     return writer.trigger(**trigger).start()

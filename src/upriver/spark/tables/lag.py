@@ -1,14 +1,15 @@
 """How many changes the bucket has that the tables do not: asked of the bucket itself, every second, beside the query.
 
-The source only knows what it has not planned yet, which is nothing while a long batch is under way.
+The source only knows what it has not planned yet, which is nothing while a long batch is under way. Whoever asks also
+learns first that the bucket does not answer.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from upriver.errors import UpriverError
@@ -26,6 +27,8 @@ class LagWatch:
         self._options = options
         self._highs: dict[int, int] = {}
         self._reached: dict[int, int] = {}
+        self._answered_at = time.monotonic()
+        self._trouble = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="upriver lag", daemon=True)
 
@@ -54,10 +57,19 @@ class LagWatch:
             return None
         return sum(max(0, high - reached.get(vbucket, 0)) for vbucket, high in highs.items())
 
+    @property
+    def away(self) -> tuple[float, str]:
+        """For how many seconds the bucket has not answered, about one at the most while it does; and the last error."""
+        return time.monotonic() - self._answered_at, self._trouble or "no answer yet"
+
     def _ask(self) -> None:
         while not self._ended.is_set():
-            with suppress(UpriverError, OSError), bucket.database(self._options) as database:
-                while not self._ended.is_set():
-                    self._highs = database.high_seqnos()
-                    self._ended.wait(EVERY_S)
+            try:
+                with bucket.database(self._options) as database:
+                    while not self._ended.is_set():
+                        self._highs = database.high_seqnos()
+                        self._answered_at, self._trouble = time.monotonic(), ""
+                        self._ended.wait(EVERY_S)
+            except (UpriverError, OSError) as error:
+                self._trouble = str(error)
             self._ended.wait(EVERY_S)

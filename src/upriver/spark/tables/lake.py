@@ -63,6 +63,7 @@ class Lake:
     """The root of a sync: ``<root>/changes|tail|current/<scope>.<collection>`` and ``<root>/_upriver``."""
 
     root: str
+    checkpoint_at: str = ""  # of Spark's query, if it is not in the lake itself
 
     def table(self, kind: str, name: str) -> Table:
         return Table(self.path(kind, name))
@@ -88,7 +89,7 @@ class Lake:
 
     @property
     def checkpoint(self) -> str:
-        return f"{self.root}/_upriver/checkpoint"
+        return self.checkpoint_at or f"{self.root}/_upriver/checkpoint"
 
     def settings(self) -> dict[str, Any]:
         """What this lake was made with: its id, vbuckets, bucket."""
@@ -101,8 +102,13 @@ class Lake:
         if fs.get_file_info(path).type != pafs.FileType.File:
             return {}
         with fs.open_input_stream(path) as source:
-            loaded: dict[str, Any] = json.loads(source.read())
-        return loaded
+            text = source.read()
+        try:
+            return dict(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(
+                f"{path} is damaged ({error}): restore it from a backup of the lake, or sync to a new directory"
+            ) from error
 
     def store(self, name: str, content: dict[str, Any]) -> None:
         """Whole or not at all, also when the disk fills up half way."""

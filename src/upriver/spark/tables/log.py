@@ -27,6 +27,7 @@ DOCUMENTS = [Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value]
 # A collection's documents are gone where its vbucket saw one of these.
 WIPES = frozenset({Event.COLLECTION_DROPPED.value, Event.COLLECTION_FLUSHED.value})
 FLUSH_BYTES = 64 << 20  # larger buffers are given back to the system and asked for again each time, at twice the cost
+WAITING_BYTES = 256 << 20  # of all collections together
 _DOCUMENTS = pa.array(DOCUMENTS)
 _LEGAL = re.compile(r"[A-Za-z0-9_%$-]{1,251}\Z")  # names of scopes and collections, as the protocol allows them
 
@@ -111,6 +112,7 @@ def write_log(batches: Iterable[pa.RecordBatch], lake: str, batch: int) -> Writt
     """Write the rows of one task as log files of their collections under ``lake``."""
     done = Written()
     waiting: dict[str, list[pa.Table]] = {}
+    sizes: dict[str, int] = {}
     for rows in batches:
         documents = pc.is_in(rows.column("event"), value_set=_DOCUMENTS)
         if not pc.all(documents).as_py():
@@ -122,11 +124,20 @@ def write_log(batches: Iterable[pa.RecordBatch], lake: str, batch: int) -> Writt
             done.value_bytes += part.column("value").nbytes
             done.newest_us = max(done.newest_us, pc.max(part.column("timestamp")).value or 0)
             waiting.setdefault(name, []).append(pa.table(part.select(CHANGES.names)))
-            if sum(table.nbytes for table in waiting[name]) > FLUSH_BYTES:
-                done.pieces.setdefault(name, []).append(_write(waiting.pop(name), lake, name, batch))
+            sizes[name] = sizes.get(name, 0) + part.nbytes
+            if full := _full(name, sizes):
+                done.pieces.setdefault(full, []).append(_write(waiting.pop(full), lake, full, batch))
+                del sizes[full]
     for name, tables in waiting.items():
         done.pieces.setdefault(name, []).append(_write(tables, lake, name, batch))
     return done
+
+
+def _full(name: str, sizes: dict[str, int]) -> str | None:
+    """The collection to write now: the one at hand when it has enough, the largest when all together have too much."""
+    if sizes[name] > FLUSH_BYTES:
+        return name
+    return max(sizes, key=lambda one: sizes[one]) if sum(sizes.values()) > WAITING_BYTES else None
 
 
 def _by_collection(rows: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
@@ -184,10 +195,11 @@ def read_changes(
     root: str, pieces: Sequence[Piece], columns: Sequence[str] | None = None, span: Span | None = None
 ) -> pa.Table:
     """Rows of log files; of those that an earlier version wrote, none is voided."""
-    return read_pieces(root, pieces, LOG, columns, span, adapt=_with_voided)
+    return read_pieces(root, pieces, LOG, columns, span, adapt=with_voided)
 
 
-def _with_voided(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def with_voided(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows with the column that earlier versions did not have."""
     if "voided" not in schema.names:
         return rows
     if "voided" not in rows.schema.names:

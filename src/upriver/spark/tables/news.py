@@ -10,23 +10,26 @@ import pyarrow as pa
 
 from upriver.spark.tables.columns import Document, parser_for
 from upriver.spark.tables.log import read_changes, read_log
-from upriver.spark.tables.pieces import Piece, gather
+from upriver.spark.tables.pieces import Piece, gather, uncompressed
 from upriver.spark.tables.policy import Range
 
 SAMPLE_ROWS = 4_000
-SHARED_ROWS, SHARED_BYTES = 300_000, 48 << 20  # of files, where documents take a fraction of what they do in memory
+SAMPLE_BYTES = 8 << 20
+SHARED_ROWS = 300_000
+SHARED_BYTES = 128 << 20
 
 
 class News:
-    """Log files of new batches; ``window`` is their rows, if they are few enough to be kept."""
+    """Log files of new batches; ``window`` is their rows, if they are few and small enough to be kept."""
 
     def __init__(self, root: str, pieces: Sequence[Piece], vbuckets: int) -> None:
         self.root, self.vbuckets = root, vbuckets
         self.pieces = list(pieces)
         self.documents = [piece for piece in pieces if not piece.marks]
         self.rows = sum(piece.rows for piece in self.documents)
+        self.bytes = uncompressed(root, self.documents)
         self.window: pa.Table | None = None
-        if self.rows <= SHARED_ROWS and sum(piece.size for piece in self.documents) <= SHARED_BYTES:
+        if self.rows <= SHARED_ROWS and self.bytes <= SHARED_BYTES:
             self.window = read_log(root, self.pieces, 0, vbuckets - 1)
 
     def sample(self) -> Iterator[Document]:
@@ -41,10 +44,10 @@ class News:
 
     def _some(self) -> Iterator[pa.Table]:
         if self.window is not None:
-            yield _every(self.window.select(["value", "datatype"]), -(-self.rows // SAMPLE_ROWS))
+            yield _every(self.window.select(["value", "datatype"]), _stride(self.rows, self.bytes))
             return
         pieces = self.documents[:: max(1, len(self.documents) // 8)]
-        stride = -(-sum(piece.rows for piece in pieces) // SAMPLE_ROWS)
+        stride = _stride(sum(piece.rows for piece in pieces), uncompressed(self.root, pieces))
         for piece in pieces:
             yield _every(read_changes(self.root, [piece], ["value", "datatype"]), stride)
 
@@ -55,6 +58,11 @@ class News:
             rows = read_log(self.root, self.pieces, 0, self.vbuckets - 1, ["vbucket"])
         counts: npt.NDArray[np.int64] = np.bincount(rows.column("vbucket").to_numpy(), minlength=self.vbuckets)
         return [int(counts[part.lo : part.hi + 1].sum()) for part in ranges]
+
+
+def _stride(rows: int, size: int) -> int:
+    """Every how many rows, so that neither rows nor bytes are too many."""
+    return max(-(-rows // SAMPLE_ROWS), -(-size // SAMPLE_BYTES))
 
 
 def _every(rows: pa.Table, stride: int) -> pa.Table:

@@ -15,7 +15,13 @@ from upriver.spark.tables.columns import Kind, Shape
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Given to the source as they are.
-_SOURCE = ("connection", "bucket", "username", "password", "password_file", "ca_file", "scope", "partitions", "adopt")
+_SOURCE = (
+    "connection", "bucket", "username", "password", "password_file", "ca_file", "client_cert", "client_key", "network",
+    "scope", "partitions", "adopt",
+)  # fmt: skip
+_CONNECT = ("bucket", "username", "ca_file", "client_cert", "client_key", "network")
+FOR_EVER_S = 10 * 365 * 86400
+GIVE_UP_S = 60  # with ``once``
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,10 @@ class SyncOptions:
     password: str = field(default="", repr=False)
     password_file: str = ""
     ca_file: str = ""
+    checkpoint: str = ""  # directory of Spark's checkpoint; empty: in the lake
+    client_cert: str = ""
+    client_key: str = field(default="", repr=False)
+    network: str = ""
     scope: str = ""
     collections: tuple[str, ...] = ()
     format: str = "delta"
@@ -40,10 +50,13 @@ class SyncOptions:
     adopt: bool = False  # go on with a bucket of the same name that is another one
     deletes: str = "remove"
     history: bool = False
+    xattrs: bool = False  # extended attributes in the change log
+    give_up_after: str = ""  # without the bucket; empty: a minute with ``once``, otherwise never
     max_columns: int = 200
     retention: str = "24h"  # how long readers may stay on an old version of a table
     log_retention: str = ""  # how far back the change log reaches; empty: for ever
     share: float = 0.25  # of a part of `current` must have changed before it is rewritten
+    max_staleness: str = "5m"  # a change, or a deletion, reaches `current` within this; empty: when it is worth it
     schema: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # table -> column -> type
 
     def __post_init__(self) -> None:
@@ -55,7 +68,7 @@ class SyncOptions:
             raise ConfigError(f"deletes {self.deletes!r}: write remove or mark")
         if self.history and self.log_retention:
             raise ConfigError("history needs the whole change log: leave log_retention out")
-        for text in (self.every, self.retention, self.log_retention):
+        for text in (self.every, self.retention, self.log_retention, self.max_staleness, self.give_up_after):
             seconds(text or "0s")
         _ = self.shapes
 
@@ -100,19 +113,32 @@ class SyncOptions:
 
     def connect_options(self) -> ConnectOptions:
         """How the client connects."""
-        password = self.password
-        if self.password_file and not password:
-            password = Path(self.password_file).read_text().rstrip("\r\n")
-        return ConnectOptions.parse(
-            self.connection, bucket=self.bucket, username=self.username or None, password=password or None,
-            ca_file=self.ca_file or None,
-        )
+        given = {name: getattr(self, name) or None for name in _CONNECT}
+        return ConnectOptions.parse(self.connection, password=self._password() or None, **given)
+
+    def _password(self) -> str:
+        if self.password or not self.password_file:
+            return self.password
+        try:
+            return Path(self.password_file).read_text().rstrip("\r\n")
+        except OSError as error:
+            raise ConfigError(f"password_file: {error}") from error
+
+    @property
+    def patience_s(self) -> float:
+        """How long the sync waits for a bucket that does not answer."""
+        if self.give_up_after:
+            return max(1.0, seconds(self.give_up_after))
+        return GIVE_UP_S if self.once else FOR_EVER_S
 
     def source_options(self) -> dict[str, str]:
         """What the source gets, in Spark's spelling."""
         found = {name: str(getattr(self, name)) for name in _SOURCE if getattr(self, name)}
         if self.collections:
             found["collections"] = ",".join(self.collections)
+        found["timeout_seconds"] = str(int(self.patience_s))
+        if self.xattrs:
+            found["xattrs"] = "true"
         return {name.replace("_", ""): text for name, text in found.items()}
 
 

@@ -10,9 +10,10 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,18 @@ def _groups_of_rows(root: str, rows: int, edges: Sequence[int]) -> list[tuple[in
     return list(zip(starts, [*starts[1:], rows], strict=True))
 
 
+def uncompressed(root: str, pieces: Iterable[Piece]) -> int:
+    """How many bytes these files are in memory, about; their footers know."""
+    return sum(_uncompressed(root, piece.path) for piece in pieces)
+
+
+@lru_cache(maxsize=16_384)
+def _uncompressed(root: str, path: str) -> int:
+    fs, base = filesystem(root)
+    found = pq.read_metadata(f"{base}/{path}", filesystem=fs)
+    return sum(found.row_group(index).total_byte_size for index in range(found.num_row_groups))
+
+
 def discard(root: str, paths: Sequence[str]) -> None:
     """Delete files that no commit names; those that never came to be are fine."""
     fs, base = filesystem(root)
@@ -152,9 +165,28 @@ def read_pieces(
 
 def _read_foreign(fs: pafs.FileSystem, path: str, schema: pa.Schema, names: list[str], span: Span | None) -> pa.Table:
     """Others write types that Arrow cannot filter (views of strings): first ours, then the filter."""
+    parts = [part if span is None else within(part, span) for part in _foreign_parts(fs, path, schema)]
+    return pa.concat_tables([schema.empty_table(), *parts]).select(names)
+
+
+def _foreign_parts(fs: pafs.FileSystem, path: str, schema: pa.Schema) -> Iterator[pa.Table]:
     with fs.open_input_file(path) as source:
-        whole = _conform(pq.ParquetFile(source).read(use_threads=False), schema)
-    return (whole if span is None else within(whole, span)).select(names)
+        file = pq.ParquetFile(source)
+        for group in range(file.num_row_groups):
+            yield _conform(file.read_row_group(group, use_threads=False), schema)
+
+
+def foreign_slices(root: str, piece: Piece, schema: pa.Schema, size: int) -> Iterator[pa.Table]:
+    """The rows of a file that somebody else wrote, about so many bytes at a time."""
+    fs, base = filesystem(root)
+    waiting: list[pa.Table] = []
+    for part in _foreign_parts(fs, f"{base}/{piece.path}", schema):
+        waiting.append(part)
+        if sum(table.nbytes for table in waiting) >= size:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def _read_one(fs: pafs.FileSystem, path: str, names: list[str], span: Span | None) -> pa.Table:

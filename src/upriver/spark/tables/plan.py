@@ -16,7 +16,7 @@ from upriver.spark.tables.reached import Reached, check
 def explain(options: SyncOptions) -> dict[str, Any]:
     """The plan in plain values."""
     found = bucket.survey(options)
-    lake = Lake(options.to)
+    lake = Lake(options.to, options.checkpoint)
     settings = lake.settings()
     tables = Tables(lake, settings.get("id", ""), table_options(options, found.vbuckets))
     names = sorted({*found.collections, *tables.names()})

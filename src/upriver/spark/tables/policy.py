@@ -26,11 +26,13 @@ class Policy:
     share: float = 0.25  # a change pays for copying 1/share rows
     longest: float = 0.5  # a range of which this much waits in the tail is rewritten in any case
     small_rows: int = 8_192  # ranges up to this size are rewritten in every batch
-    target_rows: int = 131_072  # of a range; twice as many split it
+    target_rows: int = 131_072  # of a range; twice as many split it,
+    target_bytes: int = 160 << 20  # and so do twice as many bytes
     max_files: int = 4  # of one range, before they are made one
     tail_files: int = 32  # before they are made one
     hold_rows: int = 500_000  # a backlog of this size: load the log first
-    inline_rows: int = 200_000  # larger steps run on the executors
+    inline_rows: int = 200_000  # larger steps run on the executors,
+    inline_bytes: int = 256 << 20  # of rows or of bytes
     staleness_s: float = math.inf  # nothing waits in the tail for longer
 
 
@@ -48,7 +50,9 @@ class Range:
         return self.hi - self.lo + 1
 
 
-def ranges_of(current: Sequence[Piece], vbuckets: int, expected_rows: int, policy: Policy) -> list[Range]:
+def ranges_of(
+    current: Sequence[Piece], vbuckets: int, expected_rows: int, policy: Policy, expected_bytes: int = 0
+) -> list[Range]:
     """The ranges that ``current`` is cut into; those that a table of the expected size should have, when it is new.
 
     Vbuckets that have no file yet, because nothing of theirs was ever merged, are ranges as well.
@@ -59,7 +63,8 @@ def ranges_of(current: Sequence[Piece], vbuckets: int, expected_rows: int, polic
         rows, merged = known.rows + piece.rows, max(known.merged, piece.last)
         found[piece.lo, piece.hi] = Range(piece.lo, piece.hi, rows, merged)
     if not found:
-        return cut(0, vbuckets - 1, -(-expected_rows // policy.target_rows))
+        parts = max(-(-expected_rows // policy.target_rows), -(-expected_bytes // policy.target_bytes))
+        return cut(0, vbuckets - 1, parts)
     ranges, free = [], 0
     for part in sorted(found.values(), key=lambda part: part.lo):
         if part.lo > free:

@@ -1,6 +1,7 @@
 """A picture of a run: one HTML page that needs nothing else, drawn from the journal of batches.
 
-Charts are SVG made here; the few lines of script only show the values under the pointer.
+Charts are SVG made here; the few lines of script only show the values under the pointer. A line ends where nothing
+happened for a while, one peak does not flatten everything else, and an axis has one unit.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from upriver.spark.tables.progress import Batch, Lag
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 920, 210, 64, 16, 12, 26
+GAP_S = 5.0  # a line does not cross a longer time without values, unless they are always so far apart
+PEAK = 5.0  # values this many times higher than nearly all others are cut off, and said in the caption
 COLORS = ("#2563eb", "#f59e0b", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d", "#b45309")
 
 
@@ -40,7 +44,7 @@ def page(batches: Sequence[Batch], lags: Sequence[Lag], title: str) -> str:
     rolled = [batch.at - start for batch in busy if batch.rollbacks]
     until = max([0.0, *(batch.at - start for batch in busy), *(lag.at - start for lag in lags)])
     charts = "".join(
-        _figure(heading, note, chart(series, rolled, unit, until))
+        _figure(heading, note, series, unit, chart(series, rolled, unit, until))
         for heading, note, series, unit in _charts(busy, lags, start)
     )
     when = datetime.fromtimestamp(start, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if busy else "nothing ran"
@@ -69,7 +73,7 @@ def _charts(
         ("Throughput", "changes per second, batch by batch", [Series("changes/s", _speed(busy, start), area=True)],
          amount),
         ("Lag in changes", "what the bucket had and the tables did not", waiting, amount),
-        ("Lag in time", "age of the newest change of a batch when it was committed", behind, duration),
+        ("Lag in time", "how long the newest change of a batch had waited when it was committed", behind, duration),
         ("Batch time", "reading the bucket and writing the log, and all of it", seconds, duration),
         ("Bytes written per change", "peaks are parts of current being rewritten", per_row, size),
         ("Table growth", "rows of current, and of its tail", _growth(busy, start), amount),
@@ -112,13 +116,13 @@ def chart(
     if not points:
         return "<p class='none'>nothing to show</p>"
     x_max = max(max(x for x, _ in points), until, 1e-9)
-    y_max = ticks(max(y for _, y in points) or 1.0, unit)[-1]
+    y_max = ticks(top_of(series) or 1.0, unit)[-1]
 
     def x(value: float) -> float:
         return round(LEFT + value / x_max * (WIDTH - LEFT - RIGHT), 1)
 
     def y(value: float) -> float:
-        return round(HEIGHT - BOTTOM - value / y_max * (HEIGHT - TOP - BOTTOM), 1)
+        return round(HEIGHT - BOTTOM - min(value / y_max, 1.0) * (HEIGHT - TOP - BOTTOM), 1)
 
     parts = [_grid(x, y, x_max, y_max, unit)]
     parts += [f'<line class="back" x1="{x(at)}" x2="{x(at)}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>' for at in rolled]
@@ -136,6 +140,31 @@ def chart(
     )
 
 
+def top_of(series: Sequence[Series]) -> float:
+    """What a chart must hold: the highest value, or nearly all of them if a few are far above the rest.
+
+    >>> top_of([Series("s", [(float(n), 10.0) for n in range(99)] + [(99.0, 400.0)])])
+    12.5
+    """
+    values = sorted(y for one in series for _, y in one.points)
+    if not values:
+        return 0.0
+    usual = values[int(0.97 * (len(values) - 1))]
+    return 1.25 * usual if values[-1] > PEAK * usual > 0 else values[-1]
+
+
+def _stretches(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """The points between two idle times."""
+    steps = sorted(b[0] - a[0] for a, b in pairwise(points))
+    longest = max(GAP_S, 10 * steps[len(steps) // 2]) if steps else GAP_S
+    found: list[list[tuple[float, float]]] = []
+    for point in points:
+        if not found or point[0] - found[-1][-1][0] > longest:
+            found.append([])
+        found[-1].append(point)
+    return found
+
+
 def _thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[float, float]]:
     """Few enough points to draw, keeping the peaks."""
     if len(points) <= most:
@@ -149,11 +178,12 @@ def _grid(
 ) -> str:
     lines = "".join(
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(at)}" y2="{y(at)}"/>'
-        f'<text x="{LEFT - 8}" y="{y(at) + 4}" text-anchor="end">{_short(unit(at))}</text>' for at in ticks(y_max, unit)
+        f'<text x="{LEFT - 8}" y="{y(at) + 4}" text-anchor="end">{label(at, y_max, unit)}</text>'
+        for at in ticks(y_max, unit)
     )
     return lines + "".join(
         f'<text x="{x(at)}" y="{HEIGHT - 8}" text-anchor="{"start" if at == 0 else "middle"}">'
-        f"{_short(duration(at))}</text>"
+        f"{label(at, x_max, duration)}</text>"
         for at in ticks(x_max, duration) if at <= 0.98 * x_max
     )
 
@@ -183,25 +213,44 @@ def _whole(value: float) -> float:
     return int(value) if value == int(value) else round(value, 9)
 
 
-def _short(text: str) -> str:
-    return text.replace(".0 ", " ")
+def label(value: float, most: float, unit: Callable[[float], str]) -> str:
+    """A tick in the unit that suits the end of its axis, so that one axis has one unit.
+
+    >>> [label(at, 1500, amount) for at in (0, 500, 1000, 1500)]
+    ['0', '0.5 k', '1 k', '1.5 k']
+    >>> label(0.5, 1.5, duration), label(0.5, 0.5, duration), label(90, 600, duration)
+    ('0.5 s', '500 ms', '1:30')
+    """
+    if not value:
+        return "0"
+    for limit, suffix in _SCALES[unit]:
+        if most >= limit:
+            return f"{value / limit:.3g} {suffix}" if suffix else _clock(value)
+    return unit(value)
+
+
+def _note_of_peak(series: Sequence[Series], unit: Callable[[float], str]) -> str:
+    highest = max((y for one in series for _, y in one.points), default=0.0)
+    return f"; a peak of {unit(highest)} is cut off" if highest > top_of(series) else ""
 
 
 def _line(one: Series, color: str, x: Callable[[float], float], y: Callable[[float], float]) -> str:
     points = _thin(one.points)
-    if not points:
-        return ""
-    path = " ".join(f"{x(a)},{y(b)}" for a, b in points)
     dots = "".join(f'<circle cx="{x(a)}" cy="{y(b)}" r="2.4" fill="{color}"/>' for a, b in points) \
         if len(points) < 60 else ""
-    fill = ""
-    if one.area:
-        floor = HEIGHT - BOTTOM
-        fill = f'<polygon points="{x(points[0][0])},{floor} {path} {x(points[-1][0])},{floor}" fill="{color}22"/>'
-    return f'{fill}<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.6"/>{dots}'
+    floor, lines = HEIGHT - BOTTOM, ""
+    for part in _stretches(points):
+        path = " ".join(f"{x(a)},{y(b)}" for a, b in part)
+        if one.area:
+            lines += f'<polygon points="{x(part[0][0])},{floor} {path} {x(part[-1][0])},{floor}" fill="{color}22"/>'
+        lines += f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.6"/>'
+    return lines + dots
 
 
-def _figure(heading: str, note: str, drawing: str) -> str:
+def _figure(
+    heading: str, note: str, series: Sequence[Series], unit: Callable[[float], str], drawing: str
+) -> str:
+    note += _note_of_peak(series, unit)
     return f"<figure><figcaption><b>{html.escape(heading)}</b> {html.escape(note)}</figcaption>{drawing}</figure>"
 
 
@@ -272,11 +321,20 @@ def duration(value: float) -> str:
         return f"{value * 1000:.0f} ms" if value else "0"
     if value < 120:
         return f"{value:.1f} s"
+    return _clock(value)
+
+
+def _clock(value: float) -> str:
     whole = int(value)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+_SCALES: dict[Callable[[float], str], list[tuple[float, str]]] = {
+    amount: [(1e9, "G"), (1e6, "M"), (1e3, "k")],
+    size: [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")],
+    duration: [(240, ""), (1, "s")],
+}
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
 :root{color-scheme:light dark;--ink:#0f172a;--dim:#64748b;--line:#e2e8f0;--card:#fff;--page:#f8fafc}

@@ -23,6 +23,8 @@ from upriver.spark.tables.options import SyncOptions
 from upriver.spark.tables.progress import Batch, Journal, Lag
 from upriver.spark.tables.reconcile import reconcile
 
+IDLE_S = 30.0
+FRESHEN_EVERY_S = 2.0
 # Documents do not pass through the JVM, so it has nothing to gain from compiling its code thoroughly: that took as much
 # of the processors during a load as reading the bucket did.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"
@@ -34,6 +36,8 @@ class Live:
 
     expected: int = 0  # changes in the bucket when the run started
     lag: int | None = None  # changes that the bucket has and the tables do not
+    away_s: float = 0.0  # for how long the bucket has not answered; it is asked every second
+    away_because: str = ""
     loading: bool = True  # until the tables have caught up once
     started: float = field(default_factory=time.time)
     rows: int = 0
@@ -59,8 +63,10 @@ def sync(
     options = options if isinstance(options, SyncOptions) else SyncOptions.parse(options)
     if "://" not in options.to:  # workers may have been started in another directory
         options = options.with_(to=os.path.abspath(options.to))
+    if options.checkpoint and "://" not in options.checkpoint:
+        options = options.with_(checkpoint=os.path.abspath(options.checkpoint))
     found = bucket.survey(options)
-    lake = Lake(options.to)
+    lake = Lake(options.to, options.checkpoint)
     with lake.only_writer():
         settings = lake.settle(options.bucket, found.vbuckets, found.uuid, adopt=options.adopt)
         applier = Applier(options, settings["id"], found.vbuckets, found.changes)
@@ -72,7 +78,9 @@ def sync(
         query = start(spark, options, applier)
         try:
             with LagWatch(options) as lag:
-                _watch(query, lake, live, lag, stop, on_progress)
+                # In Spark Connect batches are applied in the server, and nobody else may write meanwhile.
+                idle = None if type(spark).__module__.startswith("pyspark.sql.connect") else applier.freshen
+                _watch(query, lake, live, lag, stop, on_progress, idle)
         finally:
             with BETWEEN_BATCHES:
                 query.stop()
@@ -82,21 +90,31 @@ def sync(
 
 def _watch(
     query: Any, lake: Lake, live: Live, lag: LagWatch, stop: threading.Event | None,
-    on_progress: Callable[[Live], None] | None,
+    on_progress: Callable[[Live], None] | None, idle: Callable[[], None] | None,
 ) -> None:
     journal = Journal(lake.root)
     journal.skip()
+    next_s = 0.0
     while query.isActive and not (stop is not None and stop.is_set()):
         _wait(query)
         _look(query, journal, live, lag)
         if on_progress:
             on_progress(live)
+        if idle is not None and time.monotonic() >= next_s and _is_idle(live):
+            idle()
+            next_s = time.monotonic() + FRESHEN_EVERY_S
     _look(query, journal, live, lag)
     if on_progress:
         on_progress(live)
     error = query.exception()
     if error is not None:
         raise UpriverError(f"the sync stopped: {first_cause(str(error))}")
+
+
+def _is_idle(live: Live) -> bool:
+    """Nothing is to come: the tables have all that the bucket has, or no batch has come for a while."""
+    last = live.batches[-1].at if live.batches else live.started
+    return live.lag == 0 or time.time() - last > IDLE_S
 
 
 def _wait(query: Any) -> None:
@@ -107,6 +125,7 @@ def _wait(query: Any) -> None:
 
 
 def _look(query: Any, journal: Journal, live: Live, lag: LagWatch) -> None:
+    live.away_s, live.away_because = lag.away
     progress = query.lastProgress
     if progress:
         lag.committed(progress)
@@ -129,16 +148,14 @@ def first_cause(text: str) -> str:
 
 
 def _finish(tables: Tables, options: SyncOptions) -> None:
-    """What a load held back for the end."""
-    for name in tables.names():
-        collection = tables.collection(name)
-        step = collection.advance(tables.last_batch(), 0, tables.run, tables.reread)
+    """What a load held back for the end; a run that only brings the tables up to date leaves nothing waiting."""
+    for step in tables.settle() if options.once else tables.freshen():
         if options.history and step.rows:
-            History(collection).advance()
+            History(tables.collection(step.name)).advance()
     clean_sometimes(tables, options)
 
 
-def session(master: str) -> Any:
+def session(master: str, *, ui: bool = False) -> Any:
     """The session that ``spark-submit`` has prepared, or one of our own."""
     import upriver.spark
 
@@ -146,4 +163,5 @@ def session(master: str) -> Any:
         from pyspark.sql import SparkSession
 
         return upriver.spark.register(SparkSession.builder.getOrCreate())
-    return upriver.spark.session(master, settings={"spark.driver.extraJavaOptions": QUICK_JAVA})
+    settings = {"spark.driver.extraJavaOptions": QUICK_JAVA, "spark.ui.enabled": str(ui).lower()}
+    return upriver.spark.session(master, settings=settings)

@@ -28,6 +28,7 @@ Mask = npt.NDArray[np.bool_]
 JSON_DATATYPE = 0x01
 _LIKE_AN_ESCAPE = re.compile(r"\\x[89a-f][0-9a-f]")
 SLICE_ROWS = 8_192  # parsed at a time: few enough that Python reuses the memory of their objects
+SLICE_BYTES = 16 << 20
 
 
 def winners(keys: pa.ChunkedArray, epochs: pa.ChunkedArray, seqnos: pa.ChunkedArray) -> Indices:
@@ -92,8 +93,9 @@ def tail_rows(changes: pa.Table, shape: Shape) -> pa.Table:
 def as_rows(changes: pa.Table, shape: Shape) -> pa.Table:
     """Changes as rows of the tail, one for one."""
     with no_collection():
-        slices = range(0, max(changes.num_rows, 1), SLICE_ROWS)
-        return pa.concat_tables([_as_rows(changes.slice(start, SLICE_ROWS), shape) for start in slices])
+        step = max(1, min(SLICE_ROWS, SLICE_BYTES * changes.num_rows // max(changes.nbytes, 1)))
+        slices = range(0, max(changes.num_rows, 1), step)
+        return pa.concat_tables([_as_rows(changes.slice(start, step), shape) for start in slices])
 
 
 @contextmanager

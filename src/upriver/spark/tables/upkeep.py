@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from itertools import accumulate
 
 import numpy as np
@@ -22,7 +23,7 @@ from upriver.spark.tables.columns import row_schema, spill
 from upriver.spark.tables.deltas import Moved, Table
 from upriver.spark.tables.lake import TRIMMED
 from upriver.spark.tables.log import read_changes
-from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, write_piece
+from upriver.spark.tables.pieces import Piece, gather, place, read_pieces, uncompressed, write_piece
 from upriver.spark.tables.policy import frontier, in_doubt, ranges_of
 from upriver.spark.tables.state import winners
 
@@ -30,7 +31,8 @@ logger = logging.getLogger("upriver.sync")
 FOLDS = "upriver.folds"
 LARGE_BYTES = 8 << 20  # a file of this size is left alone,
 LARGE_ROWS = 1 << 17  # or of so many rows: folding such ones would stall a batch for seconds
-FOLD_BYTES = 64 << 20  # at a time
+FOLD_BYTES = 64 << 20  # at a time,
+FOLD_MEMORY = 128 << 20  # and no more than this in memory
 
 
 def fold_run(pieces: Sequence[Piece], fan: int) -> list[Piece]:
@@ -46,6 +48,28 @@ def fold_run(pieces: Sequence[Piece], fan: int) -> list[Piece]:
     return [piece for piece, total in zip(found, accumulate(p.size for p in found), strict=True) if total <= FOLD_BYTES]
 
 
+def _fitting(root: str, run: Sequence[Piece]) -> list[Piece]:
+    """Those of a run that fit into memory together; none if that is only one."""
+    small = [piece for piece in run if uncompressed(root, [piece]) <= FOLD_MEMORY // 4]
+    totals = accumulate(uncompressed(root, [piece]) for piece in small)
+    fitting = [piece for piece, total in zip(small, totals, strict=True) if total <= FOLD_MEMORY]
+    return fitting if len(fitting) > 1 else []
+
+
+def _another_time(fold: Callable[[CollectionTables], int]) -> Callable[[CollectionTables], int]:
+    """A fold whose files another writer replaced, or even deleted, is left for the next batch."""
+
+    @wraps(fold)
+    def attempt(tables: CollectionTables) -> int:
+        try:
+            return fold(tables)
+        except (Moved, FileNotFoundError):
+            return 0
+
+    return attempt
+
+
+@_another_time
 def fold_tail(tables: CollectionTables) -> int:
     """Make many small tail files one, without documents that ``current`` has by now. The number of files gone.
 
@@ -53,7 +77,8 @@ def fold_tail(tables: CollectionTables) -> int:
     """
     current, tail = tables.current.pieces(), tables.tail.pieces()
     run = [] if in_doubt(current) else fold_run(tail, tables.options.policy.tail_files)
-    if not run or any(piece.foreign for piece in tail):
+    run = [] if any(piece.foreign for piece in tail) else _fitting(tables.tail.uri, run)
+    if not run:
         return 0
     merged, schema = frontier(current, tables.options.vbuckets), row_schema(tables.shape)
     rows = [_unmerged(read_pieces(tables.tail.uri, [piece], schema, adapt=spill), piece, merged) for piece in run]
@@ -71,13 +96,14 @@ def _unmerged(rows: pa.Table, piece: Piece, merged: npt.NDArray[np.int64]) -> pa
     return rows.filter(pc.or_(ahead, rows.column("_deleted").combine_chunks()))
 
 
+@_another_time
 def fold_log(tables: CollectionTables) -> int:
     """Make many small log files one, sorted by vbucket; only of batches that the tables have."""
     applied = tables.applied
     settled = [
         piece for piece in tables.changes.pieces() if piece.last <= applied and not piece.marks and not piece.foreign
     ]
-    run = fold_run(settled, tables.options.policy.tail_files)
+    run = _fitting(tables.changes.uri, fold_run(settled, tables.options.policy.tail_files))
     if not run:
         return 0
     rows = read_changes(tables.changes.uri, run)
@@ -86,7 +112,7 @@ def fold_log(tables: CollectionTables) -> int:
 
 
 def _swap(table: Table, run: Sequence[Piece], rows: pa.Table, edges: Sequence[int] = ()) -> int:
-    """One file in the place of many; the number gone, which is none when another writer had the same thought."""
+    """One file in the place of many; the number gone."""
     lo, hi = min(piece.lo for piece in run), max(piece.hi for piece in run)
     first, last = min(piece.first for piece in run), max(piece.last for piece in run)
     folded = write_piece(table.uri, place(lo, hi, first, last), rows, edges)
@@ -96,7 +122,7 @@ def _swap(table: Table, run: Sequence[Piece], rows: pa.Table, edges: Sequence[in
         table.commit(FOLDS, 0 if seen is None else seen + 1, [folded], run, rearrange=True)
     except Moved:
         table.drop_uncommitted([folded])
-        return 0
+        raise
     return len(run) - 1
 
 

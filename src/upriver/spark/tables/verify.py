@@ -27,6 +27,7 @@ from upriver.spark.tables.verify_lake import Committed, LakeFiles, Rows, within
 MAX_KEYS = 20
 GROUP_CHANGES = 300_000
 PATIENCE_S = 2.0
+APPLIED = "upriver.applied"  # in the Delta log of the tail: the last batch that tail and current have
 KINDS = ("missing", "extra", "different", "duplicate")
 
 
@@ -97,10 +98,11 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A key that differs, and how."""
+    """A key that differs, and how; and when the bucket changed it last."""
 
     kind: str
     vbucket: int
+    changed: int
 
 
 @dataclass
@@ -129,6 +131,12 @@ def verify(
 
 def _must_belong(lake: LakeFiles, options: SyncOptions, db: Database) -> None:
     known = lake.settings or {}
+    ours, theirs = known.get("uuid"), db.topology.bucket_uuid
+    if ours and theirs and ours != theirs:
+        raise ConfigError(
+            f"{options.to} holds tables of bucket '{options.bucket}' with uuid {ours}; this one has uuid {theirs}: "
+            "it was deleted and created again, or it is of another cluster"
+        )
     bucket, vbuckets = known.get("bucket", options.bucket), known.get("vbuckets", db.topology.vbuckets)
     if (bucket, vbuckets) != (options.bucket, db.topology.vbuckets):
         raise ConfigError(
@@ -172,8 +180,10 @@ class Judge:
             contents = read(self.db, group)
             floor = floors(self.db, committed, self._filter(committed))
             for name in self.ids:
-                self._judge(name, contents, shown[name], floor, found[name])
-        self.settled = committed.finished and before == self._versions() and committed == self.lake.committed()
+                self._judge(name, contents, shown[name], self._unless_new(name, floor, committed), found[name])
+        for name in self.ids:
+            self._let_wait(name, committed, found[name])
+        self.settled = before == self._versions() and committed == self.lake.committed()
         return found
 
     def confirmed(self, first: dict[str, Finding], rounds: int) -> dict[str, Finding]:
@@ -221,6 +231,23 @@ class Judge:
             return None
         names = self.db.collection_names().items()
         return [number for number, (scope, name) in names if committed.wants(f"{scope}.{name}")]
+
+    def _unless_new(self, name: str, floor: Sequence[Floor], committed: Committed) -> list[Floor]:
+        """The floors of a collection: 0 where the sync has not read it yet, because its filter became wider."""
+        number = self.ids[name]
+        if number is None:
+            return list(floor)
+        scope = self._scopes().get(number)
+        return [
+            one if place.has(number, scope) else Floor(0) for one, place in zip(floor, committed.places, strict=True)
+        ]
+
+    def _scopes(self) -> dict[int, int]:
+        """The id of the scope that each collection is in."""
+        return {
+            int(collection["uid"], 16): int(scope["uid"], 16)
+            for scope in self.db.manifest()["scopes"] for collection in scope["collections"]
+        }
 
     def _versions(self) -> list[int | None]:
         tables = [self.lake.table(kind, name) for name in self.ids for kind in ("tail", "current")]
@@ -270,7 +297,7 @@ class Judge:
 
     def _judge(self, name: str, contents: Contents, shown: Shown, floor: Sequence[Floor], found: Finding) -> None:
         number = self.ids[name]
-        truth = contents.last.get(number, {}) if number is not None else {}
+        truth = contents.of(number) if number is not None else {}
         found.bucket_rows += sum(last.said is not None for last in truth.values())
         found.table_rows += shown.count
         found.broken.update(shown.broken)
@@ -281,13 +308,30 @@ class Judge:
                 continue
             vbucket = last.vbucket if last is not None else row.vbucket if row is not None else 0
             changed = last.seqno if last is not None else self._wiped(name, contents, vbucket)
+            if last is None and vbucket in contents.moving:
+                changed = SEQNO_MAX
             at = row.order[1] if row is not None else None
             here = floor[vbucket] if vbucket in range(len(floor)) else Floor(SEQNO_MAX)
             same_change = last is not None and at == last.seqno and not here.forked
             if kind != "duplicate" and not same_change and here.is_late(changed, at):
                 found.late.add(key)
             else:
-                found.wrong[key] = Wrong(kind, vbucket)
+                found.wrong[key] = Wrong(kind, vbucket, changed)
+
+    def _let_wait(self, name: str, committed: Committed, found: Finding) -> None:
+        """In a large load, tables are held back while the log runs ahead: what is in the log is late, not lost."""
+        log, tail = self.lake.table("changes", name), self.lake.table("tail", name)
+        if not found.wrong or log is None:
+            return
+        applied = None if tail is None else tail.delta.transaction_version(APPLIED)
+        if applied is not None and applied >= committed.batch:
+            return
+        newer = pc.field("batch") > (-1 if applied is None else applied)
+        rows = log.dataset().to_table(columns=["vbucket", "seqno"], filter=newer).to_pydict()
+        waiting = set(zip(rows["vbucket"], rows["seqno"], strict=True))
+        held = {key for key, one in found.wrong.items() if (one.vbucket, one.changed) in waiting}
+        found.late |= held
+        found.wrong = {key: one for key, one in found.wrong.items() if key not in held}
 
     def _wiped(self, name: str, contents: Contents, vbucket: int) -> int:
         """The seqno at which documents that the bucket knows nothing of went with their collection; 0 for none."""

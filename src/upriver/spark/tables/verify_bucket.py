@@ -7,21 +7,22 @@ missed it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from upriver.client.blocking import Database
+from upriver.client.positions import Positions
 from upriver.errors import ConnectFailed, StatusError
 from upriver.model import SEQNO_MAX, Position
-from upriver.protocol.feed import FeedRequest
 from upriver.protocol.history import History, RollbackTo, decide
 from upriver.records.schema import Event
 from upriver.spark.tables.verify_documents import Said, of_bucket, shown
 from upriver.spark.tables.verify_lake import Committed, Place
 
 TRIES = 5
+PASSES = 20
 _WIPES = (Event.COLLECTION_DROPPED, Event.COLLECTION_FLUSHED)
 _COLUMNS = ["event", "vbucket", "seqno", "collection_id", "key", "value", "datatype", "cas", "timestamp", "expiry"]
 
@@ -37,10 +38,11 @@ class Last:
 
 @dataclass
 class Contents:
-    """What some vbuckets hold, by collection id and key."""
+    """What some vbuckets hold, by collection id and vbucket, and then by key."""
 
-    last: dict[int, dict[str, Last]] = field(default_factory=dict)
+    last: dict[tuple[int, int], dict[str, Last]] = field(default_factory=dict)
     wiped: dict[tuple[int, int], int] = field(default_factory=dict)  # (collection id, vbucket): when, as a seqno
+    moving: frozenset[int] = frozenset()  # vbuckets that are written so often that a key may have escaped us
 
     def add(self, rows: pa.RecordBatch) -> bool:
         """Take rows in the order of the feed. False: history was lost under our eyes, and this is worth nothing."""
@@ -52,31 +54,46 @@ class Contents:
                 self._wipe(row["collection_id"], vbucket, seqno)
             elif row["key"] is not None:
                 said = of_bucket(row) if event == Event.MUTATION else None
-                self.last.setdefault(row["collection_id"], {})[shown(row["key"])] = Last(vbucket, seqno, said)
+                keys = self.last.setdefault((row["collection_id"], vbucket), {})
+                keys[shown(row["key"])] = Last(vbucket, seqno, said)
         return True
 
     def _wipe(self, collection_id: int, vbucket: int, seqno: int) -> None:
-        self.wiped[collection_id, vbucket] = max(seqno, self.wiped.get((collection_id, vbucket), 0))
-        keys = self.last.get(collection_id, {})
-        for key in [key for key, last in keys.items() if last.vbucket == vbucket and last.seqno <= seqno]:
-            del keys[key]
+        self.wiped[collection_id, vbucket] = seqno
+        self.last.pop((collection_id, vbucket), None)
+
+    def of(self, collection_id: int) -> dict[str, Last]:
+        """The keys of a collection."""
+        return {key: last for at, keys in self.last.items() if at[0] == collection_id for key, last in keys.items()}
 
 
 def read(db: Database, vbuckets: Sequence[int]) -> Contents:
-    """Everything that some vbuckets hold now."""
+    """Everything that some vbuckets hold now, while others write."""
     for _ in range(TRIES):
-        highs = db.high_seqnos()
-        todo = {vbucket: highs[vbucket] for vbucket in vbuckets if highs.get(vbucket, 0) > 0}
         contents = Contents()
-        if not todo or _filled(contents, db, todo):
+        if _filled(contents, db, vbuckets):
             return contents
     raise ConnectFailed("a vbucket lost history in every one of five reads: verify again when the cluster is quiet")
 
 
-def _filled(contents: Contents, db: Database, todo: Mapping[int, int]) -> bool:
-    request = FeedRequest(starts={vbucket: Position() for vbucket in todo}, ends=todo)
-    with db.feed(request) as feed:
-        return all(contents.add(rows) for rows in feed.batches())
+def _filled(contents: Contents, db: Database, vbuckets: Sequence[int]) -> bool:
+    """Read up to the high seqnos, and again what came meanwhile: a document that is written while we read has moved
+    behind the end of that read, and would seem to be gone."""
+    done = dict.fromkeys(vbuckets, 0)
+    positions: str | Positions = "beginning"
+    for _ in range(PASSES):
+        highs = db.high_seqnos()
+        todo = {vbucket: highs.get(vbucket, 0) for vbucket in vbuckets if highs.get(vbucket, 0) > done[vbucket]}
+        contents.moving = frozenset(todo)
+        if not todo:
+            return True
+        with db.feed(start=positions, end=todo, vbuckets=sorted(todo)) as feed:
+            if not all(contents.add(rows) for rows in feed.batches()):
+                return False
+            found = feed.positions()
+        positions = found if isinstance(positions, str) else positions.merged(found)
+        done |= todo
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +132,12 @@ def _floor(place: Place, history: History) -> Floor:
     else:  # inside a snapshot, of which only a branch that is still on top can tell where it ends
         end = max(history.high_seqno, place.seqno) if history.log.uuid == place.vbuuid else SEQNO_MAX
     verdict = decide(history, Position(place.vbuuid, place.seqno, complete, end))
-    if not isinstance(verdict, RollbackTo):
+    back = verdict.seqno if isinstance(verdict, RollbackTo) else place.seqno
+    if place.unread is not None:
+        back = min(back, place.unread)
+    elif not isinstance(verdict, RollbackTo):
         return Floor(place.seqno)
-    return Floor(next((point for point in place.points if point <= verdict.seqno), 0), forked=True)
+    return Floor(next((point for point in place.points if point <= back), 0), forked=True)
 
 
 def _purges(db: Database) -> dict[int, int]:

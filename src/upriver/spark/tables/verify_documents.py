@@ -54,15 +54,12 @@ def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is no JSON")
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True)
 _DECODER = json.JSONDecoder(parse_float=_number, parse_constant=_refuse)
 
 
-def _sum(*parts: bytes) -> int:
-    made = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        made.update(len(part).to_bytes(8, "big"))
-        made.update(part)
-    return int.from_bytes(made.digest(), "big")
+def _sum(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +95,11 @@ def _object(value: bytes) -> dict[str, Any] | None:
 
 def _fields(document: Mapping[str, Any]) -> int:
     plain = {name: value for name, value in document.items() if value is not None}
-    return _sum(json.dumps(plain, sort_keys=True).encode())
+    return _sum(_ENCODER.encode(plain).encode())
 
 
 def _about(seqno: int | None, cas: int | None, changed: datetime | None, expires: int) -> int:
-    at = None if changed is None else (changed - _EPOCH).total_seconds()
-    return _sum(repr((seqno, cas, at, expires)).encode())
+    return hash((seqno, cas, changed, expires))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,27 @@ BATCH_ROWS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far the sync has come in a vbucket; ``points`` are older seqnos, newest first, where it was complete."""
+    """How far the sync has come in a vbucket.
+
+    ``points`` are seqnos, newest first, where it was complete. ``unread``: its last batch could not read it, and the
+    next one goes back to this seqno or below. ``filter`` is what it was read with.
+    """
 
     vbuuid: int
     seqno: int
     points: tuple[int, ...]
+    unread: int | None = None
+    filter: str = "*"
+
+    def has(self, collection_id: int, scope_id: int | None) -> bool:
+        """Was this collection read? A filter is ``*``, ``s`` with the id of a scope, or ids of collections.
+
+        >>> [Place(0, 9, (), None, text).has(10, 8) for text in ("*", "s8", "9 a", "9")]
+        [True, True, True, False]
+        """
+        if self.filter.startswith("s"):
+            return scope_id is not None and self.filter == f"s{scope_id:x}"
+        return self.filter == "*" or f"{collection_id:x}" in self.filter.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +58,6 @@ class Committed:
     places: tuple[Place, ...]
     scope: str = ""
     collections: tuple[str, ...] = ()
-    finished: bool = True  # Spark has noted that the tables have this batch
 
     def wants(self, name: str) -> bool:
         """Is the collection ``scope.collection`` part of the sync?"""
@@ -85,7 +100,8 @@ class LakeFiles:
             self._fs, self._base = pafs.LocalFileSystem(), self.root
         self.settings = self._json("_upriver/lake.json")
         known = self._json("_upriver/collections.json") or {}
-        self._directories = {_name_of(info.base_name, known): info.base_name for info in self._list("current")}
+        places = {info.base_name for kind in ("changes", "current") for info in self._list(kind)}
+        self._directories = {_name_of(place, known): place for place in places}
         if self.settings is None and not self._directories:
             raise ConfigError(f"--to {root}: there are no tables; `upriver sync ... --to {root}` makes them")
 
@@ -104,21 +120,20 @@ class LakeFiles:
             return None
 
     def committed(self) -> Committed:
-        """Where the sync stands. A batch that is still being applied does not count."""
-        noted, spark = self._json("_upriver/offsets.json"), self._newest_commit()
-        if noted is None and spark is None:
+        """Where the sync stands: what it noted when the tables had its last batch; Spark's checkpoint if it did not."""
+        noted = self._json("_upriver/offsets.json")
+        if noted is not None:
+            chosen = noted.get("filter") or {}
+            scope, collections = str(chosen.get("scope") or ""), tuple(chosen.get("collections") or ())
+            return Committed(int(noted["batch"]), _places(noted["offset"], noted), scope, collections)
+        batch = self._newest_commit()
+        if batch is None:
             raise ConfigError(
                 f"--to {self.root}: no batch is committed there (no _upriver/offsets.json, no _upriver/checkpoint), "
                 "so nobody can tell what is missing from what is only late; run `upriver sync` first"
             )
-        chosen = (noted or {}).get("filter") or {}
-        scope, collections = str(chosen.get("scope") or ""), tuple(chosen.get("collections") or ())
-        if noted is not None and (spark is None or spark >= int(noted["batch"])):
-            places = _held_back(_places(noted["offset"]), int(noted.get("behind") or "0", 16))
-            return Committed(int(noted["batch"]), places, scope, collections, spark is not None)
-        assert spark is not None
-        lines = self._text(f"_upriver/checkpoint/offsets/{spark}") or ""
-        return Committed(spark, _places(json.loads(lines.splitlines()[-1])), scope, collections)
+        lines = self._text(f"_upriver/checkpoint/offsets/{batch}") or ""
+        return Committed(batch, _places(json.loads(lines.splitlines()[-1]), {}))
 
     def _newest_commit(self) -> int | None:
         names = [info.base_name for info in self._list("_upriver/checkpoint/commits", pafs.FileType.File)]
@@ -137,7 +152,10 @@ class LakeFiles:
 
     def _json(self, path: str) -> dict[str, Any] | None:
         text = self._text(path)
-        return None if text is None else dict(json.loads(text))
+        try:
+            return None if text is None else dict(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{self.root}/{path} is damaged ({error}): restore it from a backup") from error
 
 
 def _name_of(directory: str, known: Iterable[str] = ()) -> str:
@@ -152,25 +170,25 @@ def _name_of(directory: str, known: Iterable[str] = ()) -> str:
     return unquote(cut.replace("!", "%"))
 
 
-def _places(offset: dict[str, Any]) -> tuple[Place, ...]:
-    """The offset of the source: for every vbucket its branch, its seqno, and how far behind it was complete."""
+def _places(offset: dict[str, Any], noted: dict[str, Any]) -> tuple[Place, ...]:
+    """The offset of the source, and what tasks told about its batch: by vbucket, as texts and bits."""
     try:
-        columns = (offset[name].split(" ") for name in ("vbuuids", "seqnos", "behind"))
-        return tuple(
-            Place(int(vbuuid, 16), int(seqno), _points(int(seqno), behind))
-            for vbuuid, seqno, behind in zip(*columns, strict=True)
-        )
-    except (KeyError, ValueError, AttributeError) as error:
+        columns = [offset[name].split(" ") for name in ("vbuuids", "seqnos", "behind")]
+        filters = offset.get("filters") or ["*"]
+        filter_of = offset.get("filter_of") or "0" * len(columns[0])
+        complete, unread = int(noted.get("complete") or "0", 16), int(offset.get("unread") or "0", 16)
+        left = {int(vbucket): int(seqno) for vbucket, seqno in (noted.get("unread") or {}).items()}
+        found = []
+        for vb, (vbuuid, text, behind, which) in enumerate(zip(*columns, filter_of, strict=True)):
+            seqno = int(text)
+            points = () if behind == "-" else tuple(seqno - int(back) for back in behind.split(","))
+            if complete >> vb & 1 and seqno not in (0, *points[:1]):
+                points = (seqno, *points)
+            back = left.get(vb, seqno if unread >> vb & 1 else None)
+            found.append(Place(int(vbuuid, 16), seqno, points, back, filters[int(which, 16)]))
+    except (KeyError, ValueError, AttributeError, IndexError) as error:
         raise ConfigError(f"the committed offset of the lake is none that verify can read: {error!r}") from error
-
-
-def _held_back(places: tuple[Place, ...], behind: int) -> tuple[Place, ...]:
-    """Vbuckets that the sync could not read, or is still catching up with, have reached nothing for certain."""
-    return tuple(Place(at.vbuuid, 0, ()) if behind >> vb & 1 else at for vb, at in enumerate(places))
-
-
-def _points(seqno: int, behind: str) -> tuple[int, ...]:
-    return () if behind == "-" else tuple(seqno - int(back) for back in behind.split(","))
+    return tuple(found)
 
 
 @dataclass

@@ -1,0 +1,128 @@
+"""Which maps a member takes: none that is older than the newest it ever had, and none of another cluster."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from front_node import Served
+from node_thread import FAST_STORE, NodeThread, eventually
+from raw import ALL, ready
+from streaming import manifest
+
+from upriver.errors import Status
+from upriver.node.options import NodeOptions
+from upriver.replicate.collections import decided
+from upriver.wire.cluster import GetManifest, SetManifest
+
+
+class Member:
+    """A node that keeps its data and ports when it is started again."""
+
+    def __init__(self, data: Path) -> None:
+        self._options: dict[str, Any] = {"data": data, "kv_port": 0, "http_port": 0}
+        self.start()
+
+    def start(self) -> None:
+        self.thread = NodeThread(NodeOptions(vbuckets=2, member=True, store=FAST_STORE, **self._options))
+        node = self.thread.node
+        self._options |= {"kv_port": node.kv_port, "http_port": node.http_port}
+        self.served = Served(node.kv_port, node.http_port, self._options["data"])
+
+    def restart(self) -> None:
+        self.thread.stop()
+        self.start()
+
+    def push(self, revision: int, branch: str, ancestors: dict[str, int] | None = None, **fields: Any) -> int:
+        """Push a map in which this node has everything; the HTTP status."""
+        me = {"host": "127.0.0.1", "kv": self.served.kv_port, "mgmt": self.served.http_port}
+        data = {"nodes": [me], "owners": [[0], [0]], "revision": revision, "epoch": 1, "replicas": 0, "uuid": "u",
+                "branch": branch, "ancestors": ancestors or {}, **fields}  # fmt: skip
+        return self.call("POST", "/upriver/cluster/default", data)[0]
+
+    def report(self) -> Any:
+        return self.call("GET", "/upriver/cluster/default")[1]
+
+    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.served.http_port, timeout=60)
+        connection.request(method, path, json.dumps(body) if body is not None else None)
+        answer = connection.getresponse()
+        found = answer.status, json.loads(answer.read() or b"null")
+        connection.close()
+        return found
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Member]:
+    made = Member(tmp_path / "data")
+    yield made
+    made.thread.stop()
+
+
+def test_a_member_takes_no_older_map_after_a_restart_either(member: Member) -> None:
+    assert member.push(7, "a") == 200
+    member.restart()
+    assert (member.report()["member"], member.report()["revision"]) == (False, 7)
+    assert member.push(6, "a") == 400
+    assert member.push(7, "a") == 400
+    assert member.push(9, "b", {"a": 5}) == 400  # newer by its number, made without knowing what this node has
+    assert member.push(9, "b", {"a": 8}) == 200
+    assert member.report()["member"]
+
+
+def test_a_member_takes_no_map_of_another_cluster(member: Member) -> None:
+    assert member.push(3, "a") == 200
+    assert member.push(4, "b", {"a": 3}, uuid="another") == 400
+    other = {"host": "127.0.0.1", "kv": 1, "mgmt": 2}
+    assert member.push(4, "a", nodes=[other]) == 200  # it was removed: it is free
+    assert member.push(1, "b", uuid="another") == 200
+
+
+def test_a_member_whose_newest_map_is_damaged_takes_none(member: Member) -> None:
+    assert member.push(3, "a") == 200
+    (member.served.data / "default" / "upriver.map").write_text("{")
+    member.restart()
+    assert member.push(4, "a") == 400
+    assert "upriver.map is damaged" in member.report()["errors"]["_"]
+
+
+def test_a_member_without_a_manager_says_who_would_have_to_decide(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upriver.node.proposals.DECIDED_S", 0.05)
+    assert member.push(3, "a") == 200
+    status, content = member.served.http("/pools/default/buckets/default/scopes", "POST", {"name": "shop"})
+    assert status == 503
+    assert "upriver cluster start" in content["errors"]["_"]
+
+
+def test_a_cluster_has_its_collections_from_the_manager_and_hears_what_became_of_a_proposal(member: Member) -> None:
+    """As the manager does it: look what was asked for, push the manifest, tell."""
+    assert member.push(3, "a") == 200
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(member.served.http, "/pools/default/buckets/default/scopes", "POST", {"name": "shop"})
+        proposals = eventually(lambda: member.call("GET", "/upriver/proposals/default")[1])
+        new, outcomes = decided(None, proposals)
+        assert member.push(4, "a", manifest=new) == 200
+        assert member.call("POST", "/upriver/proposals/default", outcomes)[0] == 200
+        assert asked.result(60) == (200, {"uid": "1"})
+    scopes = member.call("GET", "/pools/default/buckets/default/scopes")[1]["scopes"]
+    assert [scope["name"] for scope in scopes] == ["_default", "shop"]
+
+
+def test_a_manifest_that_a_member_is_given_by_key_value_clients_goes_to_the_manager_too(member: Member) -> None:
+    assert member.push(3, "a") == 200
+    wanted = manifest(1, (9, "orders"))
+    with ThreadPoolExecutor(1) as pool, ready(member.served.kv_port, *ALL) as raw:
+        asked = pool.submit(raw.ask, SetManifest(wanted))
+        proposals = eventually(lambda: member.call("GET", "/upriver/proposals/default")[1])
+        new, outcomes = decided(None, proposals)
+        assert member.push(4, "a", manifest=new) == 200
+        assert member.call("POST", "/upriver/proposals/default", outcomes)[0] == 200
+        assert asked.result(60).specific == Status.SUCCESS
+        assert json.loads(raw.ask(GetManifest()).value) == json.loads(wanted)

@@ -75,6 +75,13 @@ def test_a_wider_filter_reads_what_is_new_up_to_the_place_and_then_goes_on():
     assert on.places[0].points == (40,)
 
 
+def test_a_place_is_complete_with_what_is_new_only_if_it_was_before():
+    start = Offset((Place(0xA, 40, (40,)), Place(0xA, 50, (20,)), Place(0xA, 50, (20,))), filters=(some(A),))
+    known = Known({2: (0xA, 50)}, heard=True)
+    todo = ranges(start, plan(start, view(start), known, wanted=WIDER), view(start), known, WIDER)
+    assert [one.addition for one in todo] == [False, True, False]
+
+
 def test_a_limit_holds_for_what_is_new_and_at_least_one_vbucket_catches_up():
     start = narrow(40, 45, 50)
     end = plan(start, view(start), Known(heard=True), most=90, wanted=WIDER)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 from spark_world import World
+
+import upriver.testing
+from upriver.client.blocking import connect
+from upriver.spark.driver import Driver
+from upriver.spark.options import ReadOptions
+from upriver.spark.reading import Reader
 
 TASKS = """
 import gc, sys
@@ -32,3 +39,18 @@ def test_a_worker_keeps_its_connection_and_spares_the_collector_what_it_imported
     assert len(set(said)) == 1, said
     rows, spared, connections, _ = said[0].split()
     assert (rows, spared, connections) == ("500", "True", "1")
+
+
+def test_a_task_that_begins_while_no_node_answers_waits_for_one() -> None:
+    with upriver.testing.node(vbuckets=4) as node:
+        with connect(node.connection_string) as db:
+            db.set_many({b"k%d" % n: b"{}" for n in range(20)})
+        options = ReadOptions.parse({"connection": node.connection_string, "timeoutseconds": "600"})
+        tasks = Driver(options).batch_tasks()
+        node.kill()
+        back = threading.Timer(0.5, node.start)
+        back.start()
+        try:
+            assert sum(batch.num_rows for task in tasks for batch in Reader(task, options).batches()) == 20
+        finally:
+            back.join()

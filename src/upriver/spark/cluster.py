@@ -33,6 +33,24 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
 
+def patiently(
+    attempt: Callable[[], T], what: str, timeout_s: float, close: Callable[[], None] = lambda: None
+) -> T:
+    """What ``attempt`` gives, tried again while the cluster is in trouble; ``close`` drops what it has opened."""
+    deadline = time.monotonic() + timeout_s
+    pause = FIRST_PAUSE_S
+    while True:
+        try:
+            return attempt()
+        except TRANSIENT as error:
+            close()
+            if time.monotonic() + pause > deadline:
+                waited = f"gave up after {timeout_s:.0f} s (timeoutSeconds)"
+                raise ConnectFailed(f"cannot {what}: {error}; {waited}") from error
+        time.sleep(pause)
+        pause = min(LONGEST_PAUSE_S, pause * 2)
+
+
 class Cluster:
     """One bucket, for as long as a reader lives; connects when first asked."""
 
@@ -44,19 +62,11 @@ class Cluster:
 
     def ask(self, question: Callable[[Database], T], what: str) -> T:
         """The answer to a question, asked again on a fresh connection while the cluster is in trouble."""
-        deadline = time.monotonic() + self.options.timeout_seconds
-        pause = FIRST_PAUSE_S
-        while True:
-            try:
-                return question(self._connected())
-            except TRANSIENT as error:
-                self.close()
-                if time.monotonic() + pause > deadline:
-                    waited = f"gave up after {self.options.timeout_seconds} s (timeoutSeconds)"
-                    where = redacted(self.options.connection)
-                    raise ConnectFailed(f"cannot {what} of {where}: {error}; {waited}") from error
-            time.sleep(pause)
-            pause = min(LONGEST_PAUSE_S, pause * 2)
+        options = self.options
+        return patiently(
+            lambda: question(self._connected()), f"{what} of {redacted(options.connection)}",
+            options.timeout_seconds, self.close,
+        )  # fmt: skip
 
     def _connected(self) -> Database:
         if self._database is None:

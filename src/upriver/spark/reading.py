@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,7 @@ from upriver.client.blocking import Database, default_name
 from upriver.client.kv import make_session
 from upriver.client.made import Made
 from upriver.client.names import Names
+from upriver.client.options import redacted
 from upriver.client.pacing import Pacing, jitter
 from upriver.client.pump import Pump
 from upriver.client.reading import Content, settings_of
@@ -30,12 +31,14 @@ from upriver.errors import ConnectFailed, HistoryLost, UnknownCollection, Unknow
 from upriver.protocol.feed import Documents, Feed, FeedRequest, OnRollback
 from upriver.records.batches import row_batch
 from upriver.records.schema import Event
+from upriver.spark.cluster import patiently
 from upriver.spark.options import OnRollback as WhatOnRollback
 from upriver.spark.options import ReadOptions
 from upriver.spark.planning import Range
 from upriver.spark.pool import POOL, Shelf
 from upriver.spark.reports import Channel, Reporter, Summary
 
+T = TypeVar("T")
 ROUND_S = 0.02
 _frozen = 0  # how many modules there were when we last looked
 
@@ -111,7 +114,8 @@ class Reader:
         """
         if not refused:
             return set()
-        logs = self._database().failover_logs([one.vbucket for one in refused])
+        vbuckets = [one.vbucket for one in refused]
+        logs = self._ask(lambda db: db.failover_logs(vbuckets), "read the failover logs")
         return {one.vbucket for one in refused if logs[one.vbucket].uuid == one.vbuuid}
 
     def _follow(self, todo: list[Range]) -> Iterator[pa.RecordBatch]:
@@ -134,7 +138,7 @@ class Reader:
         """Full batches where the network allows it; smaller only when nothing more comes, or what is held weighs so
         much that it must not stay: it takes part of the flow-control window, and at its end nobody would move."""
         options, feed = self.options, pump.feed
-        names = Names.of_manifest(self._database().manifest())
+        names = Names.of_manifest(self._ask(lambda db: db.manifest(), "read the collections"))
         maker = BatchMaker(feed, names, options.batch_rows, xattrs=options.xattrs, values=options.values_wanted)
         heard_at, held = time.monotonic(), 0
         while not feed.done:
@@ -159,11 +163,16 @@ class Reader:
             raise ConnectFailed(f"no data for {patience:.0f} s (timeoutSeconds); the last error was: {last}")
         return heard_at
 
-    def _database(self) -> Database:
-        return POOL.database(self.options.connect_options())
+    def _ask(self, question: Callable[[Database], T], what: str) -> T:
+        """As the driver asks: a task that begins while no node answers waits for one."""
+        options, connect = self.options, self.options.connect_options()
+        return patiently(
+            lambda: question(POOL.database(connect)), f"{what} of {redacted(options.connection)}",
+            options.timeout_seconds, lambda: POOL.forget_database(connect),
+        )  # fmt: skip
 
     def _pump(self, todo: list[Range], *, planned: bool) -> Pump:
-        database, options = self._database(), self.options
+        database, options = self._ask(lambda db: db, "reach a node"), self.options
         content = Content.VALUES if options.values_wanted else Content.KEYS
         wanted = ClientReadOptions(content=content, xattrs=options.xattrs, expiry_events=True)
         connect = replace(database.options, window_bytes=options.flow_control_buffer)

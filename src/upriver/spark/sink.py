@@ -49,11 +49,18 @@ class _Documents:
         self._job = os.urandom(8).hex()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        from upriver.client.options import redacted
+        from upriver.spark.cluster import patiently
         from upriver.spark.pool import POOL
         from upriver.spark.reading import freeze_imports
         from upriver.spark.writing import Writer
 
-        writer = Writer(POOL.database(self._options.connect_options()), self._options)
+        options = self._options
+        database = patiently(
+            lambda: POOL.database(options.connect_options()), f"reach a node of {redacted(options.connection)}",
+            options.timeout_seconds,
+        )  # fmt: skip
+        writer = Writer(database, options)
         refused: list[Refusal] = []
         for batch in iterator:
             refused += writer.write(batch)

@@ -11,14 +11,16 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from upriver.client.blocking import Database
 from upriver.errors import ConfigError
 from upriver.records.schema import Event
+from upriver.spark.cluster import patiently
 from upriver.spark.source import DcpSource
 from upriver.spark.tables import bucket, reached, upkeep
 from upriver.spark.tables.apply import Step, TableOptions, Tables
@@ -34,6 +36,8 @@ from upriver.spark.tables.source import COLUMN, FORMAT, DcpLogSource
 
 logger = logging.getLogger("upriver.sync")
 UPKEEP_EVERY_S = 1800.0
+REPAIR_PATIENCE_S = 600.0
+T = TypeVar("T")
 # Held while a batch is being committed, so that whoever stops the query can wait for the gap between two.
 BETWEEN_BATCHES = threading.Lock()
 
@@ -97,12 +101,20 @@ class Applier:
         return max(self.expected - done, 0)
 
     def reread(self, vbuckets: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        with bucket.database(self.options) as db:
+        with self._asked(lambda db: db) as db:
             yield from bucket.scan(db, vbuckets)
 
     def branches(self, vbuckets: Sequence[int]) -> dict[int, Sequence[tuple[int, int]]]:
-        with bucket.database(self.options) as db:
-            return {vbucket: log.entries for vbucket, log in db.failover_logs(vbuckets).items()}
+        def logs(db: Database) -> dict[int, Sequence[tuple[int, int]]]:
+            with db:
+                return {vbucket: log.entries for vbucket, log in db.failover_logs(vbuckets).items()}
+
+        return self._asked(logs)
+
+    def _asked(self, question: Callable[[Database], T]) -> T:
+        """A repair that needs the bucket waits for it, but not for ever: nobody could stop the sync meanwhile."""
+        patience_s = min(self.options.patience_s, REPAIR_PATIENCE_S)
+        return patiently(lambda: question(bucket.database(self.options)), "read the bucket for a repair", patience_s)
 
     def freshen(self) -> None:
         """While no batch comes: what has waited for too long goes into ``current``. Nothing while one is at work."""

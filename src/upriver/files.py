@@ -24,14 +24,14 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """That the new file has the name is part of the folder, which has to reach the disk too."""
     folder = os.open(path, os.O_RDONLY)
     try:

@@ -13,11 +13,12 @@ from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
 from upriver.store.arrays import POOL, keep_heap
 from upriver.store.compaction import compact, wants_compaction
-from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk, write_json
+from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk, seal_vbucket
 from upriver.store.expiry import expire_due
 from upriver.store.flusher import VB_META, Flusher, meta_key
 from upriver.store.manifest import Manifest
 from upriver.store.options import StoreOptions
+from upriver.store.sealed import seal_record
 from upriver.store.shared import Shared
 from upriver.store.stream import EndReason
 from upriver.store.vbucket import VBucket
@@ -69,37 +70,48 @@ class Bucket:
         stored = disk.identity()
         identity = stored or {
             "format": FORMAT, "uuid": uuids(), "seed": secrets.randbits(63), "vbuckets": vbuckets, "name": name,
-            "clean": True, "manifest": None,
+            "clean": True, "manifest": None, "sealed": True,
         }  # fmt: skip
         _check_identity(identity, disk, vbuckets)
         manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
         shared = Shared(disk, options, int(identity["seed"]), now_ns, manifest, uuids)
         shared.checkpoint_bytes = options.checkpoint_bytes_of(vbuckets)
         bucket = cls(name, vbuckets, shared, identity)
-        bucket._warm_up(clean=bool(identity["clean"]))
+        bucket._warm_up(clean=bool(identity["clean"]), fresh=stored is None)
         POOL.allow(options.spare_bytes)
         keep_heap(options.batch_bytes)
         if options.background:
             bucket._flusher.start()
         return bucket
 
-    def _warm_up(self, clean: bool) -> None:
+    def _warm_up(self, clean: bool, fresh: bool) -> None:
         """Read every vbucket's record; after a crash begin new branches, and make that durable before serving."""
         self.opened_clean = clean
         disk = self._shared.disk
         with disk.read() as transaction:
-            cursor = transaction.cursor(db=disk.meta)
-            more = cursor.set_range(VB_META)
-            while more and bytes(cursor.key()).startswith(VB_META):
-                self._restore(int.from_bytes(bytes(cursor.key())[1:], "big"), cursor.value())
-                more = cursor.next()
+            present = disk.present(transaction) if not fresh else []
+            for number in self._recorded(transaction) if present is None else present:
+                self._restore(number, disk.get(transaction, meta_key(number), number))
+        self._shared.present = frozenset(self._vbuckets)
         if not clean:
             for vbucket in self._vbuckets.values():
                 self._survive_crash(vbucket)
+        disk.begin_writing()
         with disk.write() as transaction:
             self._put_identity(transaction, clean=False)
             for vbucket in self._vbuckets.values() if not clean else ():
-                transaction.put(meta_key(vbucket.id), write_json(vbucket.describe()), db=disk.meta)
+                transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, vbucket.describe()), db=disk.meta)
+            disk.put_present(transaction, self._shared.present)
+
+    def _recorded(self, transaction: Any) -> list[int]:
+        """The vbuckets of a store whose version did not note which there are."""
+        found: list[int] = []
+        cursor = transaction.cursor(db=self._shared.disk.meta)
+        more = cursor.set_range(VB_META)
+        while more and bytes(cursor.key()).startswith(VB_META):
+            found.append(int.from_bytes(bytes(cursor.key())[1:], "big"))
+            more = cursor.next()
+        return found
 
     def _restore(self, vbucket_id: int, data: Any) -> None:
         if vbucket_id >= self.vbuckets:
@@ -123,7 +135,7 @@ class Bucket:
     def _put_identity(self, transaction: Any, clean: bool) -> None:
         self._identity.update(clean=clean, format=FORMAT)
         self._identity["manifest"] = self._shared.manifest.to_json().decode() if self._shared.manifest.uid else None
-        transaction.put(BUCKET, write_json(self._identity), db=self._shared.disk.meta)
+        transaction.put(BUCKET, seal_record(BUCKET, self._identity), db=self._shared.disk.meta)
 
     def _add(self, vbucket: VBucket) -> None:
         self._vbuckets[vbucket.id] = vbucket
@@ -175,8 +187,10 @@ class Bucket:
             self._flusher.flush()
             with self._shared.commit_lock, self._shared.disk.write() as transaction:
                 self._put_identity(transaction, clean=True)
-        finally:
+        except BaseException:
             self._let_go()
+            raise
+        self._let_go(clean=True)
 
     def _freeze_keys(self) -> None:
         """What many records would have to be read for after the next start goes to disk as tables."""
@@ -199,9 +213,9 @@ class Bucket:
         with self._shared.commit_lock:
             self._closing = True
 
-    def _let_go(self) -> None:
+    def _let_go(self, clean: bool = False) -> None:
         self._closed = True
-        self._shared.disk.close()
+        self._shared.disk.close(clean)
         POOL.allow(-self.options.spare_bytes)
 
     def _end_streams(self) -> None:
@@ -286,6 +300,9 @@ class Bucket:
                 disk.erase(transaction, vbucket_id)
                 disk.erase_tables(transaction, vbucket_id)
                 transaction.delete(meta_key(vbucket_id), db=disk.meta)
+                present = self._shared.present - {vbucket_id}
+                disk.put_present(transaction, present)
+            self._shared.present = present
             vbucket.memory.clear(0)
             vbucket.keys.clear()
             del self._vbuckets[vbucket_id]

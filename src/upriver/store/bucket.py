@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange
+from upriver.errors import CorruptStore, DamagedVbucket, NotMyVbucket, NotOurFile, OutOfRange
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
 from upriver.store.arrays import POOL, keep_heap
@@ -352,7 +353,8 @@ class Bucket:
         for vbucket in waiting[:most]:
             with self._shared.commit_lock:
                 if self._may_keep_up(vbucket):
-                    compact(vbucket, self._shared.now_s - self.options.purge_age_s, SEQNO_MAX)
+                    with suppress(DamagedVbucket):  # who listens to damage knows; the others have their turn
+                        compact(vbucket, self._shared.now_s - self.options.purge_age_s, SEQNO_MAX)
         return max(0, len(waiting) - most) if not self._flusher.paused else 0
 
     def run_expiry_pager(self) -> int:
@@ -361,7 +363,8 @@ class Bucket:
         for vbucket in self._present():
             with self._shared.commit_lock:
                 if self._may_keep_up(vbucket) and vbucket.state is VbucketState.ACTIVE:
-                    expired += expire_due(vbucket)
+                    with suppress(DamagedVbucket):
+                        expired += expire_due(vbucket)
         return expired
 
     def _present(self) -> list[VBucket]:
@@ -371,6 +374,25 @@ class Bucket:
     def _may_keep_up(self, vbucket: VBucket) -> bool:
         """Whether background work on it makes sense: it may have been deleted, the bucket closed, the disk paused."""
         return not self._closing and not self._flusher.paused and self._vbuckets.get(vbucket.id) is vbucket
+
+    @property
+    def damage(self) -> Mapping[int, DamagedVbucket]:
+        """What was found damaged since the bucket was opened: the first of each vbucket."""
+        return self._shared.disk.damage
+
+    @property
+    def on_damage(self) -> Callable[[DamagedVbucket], None] | None:
+        """Called in any thread when a vbucket is found damaged for the first time."""
+        return self._shared.disk.on_damage
+
+    @on_damage.setter
+    def on_damage(self, listener: Callable[[DamagedVbucket], None] | None) -> None:
+        self._shared.disk.on_damage = listener
+
+    def begin_anew(self, vbucket_id: int) -> None:
+        """Erase what a replica has, damage included, so that it can be filled from its active again."""
+        self.vbucket(vbucket_id).rollback(0)
+        self._shared.disk.damage.pop(vbucket_id, None)
 
     def trim_memory(self, wanted_bytes: int = 0) -> None:
         """Let go of checkpoints that are on disk until the memory log is this small; slow streams go to disk."""

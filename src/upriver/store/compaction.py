@@ -46,6 +46,8 @@ def wants_compaction(vbucket: Core) -> bool:
     """Whether it pays: much is dead, blocks are many and small, a collection is to be erased, tombstones are old."""
     blocks, records, dead = vbucket.content
     shared = vbucket.shared
+    if vbucket.id in shared.disk.damage:
+        return False  # what is whole of it stays where it is
     if vbucket.erasing or (records >= WORTH_RECORDS and dead * 2 > records):
         return True
     if blocks >= WORTH_BLOCKS and records < blocks * FEW_RECORDS:

@@ -45,17 +45,21 @@ SLACK = MIB // 4  # behind the last page: LMDB may look there if a number in a p
 class Disk:
     """One open data file."""
 
-    def __init__(self, path: Path, options: StoreOptions) -> None:
+    def __init__(self, path: Path, options: StoreOptions, *, read_only: bool = False) -> None:
+        """``read_only`` is for a look, even while another process has the file open; nothing is claimed or changed."""
         lmdbfile.check(path)
-        path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.file = path / lmdbfile.DATA
         self.fresh = not self.file.exists()
-        self._owner = claim(path)
+        self._read_only = read_only
+        self._owner: IO[bytes] | None = None
+        if not read_only:
+            path.mkdir(parents=True, exist_ok=True)
+            self._owner = claim(path)
         try:
             lmdbfile.compare_note(path)
         except BaseException:
-            self._owner.close()
+            self._let_go()
             raise
         self._options = options
         self._env = self._open(options)
@@ -77,10 +81,10 @@ class Disk:
         try:
             return lmdb.open(
                 str(self.path), map_size=size, max_dbs=8, max_readers=1024, meminit=False, readahead=False,
-                metasync=options.durability is Durability.FSYNC, max_spare_txns=8,
+                metasync=options.durability is Durability.FSYNC, max_spare_txns=8, readonly=self._read_only,
             )  # fmt: skip
         except lmdb.Error as failure:
-            self._owner.close()
+            self._let_go()
             raise _ours(failure, self.file) from failure
 
     def _open_trees(self) -> dict[bytes, Any]:
@@ -96,7 +100,7 @@ class Disk:
             with self._env.begin() as transaction:
                 used = any(transaction.stat(tree)["entries"] for tree in found.values())
                 odd = [name for name, tree in found.items() if any(tree.flags(transaction).values())]
-            if odd or (used and len(found) < len(names)):
+            if odd or ((used or self._read_only) and len(found) < len(names)):
                 missing = odd or [name for name in names if name not in found]
                 raise CorruptStore(f"{self.file} is damaged: the tree {missing[0].decode()} is not as it should be")
             return {name: found.get(name) or self._env.open_db(name) for name in names}
@@ -108,7 +112,11 @@ class Disk:
         self._env.close()
         if clean:
             lmdbfile.note_closed(self.path)
-        self._owner.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._owner is not None:
+            self._owner.close()
 
     # ---- damage ----
 

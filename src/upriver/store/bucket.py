@@ -91,8 +91,9 @@ class Bucket:
         disk = self._shared.disk
         with disk.read() as transaction:
             present = disk.present(transaction) if not fresh else []
-            for number in self._recorded(transaction) if present is None else present:
-                self._restore(number, disk.get(transaction, meta_key(number), number))
+            numbers = self._recorded(transaction) if present is None else present
+            for number, record in disk.vbucket_values(transaction, numbers):
+                self._restore(number, record)
         self._shared.present = frozenset(self._vbuckets)
         if not clean:
             for vbucket in self._vbuckets.values():

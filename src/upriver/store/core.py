@@ -398,12 +398,13 @@ class Core:
         log = FailoverLog.load((uuid, seqno) for uuid, seqno in fields.pop("failover_log"))
         self.failover_log = log or FailoverLog.new(self.shared.random_uuid())
         self.persisted(fields["registers"][k.HIGH], fields)
-        del fields["content"]
+        del fields["content"], fields["collections"]
         self.state = VbucketState(fields.pop("state"))
         self.registers[:] = fields.pop("registers")
-        self.collections = np.array(fields.pop("collections"), np.uint64).reshape(-1, k.C_WORDS)
+        self.collections = self.on_disk.collections.reshape(-1, k.C_WORDS).copy()
         self.pending = {bytes.fromhex(key): seqno for key, seqno in fields.pop("pending")}
-        self.registers[[k.USED, k.ENTRIES, k.DEDUPED]] = 0
+        for register in (k.USED, k.ENTRIES, k.DEDUPED):
+            self.numbers[register] = 0
         for name, value in fields.items():
             setattr(self, name, value)
         self.memory.clear(self.high_seqno)

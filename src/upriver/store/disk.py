@@ -24,7 +24,7 @@ import numpy as np
 
 from upriver.errors import CorruptStore, DamagedVbucket, DirectoryInUse, DiskFull, NotOurFile
 from upriver.store import lmdbfile, sealed
-from upriver.store.nodes import value_end
+from upriver.store.nodes import file_begin, value_end
 from upriver.store.options import MIB, Durability, StoreOptions
 from upriver.store.sealed import EXACT, NO_WORDS, Block, Damage, Octets, Words
 
@@ -38,6 +38,7 @@ VB_META = b"v"
 BLOCK_KEY = Struct(">HQ")
 VB_KEY = Struct(">H")
 TABLE_KEY = Struct(">HI")
+FAILURES = (lmdb.Error, struct.error)  # what a damaged page can end in
 GROWTH = 64 * MIB  # the file is lengthened ahead of need in such steps
 SLACK = MIB // 4  # behind the last page: LMDB may look there if a number in a page is damaged, and must find a file
 
@@ -68,7 +69,8 @@ class Disk:
         self.on_damage: Callable[[DamagedVbucket], None] | None = None  # in any thread
         self._stuck = False  # the file could not grow when it was last tried
         self._page_size = int(self._env.stat()["psize"])
-        self._length = os.stat(self.file).st_size
+        self._length = self.measure()
+        self._begin: np.uint64 | None = None
         try:
             self._trees = self._open_trees()
         except BaseException:
@@ -175,6 +177,10 @@ class Disk:
         """LMDB calls a write that was cut short an input/output error; mostly it is a disk without room."""
         return self._stuck or shutil.disk_usage(self.path).free < GROWTH
 
+    def begin(self) -> Any:
+        """A plain read transaction, for who sees to ``FAILURES`` himself."""
+        return self._env.begin(buffers=True)
+
     def read(self, vbucket: int | None = None) -> Reading:
         """A context manager that gives a read transaction, on behalf of a vbucket."""
         return Reading(self, self._env.begin(buffers=True), vbucket)
@@ -183,17 +189,46 @@ class Disk:
         """What is under a cursor of a read transaction, if all of it is in the file."""
         key = cursor.key()
         end = int(value_end(np.frombuffer(key, np.uint8), self._page_size)) if len(key) else 1 << 62
-        if end > self._length:
-            self._length = os.stat(self.file).st_size  # it may have grown
-            if end > self._length:
-                what = "a value goes on behind the end of the file"
-                raise self.damaged(vbucket, what) if vbucket is not None else CorruptStore(f"{self.file}: {what}")
+        if end > self._length and end > self.measure():  # it may have grown
+            what = "a value goes on behind the end of the file"
+            raise self.damaged(vbucket, what) if vbucket is not None else CorruptStore(f"{self.file}: {what}")
         return cursor.value()
+
+    @property
+    def place(self) -> tuple[np.uint64, int, int]:
+        """Where the file begins in memory, the size of its pages, and its length."""
+        if self._begin is None:
+            self._begin = self._find_begin()
+        return self._begin, self._page_size, self._length
+
+    def _find_begin(self) -> np.uint64:
+        """As two pages of the file say, in case that one of them is damaged."""
+        begins = []
+        with self.read() as transaction:
+            for tree in (None, self.meta):
+                cursor = transaction.cursor(db=tree) if tree is not None else transaction.cursor()
+                if not cursor.first():
+                    raise CorruptStore(f"{self.file} is damaged: a tree is empty")
+                begins.append(file_begin(np.frombuffer(cursor.key(), np.uint8), self._page_size))
+        if begins[0] != begins[1]:
+            raise CorruptStore(f"{self.file} is damaged: a page is not where it should be")
+        return np.uint64(begins[0])
+
+    def measure(self) -> int:
+        """How long the file is by now."""
+        self._length = os.stat(self.file).st_size
+        return self._length
 
     def get(self, transaction: Any, key: bytes, vbucket: int | None = None) -> Any:
         """The record of this name in the meta tree, or None."""
         cursor = transaction.cursor(db=self.meta)
         return self.value(cursor, vbucket) if cursor.set_key(key) else None
+
+    def vbucket_values(self, transaction: Any, numbers: Iterable[int]) -> Iterator[tuple[int, Any]]:
+        """The records of many vbuckets, as they lie there; None for one that is missing."""
+        cursor = transaction.cursor(db=self.meta)
+        for number in numbers:
+            yield number, self.value(cursor, number) if cursor.set_key(meta_key(number)) else None
 
     def _lengthen(self, ahead: int) -> None:
         """Keep the file as long as what is in use and some more, so that a short file at open always means damage."""
@@ -351,7 +386,7 @@ class Reading:
         self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._transaction.__exit__(kind, failure, trace)
-        if isinstance(failure, lmdb.Error | struct.error):
+        if isinstance(failure, FAILURES):
             if self._vbucket is None:
                 raise CorruptStore(f"{self._disk.file} is damaged: {failure}") from failure
             raise self._disk.damaged(self._vbucket, failure) from failure

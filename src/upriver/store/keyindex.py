@@ -153,8 +153,10 @@ class KeyIndex:
 
     def clear(self) -> None:
         """Forget what is in memory; the tables will be looked up again."""
-        self.written(self.frozen[:])
-        self._replace(np.zeros(0, np.uint64), 0)
+        self._stale = True
+        if self.frozen or self.overlay.size:
+            self.written(self.frozen[:])
+            self._replace(np.zeros(0, np.uint64), 0)
 
 
 def put_table(transaction: Any, disk: Disk, vbucket_id: int, overlays: list[FrozenOverlay], scratch: Scratch) -> None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import orjson
 
 from upriver.store import checksum as c
+from upriver.store import nodes
 
 Words = npt.NDArray[np.uint64]
 Octets = npt.NDArray[np.uint8]
@@ -44,6 +45,8 @@ WRONG = {
     c.CHANGED: "does not match its checksum",
     c.UNSEALED: "has lost its checksum",
     c.GAP: "does not follow the block before it: one is missing",
+    nodes.BEYOND: "goes on behind the end of the file",
+    nodes.MISPLACED: "lies in a page that is not what it should be",
 }
 
 
@@ -153,7 +156,7 @@ def open_record(key: bytes, value: Any, strict: bool) -> dict[str, Any]:
     if len(value) >= RECORD.size and value[0] == RECORD_VERSION:
         _, length, crc = RECORD.unpack_from(value)
         content = value[RECORD.size :]
-        if len(content) != length or zlib.crc32(content, zlib.crc32(key)) != crc:
+        if len(value) != RECORD.size + length or zlib.crc32(content, zlib.crc32(key)) != crc:
             raise Damage("does not match its checksum")
     elif strict:
         raise Damage("has lost its checksum")

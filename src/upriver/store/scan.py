@@ -100,7 +100,7 @@ def dead_seqnos(vbucket: Core, after: int, upto: int) -> Words:
     with disk.read(vbucket.id) as transaction:
         dead = disk.dead_in(transaction, vbucket.id, upto, guarded=True)
     check_dead(vbucket, dead)
-    return in_order(dead[dead > np.uint64(after)])
+    return in_order(dead[dead > np.uint64(after)] if after else dead)
 
 
 def check_dead(vbucket: Core, dead: Words) -> None:

@@ -91,13 +91,14 @@ def open_dead(vbucket: int, last: int, value: Any, strict: bool) -> Words:
     mark, count, crc = DEAD.unpack_from(value) if len(value) >= DEAD.size else (0, 0, 0)
     if mark != DEAD_MARK or len(value) != DEAD.size + 8 * count:
         raise Damage(f"the list of replaced seqnos at {last} has not the length that it should have")
-    if _crc(value[DEAD.size :], vbucket, last) != crc:
+    content = bytes(value[DEAD.size :])
+    if _crc(content, vbucket, last) != crc:
         raise Damage(f"the list of replaced seqnos at {last} does not match its checksum")
-    return np.frombuffer(value[DEAD.size :], np.uint8).copy().view(np.uint64)
+    return np.frombuffer(content, np.uint64)
 
 
 def _crc(content: Any, vbucket: int, last: int) -> int:
-    return zlib.crc32(content, zlib.crc32(b"%d %d" % (vbucket, last)))
+    return zlib.crc32(content, (last ^ last >> 32 ^ vbucket << 16) & 0xFFFFFFFF)
 
 
 # ---- key tables: a word with the number of entries and of filter words (in format 1: none), the filter, the slots ----

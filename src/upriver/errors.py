@@ -364,6 +364,20 @@ class CorruptStore(StoreError):
     """A store file is damaged; restore it from a copy or delete the bucket's directory."""
 
 
+class DamagedVbucket(CorruptStore, InternalError):
+    """Something that a vbucket has on disk is not what was written; only requests that need it fail."""
+
+    def __init__(self, vbucket: int, file: str, what: str) -> None:
+        super().__init__(f"vbucket {vbucket} is damaged in {file}: {what}; `upriver inspect --check` lists all damage")
+        self.args = (vbucket, file, what)
+        self.vbucket = vbucket
+        self.file = file
+        self.what = what
+
+    def __str__(self) -> str:
+        return self.context
+
+
 class DirectoryInUse(StoreError):
     """Another process has this directory open; stop that one first."""
 

@@ -165,9 +165,9 @@ def test_a_dropped_collection_is_gone_at_once_and_erased_later(bucket, vb):
     bucket.trim_memory()
     assert [r.key for r in changes(vb.stream(0)) if r.head.kind == 0] == [b"stays"]
     assert vb.item_count == 1
-    before = sum(len(data) for _, data in vb.blocks(0))
+    before = sum(block.data.size for _, block in vb.blocks(0))
     assert bucket.maintain() == 0
-    after = sum(len(data) for _, data in vb.blocks(0))
+    after = sum(block.data.size for _, block in vb.blocks(0))
     assert after < before / 10
     assert [r.key for r in changes(vb.stream(0)) if r.head.kind == 0] == [b"stays"]
     assert vb.get(b"stays").value == b"1"

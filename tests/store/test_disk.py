@@ -201,7 +201,7 @@ def test_compaction_gives_back_old_versions_and_old_tombstones(tmp_path):
         bucket.flush()
         bucket.compact()
         assert (vb.purge_seqno, vb.tombstone_count, vb.item_count) == (0, 500, 500)
-        assert sum(len(data) for _, data in vb.blocks(0)) < 500 * 300 + 500 * 90
+        assert sum(block.data.size for _, block in vb.blocks(0)) < 500 * 300 + 500 * 90
         clock.seconds += 3 * 86400 + 1
         bucket.compact()
         assert vb.purge_seqno == 5499  # the last seqno stays, or the history would seem shorter than it was

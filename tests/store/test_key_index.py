@@ -6,18 +6,17 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import lmdb
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from old_formats import make_old
 from store_support import SMALL, changes, open_bucket
 
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
 from upriver.store import keyindex
-from upriver.store.keyindex import FAN, entries_of, filter_of, mergeable
+from upriver.store.keyindex import FAN, mergeable
 
 KEYS = [b"key-%d" % number for number in range(60)]
 some_keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=30, unique=True)
@@ -164,8 +163,8 @@ def test_a_few_keys_written_over_and_over_leave_little_to_read_again_after_a_cra
         assert {vb.get(key).rev_seqno for key in keys} == {100}
 
 
-def test_a_file_with_one_table_a_vbucket_is_read_and_goes_on(tmp_path, monkeypatch):
-    """As format 1 had it."""
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_file_of_an_earlier_version_is_read_and_goes_on(tmp_path, monkeypatch, number):
     monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 64)
     keys = [b"document-%d" % number for number in range(2000)]
     with open_bucket(tmp_path, SMALL, 1) as bucket:
@@ -173,14 +172,7 @@ def test_a_file_with_one_table_a_vbucket_is_read_and_goes_on(tmp_path, monkeypat
         vb.set_many(keys, [b"1"] * 2000)
         vb.set_many(keys[:9], [b"2"] * 9)
         bucket.compact(0)
-    with lmdb.open(str(tmp_path), max_dbs=8) as file, file.begin(write=True) as transaction:
-        index, meta = file.open_db(b"index", transaction), file.open_db(b"meta", transaction)
-        (where, table), *_ = list(transaction.cursor(db=index))
-        count, filter_words = entries_of(words := np.frombuffer(table, np.uint64)), filter_of(words).size
-        assert filter_words
-        transaction.put(where[:2], count.to_bytes(8, "little") + table[8 * (1 + filter_words) :], db=index)
-        transaction.delete(where, db=index)
-        transaction.put(b"bucket", transaction.get(b"bucket", db=meta).replace(b'"format":2', b'"format":1'), db=meta)
+    make_old(tmp_path, number)
     for _ in range(2):
         with open_bucket(tmp_path, SMALL, 1) as bucket:
             vb = bucket.vbucket(0)

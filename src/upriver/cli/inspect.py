@@ -1,14 +1,19 @@
-"""``upriver inspect``: who owns which vbucket, seqnos, failover logs, and how far behind a checkpoint is."""
+"""``upriver inspect``: who owns which vbucket, seqnos, failover logs, and how far behind a checkpoint is.
+
+With ``--check`` it looks at a data directory instead.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from upriver.cli.connecting import connection_options, open_database, split_options
+from upriver.cli.inspect_store import check_directory
 from upriver.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,10 +25,17 @@ if TYPE_CHECKING:
 @connection_options
 @click.option("--vbucket", "vbuckets", type=int, multiple=True, help="Only this vbucket; may be repeated.")
 @click.option("--checkpoint", type=click.Path(path_type=Path, dir_okay=False), help="Show the lag of this checkpoint.")
+@click.option("--check", is_flag=True, help="CONNECTION is a data directory: read it all and name what is damaged.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(**options: Any) -> None:
-    """Show the vbuckets of a bucket: owner, high seqno, branch and failover log; with --checkpoint, its lag."""
+    """Show the vbuckets of a bucket: owner, high seqno, branch and failover log; with --checkpoint, its lag.
+
+    With --check, CONNECTION is the data directory of a node (which may be running) or of one bucket: everything in it
+    is read and compared with its checksums. The exit code is 1 if something is damaged.
+    """
     connecting, rest = split_options(options)
+    if rest["check"]:
+        sys.exit(0 if check_directory(Path(connecting["connection"]), rest["as_json"]) else 1)
     with open_database(connecting) as db:
         found = report(db, rest["vbuckets"], _saved(rest["checkpoint"]))
     if rest["as_json"]:

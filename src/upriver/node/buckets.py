@@ -11,7 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from upriver.errors import ConfigError, DirectoryInUse, KeyExists, KeyNotFound, TemporaryFailure, UpriverError
+from upriver.errors import (
+    ConfigError,
+    DamagedVbucket,
+    DirectoryInUse,
+    KeyExists,
+    KeyNotFound,
+    NotMyVbucket,
+    TemporaryFailure,
+    UpriverError,
+)
 from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
@@ -59,6 +68,8 @@ class NodeBucket:
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
         self._state_changes: dict[int, asyncio.Future[None]] = {}
         self.manifest_changes = asyncio.Lock()  # held by who makes a new manifest of the present one
+        self._loop = asyncio.get_running_loop()
+        store.on_damage = self._found_damage
 
     def expect_xattrs(self) -> None:
         """From now on a plain SET has to look for extended attributes that it must keep."""
@@ -113,6 +124,30 @@ class NodeBucket:
         future = self._state_changes.pop(vbucket_id, None)
         if future is not None and not future.done():
             future.set_result(None)
+        if vbucket_id in self.store.damage:
+            self._loop.call_soon(self._heal, vbucket_id)
+
+    def _found_damage(self, error: DamagedVbucket) -> None:
+        """In any thread."""
+        log.warning("vbucket_damaged", bucket=self.name, vbucket=error.vbucket, file=error.file, reason=error.what)
+        self._loop.call_soon_threadsafe(self._heal, error.vbucket)
+
+    def _heal(self, vbucket_id: int) -> None:
+        """A replica that is damaged is worth nothing, and its active has everything: take it all again, from 0.
+
+        An active vbucket stays as it is: what of it is whole is all there is.
+        """
+        try:
+            if self.store.vbucket(vbucket_id).state is not VbucketState.REPLICA:
+                return
+            self.passive_streams.kill(vbucket_id)
+            self.store.begin_anew(vbucket_id)
+        except NotMyVbucket:
+            return
+        except UpriverError as error:
+            log.warning("replica_not_healed", bucket=self.name, vbucket=vbucket_id, reason=error)
+            return
+        log.warning("replica_begins_anew", bucket=self.name, vbucket=vbucket_id)
 
     async def apply_manifest(self, manifest: bytes) -> None:
         """Make it the bucket's; in a thread, because with many vbuckets and collections that takes a while."""

@@ -5,23 +5,25 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from upriver.errors import CorruptStore, NotMyVbucket, NotOurFile, OutOfRange, TemporaryFailure
+from upriver.errors import CorruptStore, DamagedVbucket, NotMyVbucket, NotOurFile, OutOfRange, TemporaryFailure
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kept_manifests
 from upriver.store import kernels as k
 from upriver.store.arrays import POOL, keep_heap
 from upriver.store.compaction import compact, wants_compaction
-from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk, write_json
+from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk, seal_vbucket
 from upriver.store.emptying import empty
 from upriver.store.expiry import expire_due
 from upriver.store.flusher import VB_META, Flusher, meta_key
 from upriver.store.manifest import Manifest
 from upriver.store.manifest_changes import ManifestChanges
 from upriver.store.options import StoreOptions
+from upriver.store.sealed import seal_record
 from upriver.store.shared import Shared
 from upriver.store.stream import EndReason
 from upriver.store.vbucket import VBucket
@@ -74,7 +76,7 @@ class Bucket:
         stored = disk.identity()
         identity = stored or {
             "format": FORMAT, "uuid": uuids(), "seed": secrets.randbits(63), "vbuckets": vbuckets, "name": name,
-            "clean": True, "manifest": None,
+            "clean": True, "manifest": None, "sealed": True,
         }  # fmt: skip
         _check_identity(identity, disk, vbuckets)
         manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
@@ -82,32 +84,44 @@ class Bucket:
         shared.manifests = kept_manifests.read(disk)
         shared.change_options(options, vbuckets)
         bucket = cls(name, vbuckets, shared, identity)
-        bucket._warm_up(clean=bool(identity["clean"]))
+        bucket._warm_up(clean=bool(identity["clean"]), fresh=stored is None)
         POOL.allow(options.spare_bytes)
         keep_heap(options.batch_bytes)
         if options.background:
             bucket._flusher.start()
         return bucket
 
-    def _warm_up(self, clean: bool) -> None:
+    def _warm_up(self, clean: bool, fresh: bool) -> None:
         """Read every vbucket's record; after a crash begin new branches, and make that durable before serving."""
         self.opened_clean = clean
         disk = self._shared.disk
         with disk.read() as transaction:
-            cursor = transaction.cursor(db=disk.meta)
-            more = cursor.set_range(VB_META)
-            while more and bytes(cursor.key()).startswith(VB_META):
-                self._restore(int.from_bytes(bytes(cursor.key())[1:], "big"), cursor.value())
-                more = cursor.next()
+            present = disk.present(transaction) if not fresh else []
+            numbers = self._recorded(transaction) if present is None else present
+            for number, record in disk.vbucket_values(transaction, numbers):
+                self._restore(number, record)
+        self._shared.present = frozenset(self._vbuckets)
         # Who will catch up with the manifest writes where others may have gone on: as after a crash.
         branching = [vb for vb in self._vbuckets.values() if not clean or vb.lags_behind_manifest]
         for vbucket in branching:
             self._survive_crash(vbucket)
+        disk.begin_writing()
         with disk.write() as transaction:
             self._put_identity(transaction, clean=False)
             for vbucket in branching:
-                transaction.put(meta_key(vbucket.id), write_json(vbucket.describe()), db=disk.meta)
+                transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, vbucket.describe()), db=disk.meta)
+            disk.put_present(transaction, self._shared.present)
         self._manifests.catch_up()
+
+    def _recorded(self, transaction: Any) -> list[int]:
+        """The vbuckets of a store whose version did not note which there are."""
+        found: list[int] = []
+        cursor = transaction.cursor(db=self._shared.disk.meta)
+        more = cursor.set_range(VB_META)
+        while more and bytes(cursor.key()).startswith(VB_META):
+            found.append(int.from_bytes(bytes(cursor.key())[1:], "big"))
+            more = cursor.next()
+        return found
 
     def _restore(self, vbucket_id: int, data: Any) -> None:
         if vbucket_id >= self.vbuckets:
@@ -130,7 +144,7 @@ class Bucket:
 
     def _put_identity(self, transaction: Any, clean: bool) -> None:
         self._identity.update(clean=clean, format=FORMAT, manifest=_manifest_field(self._shared.manifest))
-        transaction.put(BUCKET, write_json(self._identity), db=self._shared.disk.meta)
+        transaction.put(BUCKET, seal_record(BUCKET, self._identity), db=self._shared.disk.meta)
 
     def _add(self, vbucket: VBucket) -> None:
         self._vbuckets[vbucket.id] = vbucket
@@ -182,8 +196,10 @@ class Bucket:
             self._flusher.flush()
             with self._shared.commit_lock, self._shared.disk.write() as transaction:
                 self._put_identity(transaction, clean=True)
-        finally:
+        except BaseException:
             self._let_go()
+            raise
+        self._let_go(clean=True)
 
     def _freeze_keys(self) -> None:
         """What many records would have to be read for after the next start goes to disk as tables."""
@@ -207,9 +223,9 @@ class Bucket:
         with self._manifests.turn, self._shared.commit_lock:
             pass
 
-    def _let_go(self) -> None:
+    def _let_go(self, clean: bool = False) -> None:
         self._closed = True
-        self._shared.disk.close()
+        self._shared.disk.close(clean)
         POOL.allow(-self.options.spare_bytes)
 
     def _end_streams(self) -> None:
@@ -302,6 +318,9 @@ class Bucket:
                 disk.erase(transaction, vbucket_id)
                 disk.erase_tables(transaction, vbucket_id)
                 transaction.delete(meta_key(vbucket_id), db=disk.meta)
+                present = self._shared.present - {vbucket_id}
+                disk.put_present(transaction, present)
+            self._shared.present = present
             vbucket.memory.clear(0)
             vbucket.keys.clear()
             del self._vbuckets[vbucket_id]
@@ -339,7 +358,7 @@ class Bucket:
 
     def _put_new_manifest(self, transaction: Any, manifest: Manifest) -> None:
         record = {**self._identity, "manifest": _manifest_field(manifest)}
-        transaction.put(BUCKET, write_json(record), db=self._shared.disk.meta)
+        transaction.put(BUCKET, seal_record(BUCKET, record), db=self._shared.disk.meta)
 
     # ---- upkeep ----
 
@@ -361,7 +380,8 @@ class Bucket:
         for vbucket in waiting[:most]:
             with self._shared.commit_lock:
                 if self._may_keep_up(vbucket):
-                    compact(vbucket, self._shared.now_s - self.options.purge_age_s, SEQNO_MAX)
+                    with suppress(DamagedVbucket):  # who listens to damage knows; the others have their turn
+                        compact(vbucket, self._shared.now_s - self.options.purge_age_s, SEQNO_MAX)
         return max(0, len(waiting) - most) if not self._flusher.paused else 0
 
     def run_expiry_pager(self) -> int:
@@ -370,7 +390,8 @@ class Bucket:
         for vbucket in self._present():
             with self._shared.commit_lock:
                 if self._may_keep_up(vbucket) and vbucket.state is VbucketState.ACTIVE:
-                    expired += expire_due(vbucket)
+                    with suppress(DamagedVbucket):
+                        expired += expire_due(vbucket)
         return expired
 
     def _present(self) -> list[VBucket]:
@@ -380,6 +401,25 @@ class Bucket:
     def _may_keep_up(self, vbucket: VBucket) -> bool:
         """Whether background work on it makes sense: it may have been deleted, the bucket closed, the disk paused."""
         return not self._closing and not self._flusher.paused and self._vbuckets.get(vbucket.id) is vbucket
+
+    @property
+    def damage(self) -> Mapping[int, DamagedVbucket]:
+        """What was found damaged since the bucket was opened: the first of each vbucket."""
+        return self._shared.disk.damage
+
+    @property
+    def on_damage(self) -> Callable[[DamagedVbucket], None] | None:
+        """Called in any thread when a vbucket is found damaged for the first time."""
+        return self._shared.disk.on_damage
+
+    @on_damage.setter
+    def on_damage(self, listener: Callable[[DamagedVbucket], None] | None) -> None:
+        self._shared.disk.on_damage = listener
+
+    def begin_anew(self, vbucket_id: int) -> None:
+        """Erase what a replica has, damage included, so that it can be filled from its active again."""
+        self.vbucket(vbucket_id).rollback(0)
+        self._shared.disk.damage.pop(vbucket_id, None)
 
     def trim_memory(self, wanted_bytes: int = 0) -> None:
         """Let go of checkpoints that are on disk until the memory log is this small; slow streams go to disk."""

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from upriver.model import SEQNO_MAX
+from upriver.store import checksum, runs
 from upriver.store import kernels as k
-from upriver.store import runs
 from upriver.store.core import Core, Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, NO_WORDS, Octets, Words, erase_range, write_json
+from upriver.store.disk import BLOCK_KEY, EXACT, NO_WORDS, Block, Octets, Words, erase_range, seal_vbucket
 from upriver.store.flusher import BlockWriter, meta_key
 from upriver.store.keyindex import rewrite_table
-from upriver.store.scan import dead_in
+from upriver.store.scan import check_dead, in_order
+from upriver.store.sealed import BLOCK, seal_dead
 from upriver.wire.packed import HEADER_SIZE
 
 WORTH_RECORDS, WORTH_BLOCKS, FEW_RECORDS = 1000, 64, 8
@@ -46,6 +47,8 @@ def wants_compaction(vbucket: Core) -> bool:
     """Whether it pays: much is dead, blocks are many and small, a collection is to be erased, tombstones are old."""
     blocks, records, dead = vbucket.content
     shared = vbucket.shared
+    if vbucket.id in shared.disk.damage:
+        return False  # what is whole of it stays where it is
     if shared.now_s - vbucket.compacted_s < PATIENCE_S and any(source.scan_end for source in list(vbucket.sources)):
         return False  # there will be more to gain when they are through
     if vbucket.erasing or (records >= WORTH_RECORDS and dead * 2 > records):
@@ -86,22 +89,25 @@ class Compaction:
     def run(self, transaction: Any) -> None:
         """Everything but the commit."""
         vbucket, disk = self._vbucket, self._vbucket.shared.disk
-        self._dead = dead_in(transaction, vbucket, 0, self._end)
+        self._dead = in_order(disk.dead_in(transaction, vbucket.id, self._end))
+        check_dead(vbucket, self._dead)
         self._droppable = self._not_wanted(transaction)
         for last in [last for last, _ in vbucket.blocks(0)]:
-            key = BLOCK_KEY.pack(vbucket.id, last)
-            self._block(transaction, key, np.frombuffer(transaction.get(key, db=disk.log), np.uint8).copy())
+            value = transaction.get(BLOCK_KEY.pack(vbucket.id, last), db=disk.log)
+            block = disk.block(vbucket.id, last, value)
+            self._block(transaction, last, block._replace(data=block.data.copy()))
         self._writer.finish(transaction, vbucket.id)
         put, kept = self._writer.put, self._kept
         removed = _joined(self._purged + self._dropped)
-        dead = int(np.setdiff1d(self._dead, removed).size)
         self._write_dead(transaction, removed)
+        dead = disk.dead_in(transaction, vbucket.id, self._end).size
         tombstones = _joined(self._tombstones)
         self._hashes = rewrite_table(
             transaction, disk, vbucket.id, self._overlays, removed, tombstones, vbucket.shared.table_scratch
         )
         self._update_meta(Tally(put.blocks + kept.blocks, put.records + kept.records, dead), removed)
-        transaction.put(meta_key(vbucket.id), write_json(self._meta), db=disk.meta)
+        self._meta |= {"log_end": self._writer.end, "tables": disk.generations(transaction, vbucket.id)}
+        transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, self._meta), db=disk.meta)
 
     def _not_wanted(self, transaction: Any) -> Words:
         """The dead without those that are alive in the disk snapshot of a reader that has not come to them yet."""
@@ -109,7 +115,8 @@ class Compaction:
         for end in {end for _, end in self._scans}:
             position = min(position for position, scan_end in self._scans if scan_end == end)
             inside = self._dead[(self._dead > np.uint64(position)) & (self._dead <= np.uint64(end))]
-            wanted.append(np.setdiff1d(inside, dead_in(transaction, self._vbucket, 0, end)))
+            then = self._vbucket.shared.disk.dead_in(transaction, self._vbucket.id, end)
+            wanted.append(np.setdiff1d(inside, then))
         if not wanted:
             return self._dead
         return _sorted(np.setdiff1d(self._dead, np.concatenate(wanted)))
@@ -134,46 +141,58 @@ class Compaction:
         floor = self._end if removed.size else vbucket.rollback_floor
         if removed.size:
             erase_range(transaction, disk.dead, vbucket.id, 0)
-        said = dead_in(transaction, vbucket, 0, self._end)
+        said = disk.dead_in(transaction, vbucket.id, self._end)
         unsaid = np.setdiff1d(self._dead, np.concatenate([removed, said]))
         if unsaid.size:
             key = BLOCK_KEY.pack(vbucket.id, floor)
-            there = bytes(transaction.get(key, b"", db=disk.dead))
-            transaction.put(key, there + unsaid.tobytes(), db=disk.dead)
+            value = transaction.get(key, db=disk.dead)
+            there = disk.dead_list(vbucket.id, floor, value) if value is not None else NO_WORDS
+            transaction.put(key, seal_dead(vbucket.id, floor, np.concatenate([there, unsaid])), db=disk.dead)
 
-    def _block(self, transaction: Any, key: bytes, data: Octets) -> None:
-        vbucket, disk = self._vbucket, self._vbucket.shared.disk
-        flags, records, _, safe, _ = BLOCK.unpack_from(data.data)
-        changed = self._mark(data)
-        size = data.size - BLOCK.size
-        live = int(runs.live_bytes(data, BLOCK.size, data.size)) if changed else size
+    def _block(self, transaction: Any, last: int, block: Block) -> None:
+        vbucket, disk, data = self._vbucket, self._vbucket.shared.disk, block.data
+        changed = self._mark(data, block.at)
+        size = data.size - block.at
+        live = int(runs.live_bytes(data, block.at, data.size)) if changed else size
         large = live >= vbucket.shared.options.block_bytes // 2
         if not changed and large:
-            self._writer.finish(transaction, vbucket.id)
-            self._kept = Tally(self._kept.blocks + 1, self._kept.records + records)
+            self._keep(transaction, last, block)
             return
+        key = BLOCK_KEY.pack(vbucket.id, last)
         transaction.delete(key, db=disk.log)
         transaction.delete(key, db=disk.dead)
-        self._writer.add(transaction, vbucket.id, data, BLOCK.size, data.size, safe, bool(flags & EXACT))
+        self._writer.add(transaction, vbucket.id, data, block.at, data.size, block.safe, bool(block.flags & EXACT))
 
-    def _mark(self, data: Octets) -> bool:
+    def _keep(self, transaction: Any, last: int, block: Block) -> None:
+        """It stays as it is, but for its link if the block before it ends elsewhere now."""
+        vbucket, writer = self._vbucket, self._writer
+        writer.finish(transaction, vbucket.id)
+        self._kept = Tally(self._kept.blocks + 1, self._kept.records + block.records)
+        if block.link is not None and block.link != writer.end:
+            fields = block.flags, block.records, block.first, block.safe, 0, writer.end, 0
+            BLOCK.pack_into(block.data.data, 0, *fields)
+            checksum.seal_block(block.data, block.data.size, vbucket.id, last)
+            transaction.put(BLOCK_KEY.pack(vbucket.id, last), block.data.data, db=vbucket.shared.disk.log)
+        writer.end = last
+
+    def _mark(self, data: Octets, begin: int) -> bool:
         """Mark in this copy what is to go; False if nothing is, or too little to be worth it."""
         found = np.empty(data.size // HEADER_SIZE, np.uint64)
         start = self._position
         self._position = runs.mark_dead(
-            data, BLOCK.size, data.size, self._droppable, self._position, self._erasing, self._collections
+            data, begin, data.size, self._droppable, self._position, self._erasing, self._collections
         )
-        dropped = found[: runs.superseded(data, BLOCK.size, data.size, found)].copy()
+        dropped = found[: runs.superseded(data, begin, data.size, found)].copy()
         tombstones = np.empty_like(found)
         count, of_documents = runs.mark_purgeable(
-            data, BLOCK.size, data.size, self._cutoff, self._upto, self._over, found, tombstones
+            data, begin, data.size, self._cutoff, self._upto, self._over, found, tombstones
         )
         purged = found[:count].copy()
-        live = int(runs.live_bytes(data, BLOCK.size, data.size))
-        worth = purged.size or self._erasing or live < KEEP_SHARE * (data.size - BLOCK.size)
+        live = int(runs.live_bytes(data, begin, data.size))
+        worth = purged.size or self._erasing or live < KEEP_SHARE * (data.size - begin)
         if not worth:
             self._position = start
-            runs.unmark(data, BLOCK.size, data.size)
+            runs.unmark(data, begin, data.size)
             return False
         self._purged.append(purged)
         self._tombstones.append(tombstones[:of_documents].copy())

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from upriver.errors import CorruptStore, InvalidArguments, OutOfRange, UnknownCollection
+from upriver.errors import DamagedVbucket, InvalidArguments, OutOfRange, UnknownCollection
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
 from upriver.store import runs
-from upriver.store.disk import BLOCK, BLOCK_KEY, Octets, Words, read_json
+from upriver.store.disk import BLOCK_KEY, Block, Octets, Words
 from upriver.store.keyindex import KeyIndex
 from upriver.store.memorylog import MemoryLog, OpenSegment
 from upriver.store.shared import Shared
@@ -65,8 +65,9 @@ class Core:
     __slots__ = (
         "_loaded", "_log_fields", "_waiting", "_waiting_for_disk", "collections", "compacted_s", "complete_seqno",
         "content", "epoch", "erasing", "expired_count", "failover_log", "id", "indexed_seqno", "keys", "locks",
-        "manifest_uid", "memory", "numbers", "on_disk", "pending", "persisted_seqno", "purge_seqno", "registers",
-        "rollback_floor", "shared", "snap_end", "snap_start", "snapshot_from_disk", "sources", "state", "topology",
+        "log_end", "manifest_uid", "memory", "numbers", "on_disk", "pending", "persisted_seqno", "purge_seqno",
+        "registers", "rollback_floor", "shared", "snap_end", "snap_start", "snapshot_from_disk", "sources", "state",
+        "tables", "topology",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, vbucket_id: int, state: VbucketState, log: FailoverLog) -> None:
@@ -83,6 +84,8 @@ class Core:
         self.manifest_uid = 0
         self.persisted_seqno = 0
         self.content = Tally()
+        self.log_end = 0  # where the newest block on disk ends
+        self.tables: list[int] = []  # generations of the key tables on disk
         self.compacted_s = shared.now_s
         self.on_disk = OnDisk(0, 0, 0, self.collections)
         self.expired_count = 0  # documents that it let expire since it was opened
@@ -173,6 +176,7 @@ class Core:
         """Everything up to here is durable; ``meta`` is what was put down with it."""
         self.persisted_seqno = high_seqno
         self.content = Tally(*meta["content"])
+        self.log_end, self.tables = meta["log_end"], meta["tables"]
         visible, prepared, completed = (int(meta["registers"][at]) for at in (k.VISIBLE, k.PREPARED, k.COMPLETED))
         self.on_disk = OnDisk(visible, prepared, completed, np.asarray(meta["collections"], np.uint64))
 
@@ -300,31 +304,45 @@ class Core:
 
     def _load_overlay(self) -> None:
         """After a restart: enter the records that the tables on disk do not know yet."""
-        self._loaded = True
         keys = self.keys
-        for _, data in self.blocks(self.indexed_seqno):
-            count = int(BLOCK.unpack_from(data)[1])
-            while (keys.entries + count) * 5 >= keys.overlay.size:
+        for _, block in self.blocks(self.indexed_seqno):
+            while (keys.entries + block.records) * 5 >= keys.overlay.size:
                 keys.grow()
-            run = np.frombuffer(data, np.uint8)
             new = runs.index_run(
-                run, BLOCK.size, run.size, np.uint64(self.indexed_seqno), keys.overlay, self.shared.seed
+                block.data, block.at, block.data.size, np.uint64(self.indexed_seqno), keys.overlay, self.shared.seed
             )
             self.registers[k.ENTRIES] += np.uint64(new)
+        self._loaded = True  # not before: what could not be read is no reason to know nothing
 
-    def blocks(self, after: int, upto: int = SEQNO_MAX) -> Iterator[tuple[int, Any]]:
-        """(last seqno, block) of what is on disk above ``after``, in order; the block lives for one step."""
-        with self.shared.disk.read() as transaction:
-            cursor = transaction.cursor(db=self.shared.disk.log)
+    def blocks(self, after: int, upto: int = SEQNO_MAX) -> Iterator[tuple[int, Block]]:
+        """(last seqno, block) of what is on disk above ``after``, in order, each whole and none missing.
+
+        A block lives for one step.
+        """
+        disk, reached = self.shared.disk, after
+        with disk.read(self.id) as transaction:
+            cursor = transaction.cursor(db=disk.log)
             more = cursor.set_range(BLOCK_KEY.pack(self.id, after + 1))
             while more:
                 vbucket, last = BLOCK_KEY.unpack(cursor.key())
                 if vbucket != self.id:
-                    return
-                yield last, cursor.value()
+                    break
+                block = disk.block(vbucket, last, disk.value(cursor, vbucket))
+                if block.link is not None and (block.link > reached or (reached > after and block.link != reached)):
+                    raise self.gap(reached)
+                yield last, block
                 if last >= upto:
                     return
-                more = cursor.next()
+                reached, more = last, cursor.next()
+            self.check_end(reached)
+
+    def gap(self, reached: int) -> DamagedVbucket:
+        return self.shared.disk.damaged(self.id, f"the block behind seqno {reached} is missing")
+
+    def check_end(self, reached: int) -> None:
+        """There are no more blocks: raise if there should be."""
+        if reached < self.log_end:
+            raise self.gap(reached)
 
     def _lookup(self, wire_key: bytes, salt: int = 0) -> Found:
         self.load_keys()
@@ -342,19 +360,19 @@ class Core:
         return self.record_on_disk(found.seqno)
 
     def record_on_disk(self, seqno: int) -> tuple[Packed, bytes, bytes]:
-        for _, data in self.blocks(seqno - 1, seqno):
-            run = np.frombuffer(data, np.uint8)
-            at = runs.locate(run, BLOCK.size, run.size, np.uint64(seqno))
+        for _, block in self.blocks(seqno - 1, seqno):
+            at = runs.locate(block.data, block.at, block.data.size, np.uint64(seqno))
             if at >= 0:
-                return unpack(data, at)
-        raise CorruptStore(f"vbucket {self.id}: seqno {seqno} is in the key index but not in the log")
+                return unpack(block.data.data, at)
+        raise self.shared.disk.damaged(self.id, f"seqno {seqno} is in the key index but not in the log")
 
     # ---- what is kept in the meta tree ----
 
     def describe(self) -> dict[str, Any]:
-        """All that is kept, for ``write_json``; of few objects, since those of a thousand vbuckets live at once."""
+        """All that is kept, for ``seal_vbucket``; of few objects, since those of a thousand vbuckets live at once."""
         names = ("manifest_uid", "purge_seqno", "rollback_floor", "indexed_seqno", "complete_seqno", "snap_start",
-                 "snap_end", "topology", "erasing", "snapshot_from_disk", "compacted_s")  # fmt: skip
+                 "snap_end", "topology", "erasing", "snapshot_from_disk", "compacted_s", "log_end",
+                 "tables")  # fmt: skip
         fields: dict[str, Any] = {name: getattr(self, name) for name in names}
         fields["content"] = list(self.content)
         fields["state"] = int(self.state)
@@ -368,29 +386,40 @@ class Core:
 
     def restore(self, data: Any) -> None:
         """The inverse of ``describe``, for a vbucket just opened."""
-        fields = read_json(data, self.shared.disk.file)
+        fields = self.shared.disk.vbucket_record(self.id, data)
         try:
             self._restore(fields)
         except (KeyError, TypeError, ValueError, OverflowError) as failure:
-            raise CorruptStore(f"{self.shared.disk.file}: the record of vbucket {self.id} is damaged") from failure
+            raise self.shared.disk.damaged(self.id, "its record makes no sense") from failure
 
     def _restore(self, fields: dict[str, Any]) -> None:
+        if "log_end" not in fields:  # of a version without checksums
+            self._count_anew(fields)
         log = FailoverLog.load((uuid, seqno) for uuid, seqno in fields.pop("failover_log"))
         self.failover_log = log or FailoverLog.new(self.shared.random_uuid())
         self.persisted(fields["registers"][k.HIGH], fields)
-        del fields["content"]
+        del fields["content"], fields["collections"]
         self.state = VbucketState(fields.pop("state"))
         self.registers[:] = fields.pop("registers")
-        self.collections = np.array(fields.pop("collections"), np.uint64).reshape(-1, k.C_WORDS)
+        self.collections = self.on_disk.collections.reshape(-1, k.C_WORDS).copy()
         self.pending = {bytes.fromhex(key): seqno for key, seqno in fields.pop("pending")}
-        self.registers[[k.USED, k.ENTRIES, k.DEDUPED]] = 0
+        for register in (k.USED, k.ENTRIES, k.DEDUPED):
+            self.numbers[register] = 0
         if self.registers[k.CAS] >= k.NO_CLOCK:  # a document's CAS was believed once that no clock can follow
-            self.registers[k.CAS] = 0
+            self.numbers[k.CAS] = 0
         for name, value in fields.items():
             setattr(self, name, value)
         self.memory.clear(self.high_seqno)
         self.keys.clear()
         self._loaded = False
+
+    def _count_anew(self, fields: dict[str, Any]) -> None:
+        """What such a version did not note: where the log ends, which tables there are, how many records are dead."""
+        disk = self.shared.disk
+        with disk.read(self.id) as transaction:
+            fields["log_end"] = disk.last_block(transaction, self.id)
+            fields["tables"] = [each for each, _ in disk.tables_in(transaction, self.id, guarded=True)]
+            fields["content"][2] = disk.dead_in(transaction, self.id, fields["registers"][k.HIGH], guarded=True).size
 
     def is_tombstone(self, head: Packed) -> bool:
         kind = head.kind & 0x7F

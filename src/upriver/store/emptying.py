@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from upriver.model import FailoverLog, VbucketState
-from upriver.store.disk import write_json
+from upriver.store.disk import seal_vbucket
 from upriver.store.flusher import meta_key
 from upriver.store.shared import Shared
 from upriver.store.stream import EndReason
@@ -28,13 +28,16 @@ def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None
             for tree in (disk.log, disk.dead, disk.index):
                 transaction.drop(tree, delete=False)
             fresh = {number: _fresh(shared, number, state) for number, state in states.items()}
-            records = {number: write_json(vbucket.describe()) for number, vbucket in fresh.items()}
+            records = {number: seal_vbucket(number, vbucket.describe()) for number, vbucket in fresh.items()}
             at_last.enter_context(shared.lock)  # nobody looks for the old blocks before the old vbuckets are gone
             for number, vbucket in vbuckets.items():
                 if states.get(number) is not vbucket.state:  # it was changed, or made, meanwhile
                     fresh[number] = _fresh(shared, number, vbucket.state)
-                    records[number] = write_json(fresh[number].describe())
+                    records[number] = seal_vbucket(number, fresh[number].describe())
                 transaction.put(meta_key(number), records[number], db=disk.meta)
+            disk.put_present(transaction, vbuckets)
+        shared.present = frozenset(vbuckets)
+        disk.damage.clear()  # nothing of it is left
         for number, old in vbuckets.items():
             _retire(shared, old)
             vbuckets[number] = fresh[number]

@@ -49,6 +49,8 @@ class Collections(Core):
     def _restore(self, fields: dict[str, Any]) -> None:
         stored = fields.pop("manifest")
         if isinstance(stored, int):
+            if stored not in self.shared.manifests:
+                raise self.shared.disk.damaged(self.id, f"its manifest {stored:x} is missing")
             self.manifest = self.shared.manifests[stored]
         else:
             self.manifest = Manifest.parse(stored, partial=True) if stored else EPOCH

@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from upriver.errors import DiskFull, TemporaryFailure
-from upriver.store import runs
+from upriver.store import checksum, runs
 from upriver.store.core import Core, Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, VB_KEY, Disk, Octets, Words, write_json
+from upriver.store.disk import BLOCK_KEY, EXACT, VB_META, Disk, Octets, Words, meta_key, seal_vbucket
 from upriver.store.keyindex import FrozenOverlay, put_table
 from upriver.store.memorylog import Segment
+from upriver.store.sealed import BLOCK, seal_dead
 from upriver.store.shared import Shared
 
-VB_META = b"v"
+__all__ = ["VB_META", "BlockWriter", "Flusher", "meta_key"]
+
 RETRY_S = 1.0
 REST = 4  # of five parts of the time the flusher takes one: what it costs, others in this process do not have
 SLICE_S = 0.01
@@ -38,10 +40,6 @@ class Frozen(NamedTuple):
     size: int
 
 
-def meta_key(vbucket_id: int) -> bytes:
-    return VB_META + VB_KEY.pack(vbucket_id)
-
-
 class BlockWriter:
     """Packs segments into blocks and puts them into a transaction."""
 
@@ -54,10 +52,11 @@ class BlockWriter:
         self._safe = 0
         self._exact = True
         self.put = Tally()
+        self.end = 0  # where the block before the next one ends
 
-    def write(self, transaction: Any, vbucket_id: int, segments: Iterable[Segment]) -> Tally:
-        """Put all of them; returns what was put."""
-        self.put = Tally()
+    def write(self, transaction: Any, vbucket_id: int, segments: Iterable[Segment], log_end: int) -> Tally:
+        """Put all of them behind the block that ends at ``log_end``; returns what was put."""
+        self.put, self.end = Tally(), log_end
         for segment in segments:
             data = segment.checkpoint.data
             self.add(transaction, vbucket_id, data, segment.at, segment.end, segment.safe, segment.exact)
@@ -94,12 +93,16 @@ class BlockWriter:
         """Put the block under construction, if there is anything in it."""
         records, replaced, first, last = (int(number) for number in self._counts)
         if records:
-            BLOCK.pack_into(self._scratch.data, 0, EXACT if self._exact else 0, records, first, self._safe, 0)
+            flags = checksum.SEALED | (EXACT if self._exact else 0)
+            BLOCK.pack_into(self._scratch.data, 0, flags, records, first, self._safe, 0, self.end, 0)
+            checksum.seal_block(self._scratch, self._used, vbucket_id, last)
             key = BLOCK_KEY.pack(vbucket_id, last)
             transaction.put(key, self._scratch[: self._used].data, db=self._disk.log)
             self.put = Tally(self.put.blocks + 1, self.put.records + records, self.put.dead + replaced)
+            self.end = last
             if replaced:
-                transaction.put(key, self._replaced[:replaced].tobytes(), db=self._disk.dead)
+                sealed = seal_dead(vbucket_id, last, self._replaced[:replaced])
+                transaction.put(key, sealed, db=self._disk.dead)
         self._counts[:] = 0
         self._used = BLOCK.size
 
@@ -262,13 +265,23 @@ class Flusher:
         disk = self._shared.disk
         with disk.write(sum(item.size for item in batch)) as transaction:
             for item in batch:
-                put = self._writer.write(transaction, item.vbucket.id, item.segments)
-                item.meta["content"] = [old + new for old, new in zip(item.meta["content"], put, strict=True)]
-                if item.overlays:
-                    put_table(transaction, disk, item.vbucket.id, item.overlays, self._shared.table_scratch)
-                    item.meta["indexed_seqno"] = item.overlays[-1].upto
-                transaction.put(meta_key(item.vbucket.id), write_json(item.meta), db=disk.meta)
+                self._write(transaction, item)
+            present = self._shared.present | {item.vbucket.id for item in batch}
+            if present != self._shared.present:
+                disk.put_present(transaction, present)
+        self._shared.present = present
         self.commits += 1
+
+    def _write(self, transaction: Any, item: Frozen) -> None:
+        disk, number, meta = self._shared.disk, item.vbucket.id, item.meta
+        put = self._writer.write(transaction, number, item.segments, meta["log_end"])
+        meta["content"] = [old + new for old, new in zip(meta["content"], put, strict=True)]
+        meta["log_end"] = self._writer.end
+        if item.overlays:
+            put_table(transaction, disk, number, item.overlays, self._shared.table_scratch)
+            meta["indexed_seqno"] = item.overlays[-1].upto
+            meta["tables"] = disk.generations(transaction, number)
+        transaction.put(meta_key(number), seal_vbucket(number, meta), db=disk.meta)
 
     def _thaw(self, batch: list[Frozen]) -> None:
         """The commit failed: all of it waits again, in the same order."""

@@ -11,8 +11,9 @@ from struct import Struct
 from typing import Any
 
 from upriver.errors import CorruptStore, InvalidArguments
-from upriver.store.disk import Disk, read_json, write_json
+from upriver.store.disk import Disk
 from upriver.store.manifest import Manifest
+from upriver.store.sealed import seal_record
 
 _PREFIX = b"manifest"
 _KEY = Struct(">8sQ")
@@ -25,7 +26,7 @@ def read(disk: Disk) -> dict[int, Manifest]:
         cursor = transaction.cursor(db=disk.meta)
         more = cursor.set_range(_PREFIX)
         while more and bytes(cursor.key()).startswith(_PREFIX):
-            manifest = _parse(read_json(cursor.value(), disk.file), disk)
+            manifest = _parse(disk.bucket_record(bytes(cursor.key()), disk.value(cursor)), disk)
             found[manifest.uid] = manifest
             more = cursor.next()
     return found
@@ -39,8 +40,8 @@ def _parse(fields: dict[str, Any], disk: Disk) -> Manifest:
 
 
 def put(transaction: Any, disk: Disk, manifest: Manifest) -> None:
-    fields = {"manifest": manifest.to_json().decode()}
-    transaction.put(_KEY.pack(_PREFIX, manifest.uid), write_json(fields), db=disk.meta)
+    key, fields = _KEY.pack(_PREFIX, manifest.uid), {"manifest": manifest.to_json().decode()}
+    transaction.put(key, seal_record(key, fields), db=disk.meta)
 
 
 def drop(transaction: Any, disk: Disk, uids: Iterable[int]) -> None:

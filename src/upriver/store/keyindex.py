@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from upriver.errors import DamagedVbucket
 from upriver.store import kernels as k
 from upriver.store.arrays import Scratch, words
 from upriver.store.disk import Disk, Words
+from upriver.store.sealed import COUNT_BITS, entries_of, filter_of, slots_of
 from upriver.store.shared import Shared
 from upriver.wire.columns import address_of
 
@@ -28,7 +30,6 @@ MOST_FROZEN = 4
 MOST_UNKNOWN = 16384  # records whose keys are in no table, when they are mostly versions of a few keys
 FAN = 4
 TABLE_LOAD = 0.75
-COUNT_BITS = 40
 FEWEST_SLOTS = 96  # so that LMDB gives a table pages of its own, where words are aligned
 
 
@@ -152,8 +153,10 @@ class KeyIndex:
 
     def clear(self) -> None:
         """Forget what is in memory; the tables will be looked up again."""
-        self.written(self.frozen[:])
-        self._replace(np.zeros(0, np.uint64), 0)
+        self._stale = True
+        if self.frozen or self.overlay.size:
+            self.written(self.frozen[:])
+            self._replace(np.zeros(0, np.uint64), 0)
 
 
 def put_table(transaction: Any, disk: Disk, vbucket_id: int, overlays: list[FrozenOverlay], scratch: Scratch) -> None:
@@ -161,6 +164,8 @@ def put_table(transaction: Any, disk: Disk, vbucket_id: int, overlays: list[Froz
     tables = disk.tables_in(transaction, vbucket_id)
     count = sum(overlay.entries for overlay in overlays)
     taken = tables[len(tables) - mergeable([entries_of(table) for _, table in tables], count) :]
+    if not _are_whole(disk, vbucket_id, taken):
+        taken = []  # damage is not to spread to a table with a checksum of its own, nor to hold up other vbuckets
     merged = _merge(overlays, [table for _, table in taken], scratch)
     k.fill_filter(slots_of(merged), filter_of(merged))
     disk.put_table(transaction, vbucket_id, merged, [where for where, _ in taken])
@@ -175,6 +180,7 @@ def rewrite_table(
     Returns the hashes of those whose seqno is in the sorted ``tombstones``.
     """
     tables = disk.tables_in(transaction, vbucket_id)
+    disk.check_tables(transaction, vbucket_id, tables)
     merged = _merge(overlays, [table for _, table in tables], scratch)
     hashes = np.empty_like(tombstones)
     hashes = hashes[: k.hashes_of(slots_of(merged), tombstones, hashes)] if tombstones.size else hashes
@@ -183,6 +189,15 @@ def rewrite_table(
     k.fill_filter(slots_of(merged), filter_of(merged))
     disk.put_table(transaction, vbucket_id, merged, [where for where, _ in tables])
     return hashes
+
+
+def _are_whole(disk: Disk, vbucket_id: int, tables: list[tuple[int, Words]]) -> bool:
+    try:
+        for generation, table in tables:
+            disk.check_table(vbucket_id, generation, table)
+    except DamagedVbucket:
+        return False
+    return True
 
 
 def mergeable(sizes: list[int], count: int) -> int:
@@ -204,7 +219,7 @@ def _merge(overlays: list[FrozenOverlay], tables: list[Words], scratch: Scratch)
     """A table of everything, with the newest entry of each key; its filter is still to be filled."""
     most = sum(overlay.entries for overlay in overlays) + sum(map(entries_of, tables))
     filter_words = most // k.FILTERED + 1
-    merged = scratch.zeros(1 + filter_words + max(FEWEST_SLOTS, int(most / TABLE_LOAD) + 2) * k.SLOT)
+    merged = scratch.zeros(1 + filter_words + max(FEWEST_SLOTS, int(most / TABLE_LOAD) + 2) * k.SLOT + 1)
     merged[0] = filter_words << COUNT_BITS
     slots, entries = slots_of(merged), 0
     for overlay in reversed(overlays):
@@ -222,17 +237,3 @@ def _without(table: Words, removed: Words) -> Words:
     kept[0] += np.uint64(k.drop_entries(slots_of(table), removed, slots_of(kept)))
     return kept
 
-
-# A table on disk: a word with the number of entries and of filter words (in format 1: none), the filter, the slots.
-
-
-def entries_of(table: Words) -> int:
-    return int(table[0]) & (1 << COUNT_BITS) - 1
-
-
-def filter_of(table: Words) -> Words:
-    return table[1 : 1 + (int(table[0]) >> COUNT_BITS)]
-
-
-def slots_of(table: Words) -> Words:
-    return table[1 + (int(table[0]) >> COUNT_BITS) :]

@@ -14,12 +14,11 @@ from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.core import Tally
-from upriver.store.disk import BLOCK, BLOCK_KEY, EXACT, Disk, write_json
+from upriver.store.disk import BLOCK_KEY, EXACT, Block, Disk, seal_vbucket
 from upriver.store.events import Collections, default_table
 from upriver.store.flusher import BlockWriter, meta_key
 from upriver.store.keyindex import put_table
 from upriver.store.manifest import Manifest
-from upriver.store.scan import dead_in
 from upriver.wire.packed import HEADER_SIZE, Kind, unpack
 
 
@@ -30,14 +29,15 @@ def consistent_point(vbucket: Collections, wanted: int) -> int:
     """
     if wanted >= vbucket.high_seqno:
         return vbucket.high_seqno
+    if wanted == 0:
+        return 0  # without a look at what may be damaged: this is the way to begin anew
     point = min(wanted, vbucket.complete_seqno)  # if no record is left above ``wanted``
     ends_here = False
-    for last, data in vbucket.blocks(wanted - 1):
-        flags, _, first, safe, _ = BLOCK.unpack_from(data)
-        if wanted >= first:
-            point = wanted if flags & EXACT else safe
+    for last, block in vbucket.blocks(wanted - 1):
+        if wanted >= block.first:
+            point = wanted if block.flags & EXACT else block.safe
         else:
-            point = max(point if ends_here else 0, min(safe, wanted))
+            point = max(point if ends_here else 0, min(block.safe, wanted))
         ends_here = last == wanted  # then what follows may begin there, which makes it consistent
         if not ends_here:
             break
@@ -53,16 +53,18 @@ def roll_back(vbucket: Collections, to: int) -> int:
     if point >= vbucket.high_seqno:
         return point
     disk = vbucket.shared.disk
-    before = write_json(vbucket.describe())
+    before = seal_vbucket(vbucket.id, vbucket.describe())
     try:
         with disk.write() as transaction:
-            _cut_log(transaction, disk, vbucket, point)
+            log_end = _cut_log(transaction, disk, vbucket, point)
             _forget(vbucket, point)
+            vbucket.log_end = log_end
             if point:
                 _read_again(transaction, disk, vbucket)
             _settle(vbucket, point)
+            vbucket.tables = disk.generations(transaction, vbucket.id)
             meta = vbucket.describe()
-            transaction.put(meta_key(vbucket.id), write_json(meta), db=disk.meta)
+            transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, meta), db=disk.meta)
         vbucket.persisted(point, meta)
     except BaseException:
         vbucket.restore(before)  # the disk is as it was; so are we
@@ -70,23 +72,37 @@ def roll_back(vbucket: Collections, to: int) -> int:
     return point
 
 
-def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> None:
-    """Take away what is above ``point``; the block that it cuts through is written again, shorter."""
-    remainder: tuple[np.ndarray[Any, np.dtype[np.uint8]], int, int] | None = None
-    cursor = transaction.cursor(db=disk.log)
-    if cursor.set_range(BLOCK_KEY.pack(vbucket.id, point + 1)) and BLOCK_KEY.unpack(cursor.key())[0] == vbucket.id:
-        data = np.frombuffer(cursor.value(), np.uint8).copy()
-        flags, _, first, safe, _ = BLOCK.unpack_from(data.data)
-        if first <= point:
-            runs.cut(data, BLOCK.size, data.size, np.uint64(point))
-            remainder = (data, safe, flags)
+def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> int:
+    """Take away what is above ``point``; the block that it cuts through is written again, shorter.
+
+    Returns where the log ends now.
+    """
+    remainder = _remainder(transaction, disk, vbucket.id, point) if point else None
     disk.erase(transaction, vbucket.id, point)
     disk.erase_tables(transaction, vbucket.id)
+    writer = BlockWriter(disk, vbucket.shared.options.block_bytes)
+    writer.end = disk.last_block(transaction, vbucket.id) if point else 0
     if remainder is not None:
-        data, safe, flags = remainder
-        writer = BlockWriter(disk, vbucket.shared.options.block_bytes)
-        writer.add(transaction, vbucket.id, data, BLOCK.size, data.size, safe, bool(flags & EXACT))
+        data, exact = remainder.data, bool(remainder.flags & EXACT)
+        writer.add(transaction, vbucket.id, data, remainder.at, data.size, remainder.safe, exact)
         writer.finish(transaction, vbucket.id)
+    return writer.end
+
+
+def _remainder(transaction: Any, disk: Disk, vbucket_id: int, point: int) -> Block | None:
+    """A copy of the block that ``point`` cuts through, with what is above it marked."""
+    cursor = transaction.cursor(db=disk.log)
+    if not cursor.set_range(BLOCK_KEY.pack(vbucket_id, point + 1)):
+        return None
+    owner, last = BLOCK_KEY.unpack(cursor.key())
+    if owner != vbucket_id:
+        return None
+    block = disk.block(vbucket_id, last, cursor.value())
+    if block.first > point:
+        return None
+    copy = block._replace(data=block.data.copy())
+    runs.cut(copy.data, copy.at, copy.data.size, np.uint64(point))
+    return copy
 
 
 def _forget(vbucket: Collections, point: int) -> None:
@@ -124,37 +140,43 @@ def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:
     """Counters, collections and key table from the records that are left."""
     cursor = transaction.cursor(db=disk.log)
     more = cursor.set_range(BLOCK_KEY.pack(vbucket.id, 0))
-    while more and BLOCK_KEY.unpack(cursor.key())[0] == vbucket.id:
-        _replay(vbucket, np.frombuffer(cursor.value(), np.uint8))
+    reached = 0
+    while more and (found := BLOCK_KEY.unpack(cursor.key()))[0] == vbucket.id:
+        block = disk.block(vbucket.id, found[1], cursor.value())
+        if block.link not in (None, reached):
+            raise vbucket.gap(reached)
+        _replay(vbucket, block)
         blocks, records, _ = vbucket.content
-        vbucket.content = Tally(blocks + 1, records + BLOCK.unpack_from(cursor.value())[1])
-        more = cursor.next()
-    vbucket.content = vbucket.content._replace(dead=dead_in(transaction, vbucket, 0, vbucket.high_seqno).size)
+        vbucket.content = Tally(blocks + 1, records + block.records)
+        reached, more = found[1], cursor.next()
+    vbucket.check_end(reached)
+    vbucket.content = vbucket.content._replace(dead=disk.dead_in(transaction, vbucket.id, vbucket.high_seqno).size)
     vbucket.keys.freeze(vbucket.high_seqno)
     put_table(transaction, disk, vbucket.id, vbucket.keys.frozen, vbucket.shared.table_scratch)
     vbucket.keys.clear()
 
 
-def _replay(vbucket: Collections, block: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    at = BLOCK.size
-    while at < block.size:
-        if vbucket.keys.overlay.size * 4 < (vbucket.keys.entries + block.size // HEADER_SIZE) * 32:
+def _replay(vbucket: Collections, block: Block) -> None:
+    data, at = block.data, block.at
+    while at < data.size:
+        if vbucket.keys.overlay.size * 4 < (vbucket.keys.entries + data.size // HEADER_SIZE) * 32:
             vbucket.keys.grow()
             continue
         at = runs.recount(
-            block, at, block.size, vbucket.keys.overlay, vbucket.collections, vbucket.registers, vbucket.shared.seed
+            data, at, data.size, vbucket.keys.overlay, vbucket.collections, vbucket.registers, vbucket.shared.seed
         )
-        if at < block.size:
-            head, key, value = unpack(block.data, at)
+        if at < data.size:
+            head, key, value = unpack(data.data, at)
             vbucket.learn(head, key, value)
             at += head.size
     _find_pending(vbucket, block)
 
 
-def _find_pending(vbucket: Collections, block: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    offsets = np.empty(block.size // HEADER_SIZE + 1, np.int64)
-    for at in offsets[: runs.specials(block, BLOCK.size, block.size, offsets)]:
-        head, wire_key, _ = unpack(block.data, int(at))
+def _find_pending(vbucket: Collections, block: Block) -> None:
+    data = block.data
+    offsets = np.empty(data.size // HEADER_SIZE + 1, np.int64)
+    for at in offsets[: runs.specials(data, block.at, data.size, offsets)]:
+        head, wire_key, _ = unpack(data.data, int(at))
         if head.kind & 0x7F == Kind.PREPARE:
             vbucket.pending[wire_key] = head.seqno
         else:

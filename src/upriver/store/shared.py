@@ -43,6 +43,7 @@ class Shared:
         self.log_gauge = Gauge()
         self.index_gauge = Gauge()
         self.ages: deque[Checkpoint] = deque()
+        self.present: frozenset[int] = frozenset()  # vbuckets that have a record on disk
         self.dirty: dict[int, Core] = {}
         self.dirty_bytes = 0
         self.disk_full = False

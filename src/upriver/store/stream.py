@@ -18,7 +18,7 @@ from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import kernels as k
 from upriver.store import surveys
 from upriver.store.core import Core
-from upriver.store.disk import BLOCK, Octets
+from upriver.store.disk import Octets
 from upriver.store.scan import DiskScan
 from upriver.store.stretch import Stretch, stretch_after
 
@@ -400,6 +400,6 @@ class StreamSource:
         return items == 0 or items < vbucket.item_count * (OSO_SHARE_LARGE if large else OSO_SHARE_SMALL)
 
     def _mean_item_bytes(self) -> float:
-        for _, data in self._vbucket.blocks(0):
-            return (len(data) - BLOCK.size) / max(1, int(BLOCK.unpack_from(data)[1]))
+        for _, block in self._vbucket.blocks(0):
+            return (block.data.size - block.at) / max(1, block.records)
         return 0.0

@@ -90,6 +90,7 @@ class _Demo:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         from upriver.client.kv import KvConnection
+        from upriver.replicate.collections import answering
         from upriver.wire.cluster import SetManifest
 
         started = time.monotonic()
@@ -98,9 +99,10 @@ class _Demo:
         with self._database() as db, Progress(
             *columns, console=self.console, transient=True, disable=not shown
         ) as bar:
-            for address in db.topology.nodes:  # each node applies it to the vbuckets that it owns
-                with closing(KvConnection(address, db.options)) as connection:
-                    connection.ask([SetManifest(manifest())])
+            with answering(self.manager.answer_proposals), closing(
+                KvConnection(db.topology.nodes[0], db.options)
+            ) as connection:
+                connection.ask([SetManifest(manifest())])  # any node will do: it asks the manager, who tells them all
             for number, (name, share) in enumerate(SHARES.items()):
                 total = int(count * share)
                 task = bar.add_task(name, total=total)

@@ -154,6 +154,7 @@ class Query:
         self.map = 0  # a driver that lives never goes back to an older map
         self.rollbacks = 0
         self.last = (0, 0)
+        self.asked = cluster.truth
         self.wanted = Wanted(Filter(), SCOPE_OF)
 
     def refilter(self) -> None:
@@ -169,7 +170,8 @@ class Query:
     def owner(self) -> Producer:
         """The vbucket's owner, as the driver sees it now."""
         self.map = self.rng.randrange(min(self.map, len(self.cluster.owners) - 1), len(self.cluster.owners))
-        return self.cluster.owners[self.map]
+        self.asked = self.cluster.owners[self.map]
+        return self.asked
 
     def view(self, *, quiet: bool = False) -> View:
         """What the driver sees, while the world goes on between its questions."""
@@ -182,7 +184,7 @@ class Query:
         everything = quiet or self.rng.random() < 0.5
         read = (lambda: ask(lambda node: node.high), lambda vbs: ask(lambda node: node.log) if vbs else {})
         also = [*self.known.left(self.offset), *behind(self.offset, self.wanted)]
-        return look(self.offset, *read, everything=everything, also=also)
+        return look(self.offset, *read, everything=everything, also=also, revision=lambda: self.asked)
 
     def disturb(self) -> None:
         """The world goes on between any two steps."""

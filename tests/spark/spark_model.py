@@ -154,7 +154,7 @@ class Query:
         self.map = 0  # a driver that lives never goes back to an older map
         self.rollbacks = 0
         self.last = (0, 0)
-        self.asked = cluster.truth
+        self.asked: Producer | None = None  # stands for the revision of the driver's map
         self.wanted = Wanted(Filter(), SCOPE_OF)
 
     def refilter(self) -> None:
@@ -170,8 +170,9 @@ class Query:
     def owner(self) -> Producer:
         """The vbucket's owner, as the driver sees it now."""
         self.map = self.rng.randrange(min(self.map, len(self.cluster.owners) - 1), len(self.cluster.owners))
-        self.asked = self.cluster.owners[self.map]
-        return self.asked
+        found = self.cluster.owners[self.map]
+        self.asked = found
+        return found
 
     def view(self, *, quiet: bool = False) -> View:
         """What the driver sees, while the world goes on between its questions."""
@@ -223,7 +224,7 @@ class Query:
         return results
 
     def die(self) -> None:
-        self.known, self.map = Known(), 0
+        self.known, self.map, self.asked = Known(), 0, None
 
     def learn(self, told: list[Known], quiet: bool) -> None:
         """What the driver knows when the batch is over, unless it died or a report was lost."""

@@ -154,6 +154,7 @@ class Query:
         self.map = 0  # a driver that lives never goes back to an older map
         self.rollbacks = 0
         self.last = (0, 0)
+        self.asked: Producer | None = None  # stands for the revision of the driver's map
         self.wanted = Wanted(Filter(), SCOPE_OF)
 
     def refilter(self) -> None:
@@ -169,7 +170,9 @@ class Query:
     def owner(self) -> Producer:
         """The vbucket's owner, as the driver sees it now."""
         self.map = self.rng.randrange(min(self.map, len(self.cluster.owners) - 1), len(self.cluster.owners))
-        return self.cluster.owners[self.map]
+        found = self.cluster.owners[self.map]
+        self.asked = found
+        return found
 
     def view(self, *, quiet: bool = False) -> View:
         """What the driver sees, while the world goes on between its questions."""
@@ -182,7 +185,7 @@ class Query:
         everything = quiet or self.rng.random() < 0.5
         read = (lambda: ask(lambda node: node.high), lambda vbs: ask(lambda node: node.log) if vbs else {})
         also = [*self.known.left(self.offset), *behind(self.offset, self.wanted)]
-        return look(self.offset, *read, everything=everything, also=also)
+        return look(self.offset, *read, everything=everything, also=also, revision=lambda: self.asked)
 
     def disturb(self) -> None:
         """The world goes on between any two steps."""
@@ -221,7 +224,7 @@ class Query:
         return results
 
     def die(self) -> None:
-        self.known, self.map = Known(), 0
+        self.known, self.map, self.asked = Known(), 0, None
 
     def learn(self, told: list[Known], quiet: bool) -> None:
         """What the driver knows when the batch is over, unless it died or a report was lost."""

@@ -192,7 +192,8 @@ class Driver:
         self._wanted = None  # what the names mean may have changed
         also = [*self.known.left(at), *behind(at, self._want(at))]
         matching = self._matching(self._want(at))
-        view = replace(look(at, highs, self.cluster.logs, everything=everything, also=also), matching=matching)
+        view = look(at, highs, self.cluster.logs, everything=everything, also=also, revision=self._revision)
+        view = replace(view, matching=matching)
         if not self._looked and any(place.seqno for place in at.places):
             # Only a reader that was away for days can have been passed by a purge; while it runs, executors notice.
             self._looked, view = True, replace(view, purges=self.cluster.purges())
@@ -200,6 +201,9 @@ class Driver:
         held = {vb: high for vb, high in view.highs.items() if vb not in self._held}
         self._view, self._viewed_at = replace(view, highs=held), now
         return self._view
+
+    def _revision(self) -> tuple[int, int]:
+        return self.cluster.topology().revision
 
     def _matching(self, wanted: Wanted) -> dict[int, int] | None:
         """Up to where vbuckets have something of the filter, if few questions tell."""

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from upriver.errors import HistoryLost
 from upriver.model import SEQNO_MAX, FailoverLog, Position
@@ -49,6 +50,7 @@ from upriver.spark.filters import Filter, Wanted
 from upriver.spark.offsets import FILTERS_KEPT, Offset, Place, with_point
 
 EVERYTHING_WANTED = Wanted()
+LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,26 @@ def look(
     *,
     everything: bool = False,
     also: Iterable[int] = (),
+    revision: Callable[[], Any] = lambda: None,
 ) -> View:
-    """Ask the cluster, in the order that makes the answers mean something.
+    """Ask the cluster, until all answers are of one ``revision`` of its map: a high seqno of one owner says nothing
+    about the log of another, even if that has our branch on top. If the map does not hold still, nothing is known."""
+    for _ in range(LOOKS):
+        before = revision()
+        view = _look(start, read_highs, read_logs, everything, also)
+        if revision() == before:
+            return view
+    return View({}, {})
+
+
+def _look(
+    start: Offset,
+    read_highs: Callable[[], Mapping[int, int]],
+    read_logs: Callable[[Sequence[int]], Mapping[int, FailoverLog]],
+    everything: bool,
+    also: Iterable[int],
+) -> View:
+    """Ask in the order that makes the answers mean something.
 
     High seqnos before logs: a log with the offset's branch on top then says that the high seqno was of that branch
     (2). Where another branch is on top, the high seqno may be of the lost one, and its end must not be planned on

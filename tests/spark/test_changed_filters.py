@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,3 +206,23 @@ def test_names_that_do_not_exist_are_an_error_at_the_start(shop: World):
         Batches(shop, collections="shop.typo")
     with pytest.raises(ConfigError, match=r"no scope typo; there are _default, other, shop"):
         Batches(shop, scope="typo")
+
+
+def test_a_vbucket_behind_a_filter_that_was_dropped_is_read_again_and_not_refused_for_ever():
+    """It waits for a wider filter, loses history, and nobody can read with the filter that it has any more."""
+    start = Offset((Place(0xA, 40, (40, 20)),), filters=(some(C), some(A)))
+    start = replace(start, places=(replace(start.places[0], filter=1),))
+    forked = View({0: 30}, {0: FailoverLog.new(0xA).branch(0xB, 30)})
+    for gone in ({B: 1, C: 2}, {C: 2}):
+        wanted = Wanted(some(C), gone)
+        end = plan(start, forked, Known(heard=True), wanted=wanted)
+        (one,) = ranges(start, end, forked, Known(), wanted)
+        assert (one.rolled_back, one.claim.seqno, one.end, one.filter) == (True, 0, 30, some(C).wire())
+        assert end.places == (Place(0xB, 30, (), 1),)
+
+
+@pytest.mark.parametrize(("one", "there"), [
+    (Filter(), True), (some(A, B), True), (some(A, 77), False), (Filter(scope=2), True), (Filter(scope=3), False),
+])
+def test_whether_a_filter_can_still_be_read_with(one, there):
+    assert Wanted(Filter(), SCOPE_OF).exists(one) is there

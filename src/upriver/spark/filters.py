@@ -96,6 +96,12 @@ class Wanted:
         known = {*self.scope_of, *(have.collections or ())}
         return Missing(wanted, tuple(sorted(number for number in known if have.has(number, self.scope_of))))
 
+    def exists(self, one: Filter) -> bool:
+        """Whether the bucket has all that ``one`` names. A scope without collections counts as gone: none was read."""
+        if one.collections is not None:
+            return one.collections <= self.scope_of.keys()
+        return one.scope is None or one.scope in self.scope_of.values()
+
     def overlaps(self, missing: Missing, other: Filter) -> bool:
         """Whether some of what is missing was let through by ``other``; in doubt, yes."""
         if other.everything or missing.filter.everything:

@@ -214,6 +214,7 @@ def plan(
             target = 0
         if target is not None:
             rollbacks.add(vb)
+            target = target if _readable(start, places[vb], wanted) else 0
         bases[vb] = places[vb] if target is None else _rolled_back(places[vb], target, start.baseline, vb in left)
     additions, waiting, spent = _additions(bases, rollbacks, most)
     moving = {vb: base for vb, base in bases.items() if vb not in additions and vb not in waiting}
@@ -257,12 +258,18 @@ def _again(start: Offset, place: Place, wanted: Wanted) -> bool:
     return missing is not None and any(wanted.overlaps(missing, one) for one in more)
 
 
+def _readable(start: Offset, place: Place, wanted: Wanted) -> bool:
+    """Whether a stream with the filter of the place can be had: a producer refuses one that names what was dropped."""
+    return place.filter == 0 or wanted.exists(start.filters[place.filter])
+
+
 def _additions(
     bases: Mapping[int, Place], rollbacks: set[int], most: int | None
 ) -> tuple[frozenset[int], frozenset[int], int]:
     """The vbuckets that are to catch up with a wider filter, those that must wait for it, and the seqnos that it takes.
 
-    A vbucket that is rolled back goes on with the filter it has, and catches up in a later batch.
+    A vbucket that is rolled back goes on with the filter it has, and catches up in a later batch; if nobody can read
+    with that filter any more, it was rolled back to 0, where it begins with what is wanted.
     """
     lacking = [vb for vb, base in bases.items() if base.filter and vb not in rollbacks]
     chosen: list[int] = []

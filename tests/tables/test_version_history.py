@@ -54,3 +54,12 @@ def test_a_new_column_reaches_the_history(desk: Desk) -> None:
     History(desk.orders).advance()
     rows = History(desk.orders).table.delta.to_pyarrow_table().sort_by("_seqno").to_pylist()
     assert [(row["n"], row["city"]) for row in rows] == [(1.0, None), (1.5, "Bern")]
+
+
+def test_a_collection_whose_every_change_was_lost_has_a_history_without_versions(desk: Desk) -> None:
+    desk.feed.put("a", {"n": 1})
+    desk.commit()
+    assert len(intervals(desk)) == 1
+    desk.feed.fail_over(desk.feed.vbucket("a"), 0)
+    desk.commit()
+    assert intervals(desk) == []

@@ -98,7 +98,7 @@ def versions(log: pa.Table, marks: Sequence[Mark], tables: CollectionTables) -> 
     keys, times = log.column("key").combine_chunks(), log.column("timestamp").combine_chunks()
     same = pc.equal(keys.slice(0, max(count - 1, 0)), keys.slice(1)) if count else pa.array([], pa.bool_())
     following = pa.concat_arrays([times.slice(1), pa.nulls(min(count, 1), times.type)])
-    has_next = pa.concat_arrays([_flat(same), pa.array([False] * min(count, 1))])
+    has_next = pa.concat_arrays([_flat(same), pa.array([False] * min(count, 1), pa.bool_())])
     until = pc.if_else(has_next, following, pa.scalar(None, times.type))
     until = _ended_by_drop(log, until, wipes)
     rows = rows.append_column(VALIDITY[0], times).append_column(VALIDITY[1], until)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from desks import Desk
 
 from upriver.spark.tables.history import History
+from upriver.spark.tables.policy import Policy
 
 
 def intervals(desk: Desk) -> list[tuple[object, ...]]:
@@ -63,3 +66,31 @@ def test_a_collection_whose_every_change_was_lost_has_a_history_without_versions
     desk.feed.fail_over(desk.feed.vbucket("a"), 0)
     desk.commit()
     assert intervals(desk) == []
+
+
+def test_a_run_that_ends_leaves_no_version_waiting_however_few_there_are(desk: Desk) -> None:
+    for index in range(40):
+        desk.feed.put(f"k{index}", {"n": index})
+    desk.commit()
+    History(desk.orders).advance()
+    desk.feed.put("k1", {"n": -1})
+    desk.commit()
+    history = History(desk.orders)
+    assert history.advance() == 0  # one change is not worth it
+    assert history.advance(settle=True) == 1
+    rows = history.table.delta.to_pyarrow_table().to_pylist()
+    assert sorted(row["n"] for row in rows if row["_valid_to"] is None) == [-1, 0, *range(2, 40)]
+    assert history.advance(settle=True) == 0
+
+
+def test_no_version_waits_for_longer_than_it_may(tmp_path: Path) -> None:
+    patient, hasty = (Desk(tmp_path / name, policy=Policy(small_rows=0, staleness_s=limit)) for name, limit in (
+        ("patient", 1e6), ("hasty", 0.0)))  # fmt: skip
+    for desk in (patient, hasty):
+        for index in range(40):
+            desk.feed.put(f"k{index}", {"n": index})
+        desk.commit()
+        History(desk.orders).advance()
+        desk.feed.put("k1", {"n": -1})
+        desk.commit()
+    assert (History(patient.orders).advance(), History(hasty.orders).advance()) == (0, 1)

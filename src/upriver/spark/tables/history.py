@@ -1,7 +1,8 @@
 """Every version of every document with the time it was valid (SCD type 2), built from the log, range by range.
 
 A range of vbuckets is written again once its log has grown by the same share that ``current`` waits for, so the cost
-per change stays flat; a rollback writes its range again at once, because the past has changed.
+per change stays flat; or when a change has waited for as long as it may. A rollback writes its range again at once,
+because the past has changed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from upriver.records.schema import Event
 from upriver.spark.tables.collection import CollectionTables
 from upriver.spark.tables.columns import row_schema, shape_of
 from upriver.spark.tables.deltas import Moved
-from upriver.spark.tables.log import Mark, read_log, read_marks
-from upriver.spark.tables.pieces import Piece, gather, place, uncompressed, write_piece
+from upriver.spark.tables.log import Mark, read_changes, read_log, read_marks
+from upriver.spark.tables.pieces import Piece, gather, now_ms, place, uncompressed, write_piece
 from upriver.spark.tables.policy import Policy, Range, in_doubt, ranges_of
 from upriver.spark.tables.state import as_rows, standing_wipes, voided, wiped
 
@@ -35,8 +36,11 @@ class History:
         self.tables = tables
         self.table = tables.lake.table("history", tables.name)
 
-    def advance(self, *, force: bool = False) -> int:
-        """Write the ranges again that are worth it; the number of them."""
+    def advance(self, *, force: bool = False, settle: bool = False) -> int:
+        """Write the ranges again that are worth it, or have waited for too long; the number of them.
+
+        ``settle`` leaves no change waiting; ``force`` writes every range.
+        """
         tables = self.tables
         if not tables.current.exists:
             return 0
@@ -52,7 +56,11 @@ class History:
         known = [] if doubt else pieces
         size = 0 if known else uncompressed(tables.changes.uri, log)
         ranges = ranges_of(known, tables.options.vbuckets, sum(piece.rows for piece in log), wide, size)
-        due = [part for part in ranges if force or doubt or shape_changed or self._due(part, log, marks)]
+        urgent = self._urgent(ranges, log, settle)
+        due = [
+            part for part in ranges
+            if force or doubt or shape_changed or part in urgent or self._due(part, log, marks)
+        ]
         adds = [self._write(part, batch, log, marks) for part in due]
         stretches = {(part.lo, part.hi) for part in due}
         old = [piece for piece in pieces if doubt or shape_changed or (piece.lo, piece.hi) in stretches]
@@ -60,17 +68,27 @@ class History:
             self._commit(adds, old, schema if shape_changed else None)
         except Moved:
             self.table.drop_uncommitted(adds)
-            return self.advance(force=force)
+            return self.advance(force=force, settle=settle)
         return len(due)
 
     def _due(self, part: Range, log: Sequence[Piece], marks: Sequence[Mark]) -> bool:
-        new = sum(
-            piece.rows * part.width // self.tables.options.vbuckets
-            for piece in log if piece.last > part.merged and not piece.marks
-        )
+        waiting = sum(piece.rows for piece in log if piece.last > part.merged and not piece.marks)
+        new = -(-waiting * part.width // self.tables.options.vbuckets)
         shaken = any(mark.batch > part.merged and part.lo <= mark.vbucket <= part.hi for mark in marks)
         policy = self.tables.options.policy
         return shaken or (new > 0 and (new >= policy.share * part.rows or part.rows + new <= policy.small_rows))
+
+    def _urgent(self, ranges: Sequence[Range], log: Sequence[Piece], settle: bool) -> set[Range]:
+        """Ranges with changes that must not wait any longer."""
+        limit_s = 0.0 if settle else self.tables.options.policy.staleness_s / 2
+        found: set[Range] = set()
+        for piece in log:
+            behind = {part for part in ranges if piece.last > part.merged and piece.overlaps(part.lo, part.hi)} - found
+            if behind and not piece.marks and now_ms() - piece.made_ms >= limit_s * 1000:
+                rows = read_changes(self.tables.changes.uri, [piece], ["vbucket"])
+                present = rows.column("vbucket").unique().to_pylist()
+                found |= {part for part in behind if any(part.lo <= vbucket <= part.hi for vbucket in present)}
+        return found
 
     def _write(self, part: Range, batch: int, log: Sequence[Piece], marks: Sequence[Mark]) -> Piece:
         rows = read_log(self.tables.changes.uri, log, part.lo, part.hi)

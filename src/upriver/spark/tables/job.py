@@ -36,6 +36,7 @@ from upriver.spark.tables.source import COLUMN, FORMAT, DcpLogSource
 
 logger = logging.getLogger("upriver.sync")
 UPKEEP_EVERY_S = 1800.0
+HISTORY_EVERY_S = 30.0  # a look at what waits in the log, while no batch comes
 REPAIR_PATIENCE_S = 600.0
 T = TypeVar("T")
 # Held while a batch is being committed, so that whoever stops the query can wait for the gap between two.
@@ -55,6 +56,7 @@ class Applier:
         self.options, self.lake_id, self.vbuckets, self.expected = options, lake_id, vbuckets, expected
         self.started_at = time.time()
         self._tables: Tables | None = None
+        self._history_at = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tables": None}
@@ -121,7 +123,10 @@ class Applier:
         if self._tables is None or not BETWEEN_BATCHES.acquire(blocking=False):
             return
         try:
-            self._history(self._tables, [step for step in self._tables.freshen() if step.rows])
+            steps, now = self._tables.freshen(), time.monotonic()
+            everywhere = now >= self._history_at
+            self._history_at = now + HISTORY_EVERY_S if everywhere else self._history_at
+            self._history(self._tables, [step for step in steps if step.rows or everywhere])
         finally:
             BETWEEN_BATCHES.release()
 

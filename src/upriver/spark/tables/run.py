@@ -150,8 +150,8 @@ def first_cause(text: str) -> str:
 def _finish(tables: Tables, options: SyncOptions) -> None:
     """What a load held back for the end; a run that only brings the tables up to date leaves nothing waiting."""
     for step in tables.settle() if options.once else tables.freshen():
-        if options.history and step.rows:
-            History(tables.collection(step.name)).advance()
+        if options.history:
+            History(tables.collection(step.name)).advance(settle=options.once)
     clean_sometimes(tables, options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_a_row_that_is_there_twice_is_a_duplicate(lake: Synced) -> None:
 @pytest.mark.parametrize("update", [
     {"n": "-1"}, {"n": "null"}, {"odd": "'{\"a\": [1]}'"}, {"_rest": "'{\"a b\": 2}'"}, {"_rest": "null"},
     {"_seqno": "_seqno + 1"}, {"_cas": "1"}, {"_expires_at": "_changed_at"}, {"_value": "arrow_cast('x', 'Binary')"},
+    {"_vbucket": "(_vbucket + 1) % 4"}, {"_vbucket": "99"},
 ], ids=str)
 def test_a_row_that_changed_anywhere_is_different(lake: Synced, update: dict[str, str]) -> None:
     lake.db.set("odd", b'{"n": 1, "odd": {"a": [1, null]}, "a b": 1}')
@@ -407,3 +409,39 @@ def test_the_command_says_what_it_judged_and_takes_the_options_of_the_sync(lake:
     found = run("--config", str(config), "--view", "current", "--json")
     assert found.exit_code == 1
     assert json.loads(found.output.splitlines()[0])["missing"] == ["k7"]
+
+
+def test_a_row_that_does_not_say_whether_it_is_deleted_is_missing_as_it_is_for_queries(lake: Synced) -> None:
+    lake.sync()
+    lake.delta().update(updates={"_deleted": "null"}, predicate="_key = 'k7'")
+    assert judged(lake) == {"missing": ["k7"]}
+
+
+def test_a_tail_that_is_lost_is_not_taken_for_one_that_is_to_come(running: RunningNode, tmp_path: Path) -> None:
+    made = Synced(running, tmp_path / "lake", small_rows=0)
+    made.put(40)
+    made.sync()
+    made.db.set("k1", b'{"n": -1}')
+    made.sync()
+    made.note_as_now()
+    shutil.rmtree(Path(made.root, "tail", DEFAULT))
+    assert judged(made) == {"different": ["k1"]}
+    made.db.close()
+
+
+def test_a_table_that_no_reader_can_open_is_named(lake: Synced) -> None:
+    lake.sync()
+    entry = max(Path(lake.root, "current", DEFAULT, "_delta_log").glob("*.json"))
+    entry.write_text(entry.read_text()[:30])
+    with pytest.raises(ConfigError, match=f"current/{DEFAULT} is no table that a Delta reader can open"):
+        lake.verify()
+
+
+def test_a_table_that_lacks_a_column_of_ours_is_named(lake: Synced) -> None:
+    from deltalake import write_deltalake
+
+    lake.sync()
+    rows = lake.delta().to_pyarrow_table().drop_columns(["_cas"])
+    write_deltalake(lake.delta(), rows, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(ConfigError, match="has no column _cas"):
+        lake.verify()

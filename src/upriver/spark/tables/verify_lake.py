@@ -18,11 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from upriver.errors import ConfigError
 
 BATCH_ROWS = 16_384
+COLUMNS = (
+    "_key", "_seqno", "_vbucket", "_epoch", "_cas", "_changed_at", "_expires_at", "_deleted", "_rest", "_value",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +118,18 @@ class LakeFiles:
             return None
         path = f"{self.root}/{kind}/{self._directories[name]}"
         try:
-            return Snapshot(DeltaTable(path), path)
+            delta = DeltaTable(path)
         except TableNotFoundError:
             return None
+        except DeltaError as error:
+            raise ConfigError(
+                f"{path} is no table that a Delta reader can open ({str(error).splitlines()[0]}): restore its "
+                "_delta_log from a backup, or sync to a new directory"
+            ) from error
+        have = {field.name for field in delta.schema().fields}
+        if kind in ("current", "tail") and (lost := [column for column in COLUMNS if column not in have]):
+            raise ConfigError(f"{path} has no column {', '.join(lost)}: another tool wrote it; sync to a new directory")
+        return Snapshot(delta, path)
 
     def committed(self) -> Committed:
         """Where the sync stands: what it noted when the tables had its last batch; Spark's checkpoint if it did not."""

@@ -111,3 +111,21 @@ def test_errors_say_what_to_do(run: Any, tmp_path: Path) -> None:
     assert "neither 'beginning', 'now' nor a checkpoint file" in run("tail", "--from", "nowhere", ok=False).output
     assert "cannot connect" in CliRunner().invoke(cli, ["tail", "couchbase://127.0.0.1:1"]).output
     assert "UNKNOWN_COLLECTION" in run("tail", "--collection", "_default.nope", ok=False).output
+
+
+def test_numbers_and_events_that_make_no_sense_are_refused(run: Any, tmp_path: Path) -> None:
+    assert "--limit" in run("tail", "--limit", "0", ok=False).output
+    assert "--event: 'delete' is none of mutation, deletion" in run("tail", "--event", "delete", ok=False).output
+    assert "--part-rows" in run("dump", "--out", str(tmp_path), "--part-rows", "0", ok=False).output
+
+
+def test_dump_leaves_the_files_of_others_alone(run: Any, db: Database, tmp_path: Path) -> None:
+    db.set("dump:mine", b"1")
+    theirs = tmp_path / "part-00001-5e1c.snappy.parquet"
+    theirs.write_bytes(b"theirs")
+    run("dump", "--out", str(tmp_path), "--json")
+    run("dump", "--out", str(tmp_path), "--json")
+    assert theirs.read_bytes() == b"theirs"
+    (tmp_path / "checkpoint.json").unlink()
+    assert "no checkpoint.json that knows of them" in run("dump", "--out", str(tmp_path), ok=False).output
+    assert list(tmp_path.glob("part-000001.parquet"))

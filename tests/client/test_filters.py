@@ -190,7 +190,8 @@ def test_a_part_of_a_dump_is_on_disk_before_the_checkpoint_names_it(
     monkeypatch.setattr(os, "fsync", recorded)
     run(shop.connection_string, tmp_path / "dump", "--collection", "shop.a")
     names = [Path(path).name.split(".")[0] for path in synced]
-    assert names.index("part-000001") < names.index("dump") < names.index("checkpoint")
+    behind = names[names.index("part-000001") :]  # before, only the checkpoint that knows of no parts
+    assert behind.index("dump") < behind.index("checkpoint")
 
 
 names = st.sampled_from([("s", "a"), ("s", "b"), ("t", "a"), ("_default", "_default")])

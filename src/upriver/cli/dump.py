@@ -8,6 +8,7 @@ written again. A part is on disk before a checkpoint names it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from upriver.client.blocking_feed import BlockingFeed
     from upriver.client.checkpoints import FileCheckpoint
 
+_NAME = re.compile(r"part-\d{6,}\.(parquet|jsonl|unfinished)")
+
 
 @click.command()
 @connection_options
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
 @click.option("--scope", default="", help="Only this scope.")
 @click.option("--collection", "collections", multiple=True, help="Only scope.collection; may be repeated.")
-@click.option("--part-rows", default=1_000_000, show_default=True, help="Rows of one file.")
+@click.option(
+    "--part-rows", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Rows of one file, about."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON, and no progress bar.")
 def dump(**options: Any) -> None:
     """Write every change of a bucket up to now; run it again to add what has changed since, or after a crash."""
@@ -52,10 +57,20 @@ def _number(part: Path) -> int:
     return int(part.stem.split("-")[1])
 
 
+def _parts(out: Path) -> list[Path]:
+    """Ours alone: other programs call their files part-something, too."""
+    return [path for path in out.glob("part-*.*") if _NAME.fullmatch(path.name)]
+
+
 def _remove_unfinished(out: Path, checkpoint: FileCheckpoint) -> None:
-    """Parts that the checkpoint does not know of yet will be read again."""
-    known = 0 if checkpoint.load() is None else json.loads(checkpoint.path.read_bytes()).get("parts", 0)
-    for part in out.glob("part-*.*"):
+    """Parts that the checkpoint does not know of yet will be read again. Without one they may be anybody's."""
+    if checkpoint.load() is None:
+        if _parts(out):
+            what = "remove them to begin again, or dump into another directory"
+            raise ConfigError(f"--out: {out} holds parts, but no checkpoint.json that knows of them; {what}")
+        return
+    known = json.loads(checkpoint.path.read_bytes()).get("parts", 0)
+    for part in _parts(out):
         if part.suffix == ".unfinished" or _number(part) > known:
             part.unlink()
 
@@ -96,14 +111,16 @@ class _Dump:
     ) -> None:
         self._feed, self._checkpoint, self._out, self._kind = feed, checkpoint, out, kind
         self._part_rows, self._quiet = part_rows, quiet
-        self._next = 1 + max(map(_number, out.glob("part-*.*")), default=0)
-        others = {p.suffix for p in out.glob("part-*.*")} - {f".{kind}"}
+        self._next = 1 + max(map(_number, _parts(out)), default=0)
+        others = {p.suffix for p in _parts(out)} - {f".{kind}"}
         if others:
             raise ConfigError(f"{out} holds {others.pop()} files; dump {kind} into another directory")
         self._sink: _Sink | None = None
         self._in_part = self._rows = self._parts = 0
 
     def run(self) -> dict[str, Any]:
+        if self._next == 1 and not self._feed.catching_up:
+            self._checkpoint.save(self._feed.positions(), parts=0)  # from now on the parts here are ours
         for batch in self._with_progress(self._feed.batches(rows=min(self._part_rows, 16_384))):
             if self._sink is None:
                 self._sink = _sink(self._kind, self._path(".unfinished"))

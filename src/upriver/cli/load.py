@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from upriver.cli.connecting import connection_options, open_database, split_options
-from upriver.errors import ConfigError, KeyNotFound
+from upriver.cli.undone import Undone, is_dumped
+from upriver.errors import ConfigError, KeyNotFound, UnknownCollection, UnknownScope
 
 if TYPE_CHECKING:
     from upriver.client.blocking import Database
@@ -28,30 +29,52 @@ Row = dict[str, Any]
 @click.option("--collection", default="", help="Into this scope.collection.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON, and no progress bar.")
 def load(**options: Any) -> None:
-    """Write documents from FILES into a bucket. Files of ``upriver dump`` are recognized, deletions included."""
+    """Write documents from FILES into a bucket.
+
+    Files of ``upriver dump`` are recognized: their documents go into the collections that they came from, deletions
+    included, and what a later file undoes is left out. Give all files of a dump, in order.
+    """
     connecting, rest = split_options(options)
     totals = {"written": 0, "deleted": 0, "skipped": 0}
+    kinds = [_kind(path, rest["kind"]) for path in rest["files"]]
     with open_database(connecting) as db:
-        cid = db.collection_id(rest["collection"]) if rest["collection"] else 0
-        for path in rest["files"]:
-            _load_file(db, path, rest["kind"], rest["key_field"], cid, totals, quiet=rest["as_json"])
+        writers = _Writers(db, rest["collection"], totals)
+        undone = _undone(rest["files"], kinds)
+        for number, (path, kind) in enumerate(zip(rest["files"], kinds, strict=True)):
+            _load_file(writers, undone, number, path, kind, rest["key_field"], quiet=rest["as_json"])
     text = f"{totals['written']:,} written, {totals['deleted']:,} deleted, {totals['skipped']:,} skipped"
     click.echo(json.dumps(totals) if rest["as_json"] else text)
 
 
+def _undone(files: list[Path], kinds: list[str]) -> Undone:
+    import pyarrow as pa
+
+    undone = Undone()
+    for number, (path, kind) in enumerate(zip(files, kinds, strict=True)):
+        try:
+            undone.note_file(number, path, kind)
+        except pa.ArrowInvalid as error:
+            raise ConfigError(f"{path}: {error}") from error
+    return undone
+
+
 def _load_file(
-    db: Database, path: Path, kind: str | None, key_field: str, cid: int, totals: dict[str, int], *, quiet: bool
+    writers: _Writers, undone: Undone, number: int, path: Path, kind: str, key_field: str, *, quiet: bool
 ) -> None:
     from upriver.cli.progress import progress_bar
     from upriver.cli.rows import document_of
 
-    writer = _Writer(db, cid, totals)
+    before = 0
     with progress_bar(path.name, path.stat().st_size, quiet=quiet, unit="documents") as advance_to:
-        for done, rows in _READERS[_kind(path, kind)](path):
-            for row in rows:
-                writer.add(document_of(row, key_field))
+        for done, rows in _READERS[kind](path, key_field):
+            for at, row in enumerate(rows, before):
+                if is_dumped(row) and undone.has((number, at), row):
+                    writers.skip()
+                else:
+                    writers.add(row, document_of(row, key_field))
+            before += len(rows)
             advance_to(done, len(rows))
-        writer.flush()
+        writers.flush()
 
 
 def _kind(path: Path, given: str | None) -> str:
@@ -61,6 +84,50 @@ def _kind(path: Path, given: str | None) -> str:
     return kind
 
 
+class _Writers:
+    """Each document into the collection that was asked for, or that its row names."""
+
+    def __init__(self, db: Database, collection: str, totals: dict[str, int]) -> None:
+        self._db, self._totals, self._given = db, totals, bool(collection)
+        self._by_name = {"": _Writer(db, db.collection_id(collection) if collection else 0, totals)}
+
+    def add(self, row: Row, document: tuple[bytes, bytes | None] | None) -> None:
+        if document is None or _is_nowhere(row):
+            self.skip()
+        else:
+            self._writer("" if self._given or not is_dumped(row) else _path_of(row)).add(*document)
+
+    def skip(self) -> None:
+        self._totals["skipped"] += 1
+
+    def _writer(self, name: str) -> _Writer:
+        if name not in self._by_name:
+            self._by_name[name] = _Writer(self._db, self._id_of(name), self._totals)
+        return self._by_name[name]
+
+    def _id_of(self, name: str) -> int:
+        try:
+            return self._db.collection_id(name)
+        except (UnknownCollection, UnknownScope) as error:
+            what = f"documents of {name}, which this bucket does not have: create it, or choose one with --collection"
+            raise ConfigError(f"the files hold {what}") from error
+
+    def flush(self) -> None:
+        for writer in self._by_name.values():
+            writer.flush()
+
+
+def _is_nowhere(row: Row) -> bool:
+    """A row of a collection that was gone when it was dumped: it has an id, and no name."""
+    return is_dumped(row) and bool(row.get("collection_id")) and row.get("collection") is None
+
+
+def _path_of(row: Row) -> str:
+    """Empty for the default collection, and where the row does not tell."""
+    path = f"{row.get('scope') or ''}.{row.get('collection') or ''}"
+    return "" if path in (".", "_default._default") else path
+
+
 class _Writer:
     """Gathers documents; a deletion waits for the writes before it, so that the order of a key is kept."""
 
@@ -68,11 +135,7 @@ class _Writer:
         self._db, self._cid, self._totals = db, cid, totals
         self._pending: dict[bytes, bytes] = {}
 
-    def add(self, document: tuple[bytes, bytes | None] | None) -> None:
-        if document is None:
-            self._totals["skipped"] += 1
-            return
-        key, value = document
+    def add(self, key: bytes, value: bytes | None) -> None:
         if value is None:
             self._delete(key)
             return
@@ -94,7 +157,7 @@ class _Writer:
         self._pending.clear()
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[int, list[Row]]]:
+def _read_jsonl(path: Path, key_field: str) -> Iterator[tuple[int, list[Row]]]:
     with path.open("rb") as file:
         rows: list[Row] = []
         for number, line in enumerate(file, 1):
@@ -116,7 +179,7 @@ def _parse(path: Path, number: int, line: bytes) -> Row:
     return row
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, list[Row]]]:
+def _read_parquet(path: Path, key_field: str) -> Iterator[tuple[int, list[Row]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -130,13 +193,14 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, list[Row]]]:
         yield size * read // max(1, file.metadata.num_rows), batch.to_pylist()
 
 
-def _read_csv(path: Path) -> Iterator[tuple[int, list[Row]]]:
+def _read_csv(path: Path, key_field: str) -> Iterator[tuple[int, list[Row]]]:
     import pyarrow as pa
     import pyarrow.csv
 
     try:
         done = 0
-        for batch in pyarrow.csv.open_csv(path):
+        texts = pyarrow.csv.ConvertOptions(column_types={key_field: pa.string()})  # the key 007 is not 7
+        for batch in pyarrow.csv.open_csv(path, convert_options=texts):
             done += batch.nbytes
             yield min(done, path.stat().st_size), batch.to_pylist()
     except pa.ArrowInvalid as error:

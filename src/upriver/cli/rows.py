@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from upriver.cli.rendering import value_json
+from upriver.cli.undone import is_dumped
+from upriver.model import Datatype
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +25,7 @@ def json_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         if row["key"] is not None:
             found |= _text("key", row["key"])
         if row["value"] is not None:
-            found |= value_json(row["value"], row["datatype"] or 0)
+            found |= value_json(row["value"], row["datatype"] or 0) | {"datatype": row["datatype"] or 0}
         if row["xattrs"]:
             found["xattrs"] = {name: value.decode("utf-8", "replace") for name, value in row["xattrs"]}
         yield found
@@ -41,12 +43,17 @@ def document_of(row: dict[str, Any], key_field: str) -> tuple[bytes, bytes | Non
 
     None for rows that are about no document.
     """
-    if "event" in row and "seqno" in row:
+    if is_dumped(row):
         return _of_dump(row)
     key = row.get(key_field)
     if key is None:
         return None
-    return str(key).encode(), json.dumps(row, ensure_ascii=False, default=str).encode()
+    raw = key if isinstance(key, bytes) else str(key).encode()
+    return raw, json.dumps(row, ensure_ascii=False, default=_plain).encode()
+
+
+def _plain(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _of_dump(row: dict[str, Any]) -> tuple[bytes, bytes | None] | None:
@@ -55,7 +62,15 @@ def _of_dump(row: dict[str, Any]) -> tuple[bytes, bytes | None] | None:
     key = _raw(row, "key")
     if key is None or row["event"] != "mutation":
         return None if key is None else (key, None)
-    return key, _raw(row, "value") or b""
+    return (key, _value(row)) if "value" in row or "value_base64" in row else None  # of tail --keys-only
+
+
+def _value(row: dict[str, Any]) -> bytes:
+    """The JSON text ``"a"`` and the text ``a`` are both told as "a" in JSON lines; the datatype tells them apart."""
+    value = row.get("value")
+    if isinstance(value, str | None) and "value" in row and row.get("datatype", 0) & Datatype.JSON:
+        return json.dumps(value, ensure_ascii=False).encode()
+    return _raw(row, "value") or b""
 
 
 def _raw(row: dict[str, Any], name: str) -> bytes | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from upriver.cli.connecting import connection_options, open_database, split_options, start_of
+from upriver.errors import ConfigError
 
 if TYPE_CHECKING:
     from upriver.client.changes import Change
@@ -28,7 +29,7 @@ _COLOURS = {"mutation": "green", "deletion": "red", "expiration": "magenta", "ro
 @click.option("--key", "key_prefix", default="", help="Only keys that start with this.")
 @click.option("--keys-only", is_flag=True, help="Do not fetch values.")
 @click.option("--xattrs", is_flag=True, help="Fetch extended attributes.")
-@click.option("--limit", type=int, help="Stop after so many changes.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many changes.")
 @click.option("--on-rollback", type=click.Choice(["emit", "fail", "rewind"]), default="emit", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def tail(**options: Any) -> None:
@@ -58,6 +59,10 @@ def _reading(
 
 def _filter(events: tuple[str, ...], prefix: bytes) -> Callable[[Change], bool]:
     from upriver.cli.rendering import event_of
+    from upriver.records.schema import Event
+
+    if unknown := set(events) - {event.value for event in Event}:
+        raise ConfigError(f"--event: {min(unknown)!r} is none of {', '.join(event.value for event in Event)}")
 
     def wanted(change: Change) -> bool:
         if events and event_of(change) not in events:

@@ -168,13 +168,14 @@ class AsyncFeed(Generic[T]):
         while self._earlier:
             one = self._earlier[0]
             await one.__aenter__()  # so that leaving the loop does not close it
+            self.reader.earlier = [one.reader]
             async with aclosing(one.__aiter__()) as items:
                 async for item in items:
                     yield item
             if not (one.reader.feed.done and one._delivery and one._delivery.idle):
                 return
             await one.close()
-            self.reader.lacking.difference_update(one.reader.feed.vbuckets)
+            self.reader.begin_behind(one.reader)
             del self._earlier[0]
 
     @property

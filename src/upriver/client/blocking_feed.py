@@ -42,6 +42,7 @@ class BlockingFeed:
         self._closed = False
         self._earlier = list(earlier)
         reader.lacking = {vb for one in earlier for vb in one.feed.vbuckets}
+        reader.earlier = [one.reader for one in earlier]
 
     def __enter__(self) -> BlockingFeed:
         return self
@@ -99,7 +100,7 @@ class BlockingFeed:
             if not one._is_over:
                 return  # it was idle for too long
             one.close()
-            self.reader.lacking.difference_update(one.feed.vbuckets)
+            self.reader.begin_behind(one.reader)
             del self._earlier[0]
         delivery = self.reader.deliver(make, **options)
         idle_s = self.reader.read.idle_s if idle_s is None else idle_s

@@ -6,7 +6,7 @@ The shells pump events in, take items out, and run the ``chores``: conversations
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from upriver.client.pacing import Pacing, jitter
 from upriver.client.positions import Positions, Standpoint
 from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
-from upriver.protocol.feed import CollectionChange, Documents, Feed, FeedEvent, FeedRequest, FilterGone
+from upriver.protocol.feed import CollectionChange, Documents, Feed, FeedEvent, FeedRequest, FilterGone, OnRollback
 from upriver.protocol.session import FeedSettings
 from upriver.wire.events import CollectionEnded
 
@@ -46,6 +46,7 @@ class Reader:
         self.operations, self.read, self.names = operations, read, names
         self.filter = filter  # what is read; None: whoever made the request knows
         self.lacking: set[int] = set()  # vbuckets of which something must be read first: they claim no more than before
+        self.earlier: list[Reader] = []  # they read that, and are not done yet
         self.pacing = Pacing()
         options = operations.options
         self.feed = Feed(
@@ -107,7 +108,25 @@ class Reader:
             vb: replace(self._not_beyond_drop(vb, standpoint), filter=self._filter_of(vb))
             for vb, standpoint in place.standpoints().items()
         }
+        for one in self.earlier:
+            found |= {vb: Standpoint(epoch=epoch, filter=self.filter) for vb, epoch in self._undone_by(one)}
         return Positions(found, topology.bucket_uuid, topology.vbuckets)
+
+    def _undone_by(self, one: Reader) -> Iterator[tuple[int, int]]:
+        """The vbuckets of which the caller was told to undo everything, and their epochs."""
+        if self.read.on_rollback is OnRollback.EMIT and one.delivery:
+            for vb, standpoint in one.delivery.standpoints().items():
+                if standpoint.epoch != self.feed.standing.epoch[vb]:
+                    yield vb, standpoint.epoch
+
+    def begin_behind(self, one: Reader) -> None:
+        """An earlier reader has brought all that was lacking; both together are at our position."""
+        undone = dict(self._undone_by(one))
+        for vb in one.feed.vbuckets:
+            epoch = undone.get(vb, self.feed.standing.epoch[vb])
+            self.feed.begin_behind(vb, one.feed.standing.position(vb), epoch)
+        self.lacking.difference_update(one.feed.vbuckets)
+        self.earlier.remove(one)
 
     def _filter_of(self, vb: int) -> Filter | None:
         if vb in self.lacking and isinstance(self.read.start, Positions):

@@ -57,6 +57,7 @@ class ReadOptions:
     linger_s: float = 0.01  # how long rows wait for more before a batch is made of them
     idle_s: float | None = None  # stop when nothing came for so long
     name: str = ""
+    completes: bool = False  # another feed, by what it lacks up to its position: only at 0 are both consistent
 
     @classmethod
     def of(cls, **given: Any) -> ReadOptions:
@@ -160,7 +161,7 @@ def plan(operations: Operations, read: ReadOptions) -> Operation[FeedRequest]:
         epochs={vb: s.epoch for vb, s in starts.items() if s.epoch},
         points={vb: s.points for vb, s in starts.items() if s.points},
         flags=flags, value=value, on_rollback=read.on_rollback, follow=read.filtered,
-        resumed=isinstance(read.start, Positions),
+        resumed=isinstance(read.start, Positions), back_to_zero=read.completes,
     )  # fmt: skip
 
 
@@ -208,8 +209,9 @@ def _from_the_beginning(
     names = tuple(sorted(".".join(path) for path in what.collections))
     name = f"{read.name}:missed" if read.name else ""
     return replace(
-        read, start=start, end=ends, vbuckets=tuple(vbuckets), scope=what.scope, collections=names, name=name
-    )
+        read, start=start, end=ends, vbuckets=tuple(vbuckets), scope=what.scope, collections=names, name=name,
+        completes=True,
+    )  # fmt: skip
 
 
 def check_belongs(positions: Positions, operations: Operations) -> None:

@@ -148,6 +148,20 @@ class Feed:
         """``refilter`` with ``again`` is to go back to here: changes that it lets pass may follow from here on."""
         self._remembered.setdefault(vb, (self.standing.position(vb), self.standing.epoch[vb]))
 
+    def begin_behind(self, vb: int, read: Position, epoch: int) -> None:
+        """Another feed has read the rest of a vbucket from 0 up to where this one begins; call it before that.
+
+        Of that rest, the older points of ours say nothing. If the caller was told to undo it all, we begin at 0.
+        """
+        at = self.standing.position(vb)
+        if epoch == self.standing.epoch[vb]:
+            both = Position(at.vbuuid, at.seqno, 0, max(at.snap_end, read.snap_end))
+            self.standing.resume(vb, both, epoch=epoch)
+            return
+        self.standing.resume(vb, Position(), epoch=epoch)
+        if self._end(vb) != SEQNO_MAX:
+            self._to_latest.add(vb)
+
     def refilter(self, value: bytes, again: bool = False) -> None:
         """Use another filter from now on; ``again``: open the streams of the remembered vbuckets anew, from there."""
         self.filter = value
@@ -372,7 +386,8 @@ class Feed:
             self._wait(vb, now)
             return
         # A true rollback goes below where we stand; never believe one that would have us ask the same again.
-        target = self.standing.rollback_target(vb, min(event.seqno, max(0, at.seqno - 1)))
+        lowest = 0 if self.request.back_to_zero else min(event.seqno, max(0, at.seqno - 1))
+        target = self.standing.rollback_target(vb, lowest)
         if at.seqno > 0:  # or there is nothing to undo
             self._lose(vb, target, at.vbuuid)
         self._unconfirmed.discard(vb)

@@ -35,6 +35,7 @@ class FeedRequest:
     follow: bool = False  # a filter whose collections are gone waits for ``Feed.refilter`` instead of ending
     resumed: bool = False  # the caller may have acted on changes after ``starts``: tell it if their branch is gone
     branches: Mapping[int, int] = field(default_factory=dict)  # read only this branch of a vbucket, or ``Feed.left`` it
+    back_to_zero: bool = False  # every rollback leads to 0: the caller is consistent nowhere else
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from upriver.errors import ConfigError, DamagedVbucket, NotMyVbucket, StatusError
+from upriver.errors import ConfigError, DamagedVbucket, InvalidArguments, NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.cluster_map import ClusterMap, NodeAddress, Version
@@ -23,6 +23,7 @@ from upriver.node.http_wire import Answer, HttpError, Request
 from upriver.node.kept_map import KeptMap, parse_map
 from upriver.node.proposals import take_manifest
 from upriver.node.replicator import Replicator
+from upriver.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -125,8 +126,10 @@ async def push(node: Node, request: Request, name: str) -> Result:
     try:
         data = orjson.loads(request.body)
         welcome = isinstance(data, dict) and bool(data.pop("welcome", False))
+        if isinstance(data, dict) and data.get("manifest"):
+            Manifest.parse(orjson.dumps(data["manifest"]))
         done = apply_map(node, bucket, data, welcome=welcome)
-    except (ConfigError, orjson.JSONDecodeError) as error:
+    except (ConfigError, InvalidArguments, orjson.JSONDecodeError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
     await take_manifest(bucket, data.get("manifest"))
     return Answer(done)

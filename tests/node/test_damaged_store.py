@@ -14,7 +14,7 @@ from raw import ALL, ready
 from upriver import testing
 from upriver.cli import cli
 from upriver.errors import Status
-from upriver.model import vbucket_of
+from upriver.model import VbucketState, vbucket_of
 from upriver.replicate.local import local_cluster
 from upriver.wire import cluster, dcp, kv
 from upriver.wire.constants import StreamEndStatus
@@ -34,9 +34,18 @@ def damage(data: Path, vbucket: int) -> None:
     (data / "default" / "closed.json").unlink()  # it was LMDB that wrote, not the node
 
 
+def damage_record(data: Path, vbucket: int) -> None:
+    """Flip a bit in what a stopped node knows of a vbucket."""
+    with lmdb.open(str(data / "default"), max_dbs=8) as file, file.begin(write=True) as transaction:
+        meta, key = file.open_db(b"meta", transaction), b"v" + vbucket.to_bytes(2, "big")
+        value = transaction.get(key, db=meta)
+        transaction.put(key, value[:99] + bytes([value[99] ^ 1]) + value[100:], db=meta)
+    (data / "default" / "closed.json").unlink(missing_ok=True)
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[testing.RunningNode]:
-    """With documents in each vbucket, and damage in vbucket 1."""
+    """With documents in each vbucket, damage in vbucket 1, and a vbucket 3 that nobody knows anything about."""
     with testing.node(vbuckets=VBUCKETS) as made:
         with ready(made.kv_port) as raw:
             for number in range(VBUCKETS):
@@ -45,6 +54,7 @@ def node() -> Iterator[testing.RunningNode]:
                     assert raw.ask(kv.Set(key=b"k%d" % each, value=value, vbucket=number)).specific == Status.SUCCESS
         made.stop()
         damage(made.data, 1)
+        damage_record(made.data, 3)
         made.start()
         yield made
 
@@ -82,13 +92,28 @@ def test_inspect_names_the_damage_beside_a_running_node(node: testing.RunningNod
     done = CliRunner().invoke(cli, ["inspect", "--check", str(node.data), "--json"])
     assert done.exit_code == 1, done.output
     found = json.loads(done.stdout)
-    assert {(each["bucket"], each["vbucket"]) for each in found["damage"]} == {("default", 1)}
+    assert {(each["bucket"], each["vbucket"]) for each in found["damage"]} == {("default", 1), ("default", 3)}
     assert found["damage"][0]["file"] == str(node.data / "default" / "data.mdb")
     assert "checksum" in found["damage"][0]["what"]
     assert found["checked"]["vbuckets"] == VBUCKETS
     said = CliRunner().invoke(cli, ["inspect", "--check", str(node.data)])
     assert said.exit_code == 1
     assert "bucket default, vbucket 1: the block that ends at seqno" in said.output
+
+
+def test_a_vbucket_whose_record_is_damaged_answers_with_an_error_until_it_is_made_anew(node: testing.RunningNode):
+    assert "event=vbucket_damaged bucket=default vbucket=3" in node.log.read_text()
+    with ready(node.kv_port, *ALL) as raw:
+        active = cluster.SetVbucket(VbucketState.ACTIVE, vbucket=3)
+        for request in (kv.Get(b"\0k7", vbucket=3), kv.Set(key=b"\0k7", value=b"", vbucket=3), active):
+            answer = raw.ask(request)
+            assert answer.specific == Status.EINTERNAL, request
+            assert "vbucket 3 is damaged" in json.loads(answer.value)["error"]["context"]
+        assert raw.ask(kv.Get(b"\0k7", vbucket=2)).value.endswith(VALUE)
+        assert raw.ask(cluster.DeleteVbucket(vbucket=3)).specific == Status.SUCCESS
+        assert raw.ask(active).specific == Status.SUCCESS
+        assert raw.ask(kv.Get(b"\0k7", vbucket=3)).specific == Status.KEY_ENOENT
+    assert "Traceback" not in node.log.read_text()
 
 
 def test_inspect_finds_nothing_in_a_whole_store_and_refuses_other_directories(tmp_path: Path):
@@ -99,6 +124,32 @@ def test_inspect_finds_nothing_in_a_whole_store_and_refuses_other_directories(tm
     done = CliRunner().invoke(cli, ["inspect", "--check", str(tmp_path)])
     assert done.exit_code == 1
     assert "not the data directory of a node" in done.output
+
+
+def test_a_member_that_cannot_read_a_vbucket_leaves_it_to_who_has_a_copy_and_fills_it_again():
+    with local_cluster(2, 1, VBUCKETS, lazy=True) as made:
+        state, ports = made.state, [member.kv for member in made.state.members]
+        vbucket = next(vb for vb, owners in enumerate(state.owners) if owners == (0, 1))
+        with ready(ports[0]) as raw:
+            assert raw.ask(kv.Set(key=b"k", value=VALUE, vbucket=vbucket)).specific == Status.SUCCESS
+        made.sync()
+        broken = made.nodes[0]
+        broken.stop()
+        damage_record(broken.process.data, vbucket)
+        broken.start()
+        made.manager.watch()
+        with ready(ports[0]) as raw:
+            assert raw.ask(kv.Get(b"k", vbucket=vbucket)).specific != Status.SUCCESS
+        made.fail_over(0, force=True)
+        with ready(ports[1]) as raw:
+            assert raw.ask(kv.Get(b"k", vbucket=vbucket)).value == VALUE
+        made.rebalance()
+        made.sync()
+        made.nodes[1].stop()
+        made.fail_over(1, force=True)
+        with ready(ports[0]) as raw:
+            assert raw.ask(kv.Get(b"k", vbucket=vbucket)).value == VALUE
+        assert "Traceback" not in broken.process.log.read_text()
 
 
 def test_a_damaged_replica_takes_everything_from_its_active_again():

@@ -66,6 +66,17 @@ def test_the_terse_config_is_the_one_that_the_kv_port_gives(node: Served) -> Non
     assert get(node, "/pools/default/nodeServices")["nodesExt"][0]["services"] == services
 
 
+def test_the_config_names_the_manifest_that_the_bucket_has(node: Served) -> None:
+    assert node.http(BUCKETS, "POST", {"name": "scoped", "numVBuckets": 4})[0] == 202
+    for expected in ("0", "1", "2"):
+        with ready(node.kv_port) as raw:
+            raw.bucket(b"scoped")
+            assert json.loads(raw.ask(GetClusterConfig()).value)["collectionsManifestUid"] == expected
+        assert get(node, f"{BUCKETS}/scoped")["collectionsManifestUid"] == expected
+        assert node.http(f"{BUCKETS}/scoped/scopes", "POST", {"name": f"s{expected}"})[0] == 200
+    assert node.http(f"{BUCKETS}/scoped", "DELETE")[0] == 200
+
+
 def test_the_streaming_config_comes_at_once_and_ends_with_its_bucket(node: Served) -> None:
     assert node.http(BUCKETS, "POST", {"name": "short-lived", "numVBuckets": 4})[0] == 202
     connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=60)

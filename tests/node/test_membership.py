@@ -91,6 +91,36 @@ def test_a_member_whose_newest_map_is_damaged_takes_none(member: Member) -> None
     assert "upriver.map is damaged" in member.report()["errors"]["_"]
 
 
+WRONG_MAPS = [
+    {"nodes": [{"host": 5, "kv": 1}]}, {"nodes": [{"host": "h", "kv": "1"}]}, {"nodes": [{"host": "h", "kv": 1 << 16}]},
+    {"nodes": [5]}, {"owners": [[1], [0]]}, {"owners": 5}, {"ancestors": [1]},
+    {"manifest": {"uid": "zz"}}, {"manifest": 5}, {"manifest": [1]}, {"manifest": {"uid": "9", "scopes": 3}},
+]  # fmt: skip
+
+
+def test_a_map_that_makes_no_sense_is_refused_and_not_kept(member: Member) -> None:
+    assert member.push(3, "a") == 200
+    for wrong in WRONG_MAPS:
+        assert member.push(4, "a", **wrong) == 400, wrong
+        assert member.report()["revision"] == 3
+    assert member.push(4, "a") == 200
+
+
+def test_a_bucket_of_a_cluster_is_not_deleted_at_one_of_its_members(member: Member) -> None:
+    path = "/pools/default/buckets/default"
+    other = {"host": "127.0.0.1", "kv": 1, "mgmt": 2}
+    me = {"host": "127.0.0.1", "kv": member.served.kv_port, "mgmt": member.served.http_port}
+    assert member.push(3, "a", nodes=[me, other]) == 200
+    for _ in range(2):
+        status, content = member.call("DELETE", path)
+        assert status == 400
+        assert "remove this node from the cluster first" in content["errors"]["_"]
+        member.restart()  # and before it has a map of this run
+    assert member.push(4, "a", nodes=[other]) == 200  # it was removed
+    assert member.call("DELETE", path)[0] == 200
+    assert member.call("GET", path)[0] == 404
+
+
 def test_a_member_without_a_manager_says_who_would_have_to_decide(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:

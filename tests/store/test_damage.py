@@ -148,7 +148,7 @@ def test_a_damaged_replica_begins_anew_and_is_whole_again(tmp_path):
     assert check_bucket(tmp_path, lambda done, total: None)[1] == []
 
 
-@pytest.mark.parametrize("key", [b"bucket", b"present", b"v\0\1"])
+@pytest.mark.parametrize("key", [b"bucket", b"present"])
 @pytest.mark.parametrize("how", [flipped(20), gone])
 def test_a_damaged_record_keeps_the_bucket_from_opening(tmp_path, key, how):
     fill(tmp_path)
@@ -156,6 +156,66 @@ def test_a_damaged_record_keeps_the_bucket_from_opening(tmp_path, key, how):
     with pytest.raises(CorruptStore, match=r"damaged.*data\.mdb|data\.mdb.*damaged"):
         open_bucket(tmp_path)
     assert check_bucket(tmp_path, lambda done, total: None)[1]
+
+
+@pytest.mark.parametrize("how", [flipped(20), gone])
+def test_a_vbucket_whose_record_is_damaged_is_refused_and_the_others_go_on(tmp_path, how):
+    fill(tmp_path)
+    change(tmp_path, b"meta", lambda keys: b"v\0\1", how)
+    for _ in range(2):  # nothing is forgotten, and nothing made over it, by using the others
+        assert {finding.vbucket for finding in check_bucket(tmp_path, lambda done, total: None)[1]} == {1}
+        with open_bucket(tmp_path) as bucket:
+            assert list(bucket.damage) == list(bucket.unreadable) == [1]
+            bucket.create_all()
+            for use in (lambda: bucket.vbucket(1), lambda: bucket.set_state(1, VbucketState.ACTIVE), bucket.empty):
+                with pytest.raises(DamagedVbucket, match="vbucket 1 is damaged in"):
+                    use()
+            assert {bucket.vbucket(number).get(KEYS[0]).value for number in (0, 2)} == {b"second" * 10}
+            bucket.vbucket(2).set(b"more", b"1")
+            bucket.apply_manifest(MANIFEST % 1)
+    with open_bucket(tmp_path) as bucket:
+        if how is gone:
+            bucket.delete_vbucket(1)
+        assert bucket.set_state(1, VbucketState.REPLICA).high_seqno == 0  # its active has everything
+        assert dict(bucket.damage) == dict(bucket.unreadable) == {}
+        bucket.set_state(1, VbucketState.ACTIVE).set(b"again", b"1")
+    assert check_bucket(tmp_path, lambda done, total: None)[1] == []
+    with open_bucket(tmp_path) as bucket:
+        assert bucket.vbucket(1).get(b"again").value == b"1"
+
+
+MANIFEST = b'{"uid":"%x","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]},' \
+    b'{"name":"shop","uid":"8","collections":[]}]}'  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [flipped(20), flipped(60), gone])
+def test_a_damaged_manifest_is_found_and_mended_from_the_buckets_record(tmp_path, how):
+    fill(tmp_path)
+    with open_bucket(tmp_path) as bucket:
+        bucket.apply_manifest(MANIFEST % 1)
+    change(tmp_path, b"meta", lambda keys: next(key for key in keys if key.startswith(b"manifest")), how)
+    found = check_bucket(tmp_path, lambda done, total: None)[1]
+    assert {finding.vbucket for finding in found} - {None} == {0, 1, 2}
+    assert all("manifest" in finding.what for finding in found)
+    with open_bucket(tmp_path) as bucket:
+        assert [vb.manifest.uid for vb in bucket.existing()] == [1, 1, 1]
+        bucket.vbucket(1).set(b"more", b"1")
+    assert check_bucket(tmp_path, lambda done, total: None)[1] == []
+
+
+def test_a_damaged_manifest_of_one_vbucket_leaves_the_others_alone(tmp_path):
+    with open_bucket(tmp_path) as bucket:
+        for number in range(3):
+            bucket.set_state(number, VbucketState.ACTIVE).set(b"k", b"v")
+        bucket.apply_manifest(MANIFEST % 1)
+        bucket.set_state(1, VbucketState.REPLICA)  # it stays behind
+        bucket.apply_manifest(MANIFEST % 2)
+    change(tmp_path, b"meta", lambda keys: b"manifest" + (1).to_bytes(8, "big"), flipped(60))
+    found = check_bucket(tmp_path, lambda done, total: None)[1]
+    assert [finding.vbucket for finding in found] == [None, 1]
+    with open_bucket(tmp_path) as bucket:
+        assert list(bucket.unreadable) == [1]
+        assert [bucket.vbucket(number).get(b"k").value for number in (0, 2)] == [b"v", b"v"]
 
 
 @pytest.mark.parametrize("name", [b"log", b"dead", b"index", b"meta"])

@@ -70,6 +70,8 @@ class NodeBucket:
         self.manifest_changes = asyncio.Lock()  # held by who makes a new manifest of the present one
         self._loop = asyncio.get_running_loop()
         store.on_damage = self._found_damage
+        for error in list(store.damage.values()):
+            self._found_damage(error)  # when it was opened
 
     def expect_xattrs(self) -> None:
         """From now on a plain SET has to look for extended attributes that it must keep."""
@@ -137,6 +139,8 @@ class NodeBucket:
 
         An active vbucket stays as it is: what of it is whole is all there is.
         """
+        if vbucket_id in self.store.unreadable:
+            return  # whoever makes it a replica again makes it anew
         try:
             if self.store.vbucket(vbucket_id).state is not VbucketState.REPLICA:
                 return

@@ -100,7 +100,7 @@ class ClusterMap:
     def is_newer_than(self, epoch: int, revision: int) -> bool:
         return (self.epoch, self.revision) > (epoch, revision)
 
-    def to_json(self, name: str, uuid: str, this_node: int = 0) -> bytes:
+    def to_json(self, name: str, uuid: str, this_node: int = 0, manifest_uid: int = 0) -> bytes:
         return orjson.dumps(
             {
                 "rev": self.revision,
@@ -112,7 +112,7 @@ class ClusterMap:
                 "streamingUri": f"/pools/default/bucketsStreaming/{name}?bucket_uuid={uuid}",
                 "bucketCapabilitiesVer": "",
                 "bucketCapabilities": _CAPABILITIES,
-                "collectionsManifestUid": "0",
+                "collectionsManifestUid": f"{manifest_uid:x}",
                 **self._nodes_json(this_node),
                 "vBucketServerMap": self._vbuckets_json(),
             }

@@ -41,7 +41,6 @@ def describe_bucket(node: Node, bucket: NodeBucket) -> dict[str, Any]:
         durabilityMinLevel="none",
         controllers={"flush": f"{path}/controller/doFlush"} if node.may_flush(bucket) else {},
         authType="sasl",
-        collectionsManifestUid=f"{store.manifest.uid:x}",
         nodes=describe_nodes(node, node.cluster_map(bucket)),
         quota={"ram": store.options.quota_bytes, "rawRAM": store.options.quota_bytes},
         basicStats={"itemCount": items, "memUsed": store.memory_bytes, "diskUsed": store.disk_bytes},
@@ -95,8 +94,9 @@ def update_bucket(node: Node, request: Request, name: str) -> Result:
 
 @route("DELETE", "/pools/default/buckets/*")
 def drop_bucket(node: Node, request: Request, name: str) -> Result:
-    if name not in node.buckets.broken:
-        bucket_or_404(node, name)
+    if name not in node.buckets.broken and node.shares(bucket_or_404(node, name)):
+        what = "remove this node from the cluster first, or stop the cluster and erase its directories"
+        raise HttpError(_BAD, f"the bucket is a cluster's, and this node has a part of it only: {what}")
     node.delete_bucket(name)
     return Answer()
 

@@ -25,7 +25,7 @@ _FILE = "upriver.map"
 def parse_map(data: Any) -> ClusterMap:
     """The map that a manager pushes; ``ConfigError`` says what is wrong with it."""
     try:
-        nodes = tuple(NodeAddress(n["host"], n["kv"], n.get("mgmt")) for n in data["nodes"])
+        nodes = tuple(_address(node) for node in data["nodes"])
         owners = [[int(index) for index in row] for row in data["owners"]]
         revision, epoch, replicas = (int(data[name]) for name in ("revision", "epoch", "replicas"))
         branch, ancestors = str(data.get("branch", "")), {str(b): int(r) for b, r in data.get("ancestors", {}).items()}
@@ -35,6 +35,13 @@ def parse_map(data: Any) -> ClusterMap:
     if any(not row or max(row) >= len(nodes) for row in owners):
         raise ConfigError("the cluster map names a node that it does not list")
     return found
+
+
+def _address(node: Any) -> NodeAddress:
+    host, ports = node["host"], (node["kv"], node.get("mgmt") or 1)
+    if not isinstance(host, str) or any(type(port) is not int or not 0 < port < 1 << 16 for port in ports):
+        raise ValueError(f"{host}:{node['kv']} is not an address")
+    return NodeAddress(host, node["kv"], node.get("mgmt"))
 
 
 class KeptMap:

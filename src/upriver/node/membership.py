@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from upriver.errors import ConfigError, NotMyVbucket, StatusError
+from upriver.errors import ConfigError, DamagedVbucket, InvalidArguments, NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.cluster_map import ClusterMap, NodeAddress, Version
@@ -23,6 +23,7 @@ from upriver.node.http_wire import Answer, HttpError, Request
 from upriver.node.kept_map import KeptMap, parse_map
 from upriver.node.proposals import take_manifest
 from upriver.node.replicator import Replicator
+from upriver.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -42,8 +43,9 @@ def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = Fals
         raise ConfigError("this node has crashed since it last had a map")
     if len(new.owners) != bucket.store.vbuckets:
         raise ConfigError(f"the map has {len(new.owners)} vbuckets, the bucket {bucket.store.vbuckets}")
-    kept.keep(data, new)
     me = node.index_in(new)
+    _check_readable(bucket, new, me)
+    kept.keep(data, new)
     changes = _changes(bucket, new, me)
     bucket.set_states(changes)
     node.set_cluster_map(bucket, new)
@@ -71,14 +73,27 @@ def _check_successor(node: Node, kept: KeptMap, new: ClusterMap) -> None:
         )
 
 
+def _check_readable(bucket: NodeBucket, new: ClusterMap, me: int) -> None:
+    """Others who have a copy of what nobody can read here should be active for it; then it is made anew here."""
+    for vb, what in bucket.store.unreadable.items():
+        chain = new.owners[vb]
+        if _wanted_state(chain, me) is VbucketState.ACTIVE and any(n >= 0 for n in chain[1:]):
+            raise ConfigError(f"vbucket {vb} is damaged here ({what}), and others have copies: fail this node over")
+
+
 def _changes(bucket: NodeBucket, new: ClusterMap, me: int) -> dict[int, VbucketState]:
     """The vbuckets that are not what the map wants them to be."""
     changes = {}
     for vb, chain in enumerate(new.owners):
         current, wanted = state_of(bucket, vb), _wanted_state(chain, me)
-        if current is not wanted and not (current is None and wanted is VbucketState.DEAD):
+        if current is not wanted and not (current is None and _stays_away(bucket, vb, wanted)):
             changes[vb] = wanted
     return changes
+
+
+def _stays_away(bucket: NodeBucket, vb: int, wanted: VbucketState) -> bool:
+    """One that is not here need not be here, or cannot be read and must not be taken for empty."""
+    return wanted is VbucketState.DEAD or (wanted is VbucketState.ACTIVE and vb in bucket.store.unreadable)
 
 
 def _wanted_state(chain: Any, me: int) -> VbucketState:
@@ -90,7 +105,7 @@ def _wanted_state(chain: Any, me: int) -> VbucketState:
 def state_of(bucket: NodeBucket, vb: int) -> VbucketState | None:
     try:
         return bucket.store.vbucket(vb).state
-    except NotMyVbucket:
+    except (NotMyVbucket, DamagedVbucket):
         return None
 
 
@@ -111,8 +126,10 @@ async def push(node: Node, request: Request, name: str) -> Result:
     try:
         data = orjson.loads(request.body)
         welcome = isinstance(data, dict) and bool(data.pop("welcome", False))
+        if isinstance(data, dict) and data.get("manifest"):
+            Manifest.parse(orjson.dumps(data["manifest"]))
         done = apply_map(node, bucket, data, welcome=welcome)
-    except (ConfigError, orjson.JSONDecodeError) as error:
+    except (ConfigError, InvalidArguments, orjson.JSONDecodeError) as error:
         raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from error
     await take_manifest(bucket, data.get("manifest"))
     return Answer(done)

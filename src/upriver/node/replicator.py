@@ -123,7 +123,12 @@ class ReplicationSource:
 
     async def _ask_for_takeover(self, machine: Consumer, vb: int) -> None:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        machine.add_streams([vb], lambda _, status: answer.set_result(status), StreamFlag.TAKEOVER)
+
+        def done(_: int, status: int) -> None:
+            if not answer.done():  # given up
+                answer.set_result(status)
+
+        machine.add_streams([vb], done, StreamFlag.TAKEOVER)
         self._flush()
         status = await answer
         if status != Status.SUCCESS:
@@ -226,7 +231,8 @@ class ReplicationSource:
             log.info("replication_refused", vbucket=vb, source=str(self.address.kv), status=f"0x{status:02x}")
 
     def _flush(self) -> None:
-        if self._machine is not None and self._writer is not None:
+        """A connection that is gone takes nothing; whoever reads from it sees to the rest."""
+        if self._machine is not None and self._writer is not None and not self._writer.is_closing():
             data = self._machine.data_to_send()
             if data:
                 self._writer.write(data)

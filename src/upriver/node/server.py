@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from upriver.errors import CorruptStore, UpriverError
+from upriver.errors import ConfigError, CorruptStore, UpriverError
 from upriver.node import auth, commands, log, warmup
 from upriver.node.buckets import Buckets, NodeBucket
 from upriver.node.budget import Memory
@@ -49,7 +49,7 @@ class Node:
         self.total_connections = 0
         self._servers: list[asyncio.Server] = []
         self._maps: dict[str, ClusterMap] = {}
-        self._map_json: dict[str, bytes] = {}
+        self._map_json: dict[str, tuple[int, bytes]] = {}  # with the uid of the manifest that it names
         self._http: HttpServer | None = None
         self._housekeeping = Housekeeping(self)
 
@@ -174,11 +174,13 @@ class Node:
         return NodeAddress(self.options.host, kv_port, self.http_port or None, self.tls_port or None)
 
     def cluster_json(self, bucket: NodeBucket) -> bytes:
-        found = self._map_json.get(bucket.name)
-        if found is None:
+        manifest_uid = bucket.store.manifest.uid
+        known, found = self._map_json.get(bucket.name, (-1, b""))
+        if known != manifest_uid:
             current = self.cluster_map(bucket)
             this_node = max(0, self.index_in(current))
-            found = self._map_json[bucket.name] = current.to_json(bucket.name, self.bucket_uuid(bucket), this_node)
+            found = current.to_json(bucket.name, self.bucket_uuid(bucket), this_node, manifest_uid)
+            self._map_json[bucket.name] = manifest_uid, found
         return found
 
     def bucket_uuid(self, bucket: NodeBucket) -> str:
@@ -204,6 +206,14 @@ class Node:
             return False
         allowed = bucket.settings.flush_enabled
         return self.options.enable_flush if allowed is None else allowed
+
+    def shares(self, bucket: NodeBucket) -> bool:
+        """Whether others have a part of the bucket, too, as the newest map says that this node ever had."""
+        try:
+            known = KeptMap.of(self, bucket).checked()
+        except ConfigError:
+            return True  # there was a map, and nobody knows what it said
+        return known is not None and len(known.nodes) > 1 and self.index_in(known) >= 0
 
     def delete_bucket(self, name: str) -> None:
         """Disconnect its users, then erase it."""

@@ -85,7 +85,6 @@ def delete_vbucket(conn: Connection, request: cluster.DeleteVbucket) -> None:
     if request.value not in (b"", _SYNCHRONOUS):
         raise InvalidArguments("the only value is async=0")
     bucket = conn.require_bucket()
-    conn.vbucket(request.vbucket)
     bucket.delete_vbucket(request.vbucket)
     log.info("vbucket_deleted", bucket=bucket.name, vbucket=request.vbucket)
     conn.reply(request)

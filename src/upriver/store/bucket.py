@@ -49,6 +49,7 @@ class Bucket:
         self._identity = identity
         self._shared = shared
         self._vbuckets: dict[int, VBucket] = {}
+        self._unreadable: dict[int, str] = {}  # vbuckets whose records are damaged, and how
         self._flusher = Flusher(shared)
         self._manifests = ManifestChanges(shared, self._flusher, self._vbuckets)
         self._closed = self._closing = False
@@ -82,6 +83,8 @@ class Bucket:
         manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
         shared = Shared(disk, options, int(identity["seed"]), now_ns, manifest, uuids)
         shared.manifests = kept_manifests.read(disk)
+        if manifest.uid:
+            shared.manifests[manifest.uid] = manifest  # it is in the bucket's record, too
         shared.change_options(options, vbuckets)
         bucket = cls(name, vbuckets, shared, identity)
         bucket._warm_up(clean=bool(identity["clean"]), fresh=stored is None)
@@ -98,9 +101,13 @@ class Bucket:
         with disk.read() as transaction:
             present = disk.present(transaction) if not fresh else []
             numbers = self._recorded(transaction) if present is None else present
-            for number, record in disk.vbucket_values(transaction, numbers):
-                self._restore(number, record)
-        self._shared.present = frozenset(self._vbuckets)
+            cursor = transaction.cursor(db=disk.meta)
+            for number in numbers:
+                try:
+                    self._restore(number, disk.vbucket_value(cursor, number))
+                except DamagedVbucket as damage:  # the others go on, and what is on disk of this one stays as it is
+                    self._unreadable[number] = damage.what
+        self._shared.present = frozenset(numbers)
         # Who will catch up with the manifest writes where others may have gone on: as after a crash.
         branching = [vb for vb in self._vbuckets.values() if not clean or vb.lags_behind_manifest]
         for vbucket in branching:
@@ -108,6 +115,8 @@ class Bucket:
         disk.begin_writing()
         with disk.write() as transaction:
             self._put_identity(transaction, clean=False)
+            if self._shared.manifest.uid:
+                kept_manifests.put(transaction, disk, self._shared.manifest)  # were it damaged, it is whole again
             for vbucket in branching:
                 transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, vbucket.describe()), db=disk.meta)
             disk.put_present(transaction, self._shared.present)
@@ -253,7 +262,20 @@ class Bucket:
         try:
             return self._vbuckets[vbucket_id]
         except KeyError:
+            self._check_readable(vbucket_id)
             raise NotMyVbucket(f"no vbucket {vbucket_id} here") from None
+
+    @property
+    def unreadable(self) -> Mapping[int, str]:
+        """Vbuckets that nobody knows anything about, since their records are damaged, and what is wrong with them.
+
+        One that becomes a replica begins anew; one that is deleted is gone; anything else is refused.
+        """
+        return self._unreadable
+
+    def _check_readable(self, vbucket_id: int) -> None:
+        if vbucket_id in self._unreadable:
+            raise self._shared.disk.damaged(vbucket_id, self._unreadable[vbucket_id])
 
     def existing(self) -> Iterator[VBucket]:
         """The vbuckets that are here, by id."""
@@ -284,7 +306,7 @@ class Bucket:
     def create_all(self, state: VbucketState = VbucketState.ACTIVE) -> None:
         """Make every vbucket that is missing, in one go."""
         for vbucket_id in range(self.vbuckets):
-            if vbucket_id not in self._vbuckets:
+            if vbucket_id not in self._vbuckets and vbucket_id not in self._unreadable:
                 self._change_state(vbucket_id, state, takeover=False, silent=False, topology=None)
         self._flusher.settle()
 
@@ -293,12 +315,16 @@ class Bucket:
     ) -> VBucket:
         if not 0 <= vbucket_id < self.vbuckets:
             raise OutOfRange(f"vbucket {vbucket_id} of {self.vbuckets}")
+        if state is VbucketState.REPLICA and vbucket_id in self._unreadable:
+            self._erase_unreadable(vbucket_id)
+        self._check_readable(vbucket_id)
         with self._shared.lock:
             vbucket = self._vbuckets.get(vbucket_id)
             if vbucket is None:
                 vbucket = VBucket(self._shared, vbucket_id, state, FailoverLog.new(self._shared.random_uuid()))
                 self._add(vbucket)
-                vbucket.adopt_manifest()
+                if state is VbucketState.ACTIVE:  # others hear of it from theirs
+                    vbucket.adopt_manifest()
             elif vbucket.state is not state:
                 vbucket.change_state(state, takeover=takeover, silent=silent)
             if topology is not None or state is not VbucketState.ACTIVE:
@@ -308,29 +334,45 @@ class Bucket:
 
     def delete_vbucket(self, vbucket_id: int) -> None:
         """Erase it; its streams end."""
+        if vbucket_id in self._unreadable:
+            self._erase_unreadable(vbucket_id)
+            return
         vbucket = self.vbucket(vbucket_id)
         with self._shared.commit_lock, self._shared.lock:
             self._flusher.flush()
             vbucket.state = VbucketState.DEAD
             vbucket.end_streams(EndReason.STATE_CHANGED)
-            disk = self._shared.disk
-            with disk.write() as transaction:
-                disk.erase(transaction, vbucket_id)
-                disk.erase_tables(transaction, vbucket_id)
-                transaction.delete(meta_key(vbucket_id), db=disk.meta)
-                present = self._shared.present - {vbucket_id}
-                disk.put_present(transaction, present)
-            self._shared.present = present
+            self._erase(vbucket_id)
             vbucket.memory.clear(0)
             vbucket.keys.clear()
             del self._vbuckets[vbucket_id]
             self._shared.vbucket_count = len(self._vbuckets)
+
+    def _erase_unreadable(self, vbucket_id: int) -> None:
+        with self._shared.commit_lock:
+            self._check_open()
+            self._erase(vbucket_id)
+            del self._unreadable[vbucket_id]
+
+    def _erase(self, vbucket_id: int) -> None:
+        """From the disk; damage is gone with it."""
+        disk = self._shared.disk
+        present = self._shared.present - {vbucket_id}
+        with disk.write() as transaction:
+            disk.erase(transaction, vbucket_id)
+            disk.erase_tables(transaction, vbucket_id)
+            transaction.delete(meta_key(vbucket_id), db=disk.meta)
+            disk.put_present(transaction, present)
+        self._shared.present = present
+        disk.damage.pop(vbucket_id, None)
 
     def empty(self) -> None:
         """Every vbucket begins a new history, without documents; its streams end. Durable on return.
 
         May be called in a thread beside the one that the bucket belongs to; others go on meanwhile.
         """
+        for number in self._unreadable:
+            self._check_readable(number)  # nobody knows what it should be
         with self._manifests.turn:
             empty(self._shared, self._vbuckets, self._check_open)
             self._manifests.apply()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,8 +44,11 @@ def check_bucket(path: Path, progress: Callable[[int, int], None]) -> tuple[Look
         return looked, [Finding(path.name, None, str(path / "data.mdb"), str(error))]
     try:
         vbuckets = _vbuckets(disk)
+        manifests = kept_manifests.read(
+            disk, lambda damage: findings.append(Finding(path.name, None, str(disk.file), str(damage)))
+        )
         for done, number in enumerate(vbuckets):
-            at_this, found = VbucketCheck(disk, number).run()
+            at_this, found = VbucketCheck(disk, number, manifests).run()
             looked = looked.plus(at_this)
             findings += [Finding(path.name, number, str(disk.file), what) for what in found]
             progress(done + 1, len(vbuckets))
@@ -66,7 +69,6 @@ def _vbuckets(disk: Disk) -> list[int]:
             Manifest.parse(identity["manifest"])
     except (InvalidArguments, KeyError) as error:
         raise StoreError(f"{disk.file}: the manifest cannot be read: {error}") from error
-    kept_manifests.read(disk)
     with disk.read() as transaction:
         present = disk.present(transaction)
         return present if present is not None else sorted(_owners(disk, transaction))
@@ -81,8 +83,8 @@ def _owners(disk: Disk, transaction: Any) -> Iterator[int]:
 class VbucketCheck:
     """One vbucket, in one transaction; goes on behind what is damaged."""
 
-    def __init__(self, disk: Disk, number: int) -> None:
-        self._disk, self._number = disk, number
+    def __init__(self, disk: Disk, number: int, manifests: Container[int]) -> None:
+        self._disk, self._number, self._manifests = disk, number, manifests
         self._found: list[str] = []
         self._looked = Looked(vbuckets=1)
 
@@ -91,6 +93,9 @@ class VbucketCheck:
             with self._disk.read(self._number) as transaction:
                 record = self._disk.get(transaction, meta_key(self._number), self._number)
                 fields = self._disk.vbucket_record(self._number, record)
+                manifest = fields.get("manifest")
+                if isinstance(manifest, int) and manifest not in self._manifests:
+                    self._found.append(f"its manifest {manifest:x} is missing or damaged")
                 for part in (self._check_blocks, self._check_dead, self._check_tables):
                     try:
                         part(transaction, fields)

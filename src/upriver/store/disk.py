@@ -229,11 +229,9 @@ class Disk:
         cursor = transaction.cursor(db=self.meta)
         return self.value(cursor, vbucket) if cursor.set_key(key) else None
 
-    def vbucket_values(self, transaction: Any, numbers: Iterable[int]) -> Iterator[tuple[int, Any]]:
-        """The records of many vbuckets, as they lie there; None for one that is missing."""
-        cursor = transaction.cursor(db=self.meta)
-        for number in numbers:
-            yield number, self.value(cursor, number) if cursor.set_key(meta_key(number)) else None
+    def vbucket_value(self, cursor: Any, number: int) -> Any:
+        """A vbucket's record as it lies there, by a cursor of the meta tree; None if it is missing."""
+        return self.value(cursor, number) if cursor.set_key(meta_key(number)) else None
 
     def _lengthen(self, ahead: int) -> None:
         """Keep the file as long as what is in use and some more, so that a short file at open always means damage."""

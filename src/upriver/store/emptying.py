@@ -1,7 +1,7 @@
 """A bucket without its documents: every vbucket begins a new history, all of them with one commit.
 
-Until that commit everybody reads and writes what was there; only the commit itself and the exchange of the vbuckets
-happen under the lock.
+Until that commit everybody reads and writes what was there; only the commit itself and the new beginning happen
+under the lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from upriver.store.vbucket import VBucket
 
 
 def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None]) -> None:
-    """Put an empty vbucket of the same state in the place of each; raises what ``check`` does. Durable on return."""
+    """Make each an empty vbucket of the same state; raises what ``check`` does. Durable on return."""
     disk = shared.disk
     with shared.commit_lock, ExitStack() as at_last:
         check()
@@ -29,7 +29,7 @@ def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None
                 transaction.drop(tree, delete=False)
             fresh = {number: _fresh(shared, number, state) for number, state in states.items()}
             records = {number: seal_vbucket(number, vbucket.describe()) for number, vbucket in fresh.items()}
-            at_last.enter_context(shared.lock)  # nobody looks for the old blocks before the old vbuckets are gone
+            at_last.enter_context(shared.lock)  # nobody looks for the old blocks before the vbuckets begin anew
             for number, vbucket in vbuckets.items():
                 if states.get(number) is not vbucket.state:  # it was changed, or made, meanwhile
                     fresh[number] = _fresh(shared, number, vbucket.state)
@@ -38,22 +38,24 @@ def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None
             disk.put_present(transaction, vbuckets)
         shared.present = frozenset(vbuckets)
         disk.damage.clear()  # nothing of it is left
-        for number, old in vbuckets.items():
-            _retire(shared, old)
-            vbuckets[number] = fresh[number]
+        for number, vbucket in vbuckets.items():
+            _begin_anew(shared, vbucket, records[number])
 
 
 def _fresh(shared: Shared, number: int, state: VbucketState) -> VBucket:
     return VBucket(shared, number, state, FailoverLog.new(shared.random_uuid()))
 
 
-def _retire(shared: Shared, vbucket: VBucket) -> None:
-    """What of it waits for the disk never gets there."""
+def _begin_anew(shared: Shared, vbucket: VBucket, record: bytes) -> None:
+    """What of it waits for the disk never gets there.
+
+    It stays the same object: who has it in hand and waits for the lock goes on with what it is now.
+    """
     vbucket.close_segment()
     shared.dirty_bytes -= sum(segment.end - segment.at for segment in vbucket.memory.take_unflushed())
     shared.dirty.pop(vbucket.id, None)
-    vbucket.state = VbucketState.DEAD
     vbucket.end_streams(EndReason.STATE_CHANGED)
-    vbucket.memory.clear(0)
-    vbucket.keys.clear()
-    vbucket.pending.clear()
+    vbucket.locks.clear()
+    vbucket.epoch += 1
+    vbucket.restore(record)
+    vbucket.wake()

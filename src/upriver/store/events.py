@@ -50,7 +50,7 @@ class Collections(Core):
         stored = fields.pop("manifest")
         if isinstance(stored, int):
             if stored not in self.shared.manifests:
-                raise self.shared.disk.damaged(self.id, f"its manifest {stored:x} is missing")
+                raise self.shared.disk.damaged(self.id, f"its manifest {stored:x} is missing or damaged")
             self.manifest = self.shared.manifests[stored]
         else:
             self.manifest = Manifest.parse(stored, partial=True) if stored else EPOCH

@@ -6,7 +6,7 @@ written. A manifest stays as long as a vbucket refers to it: after a crash some 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any
 
@@ -19,15 +19,22 @@ _PREFIX = b"manifest"
 _KEY = Struct(">8sQ")
 
 
-def read(disk: Disk) -> dict[int, Manifest]:
-    """All that are kept, by uid."""
+def _nobody(damage: CorruptStore) -> None:
+    """Vbuckets that refer to what is damaged say so themselves."""
+
+
+def read(disk: Disk, on_damage: Callable[[CorruptStore], None] = _nobody) -> dict[int, Manifest]:
+    """All that are kept and whole, by uid."""
     found: dict[int, Manifest] = {}
     with disk.read() as transaction:
         cursor = transaction.cursor(db=disk.meta)
         more = cursor.set_range(_PREFIX)
         while more and bytes(cursor.key()).startswith(_PREFIX):
-            manifest = _parse(disk.bucket_record(bytes(cursor.key()), disk.value(cursor)), disk)
-            found[manifest.uid] = manifest
+            try:
+                manifest = _parse(disk.bucket_record(bytes(cursor.key()), disk.value(cursor)), disk)
+                found[manifest.uid] = manifest
+            except CorruptStore as damage:
+                on_damage(damage)
             more = cursor.next()
     return found
 

@@ -19,6 +19,7 @@ HEADER_SIZE = HEADER.size
 MAX_FRAME = 30 * 1024 * 1024
 MAX_UNAUTHENTICATED_FRAME = 16 * 1024
 
+_LARGE = 64 * 1024  # bytes of a body that are copied once at most
 _FLEXIBLE = (Magic.ALT_REQUEST, Magic.ALT_RESPONSE)
 _MAGICS = {int(magic): magic for magic in Magic}
 _MAX_ESCAPED = 15 + 0xFF
@@ -106,6 +107,8 @@ def frame_size(data: bytes | bytearray | memoryview, at: int = 0, limit: int = M
 def cut_frame(data: bytes | bytearray | memoryview, at: int = 0) -> Frame:
     """The frame at ``at``, whose size was checked by ``frame_size``."""
     magic, opcode, key_len, extras_len, datatype, specific, body, opaque, cas = HEADER.unpack_from(data, at)
+    if body > _LARGE:
+        data = memoryview(data)  # a slice of a bytearray would be one copy, and the bytes of it another
     extras_at = at + HEADER_SIZE
     framing = b""
     if magic in _FLEXIBLE:

@@ -87,7 +87,8 @@ def test_foreign_files_are_loaded_by_their_key_field(run: Any, db: Database, tmp
     assert json.loads(run("load", str(csv), "--json").stdout)["written"] == 2
     assert json.loads(db.get("csv:1").value) == {"id": "csv:1", "name": "Ada"}
     loaded = json.loads(run("load", str(jsonl), "--key", "k", "--json").stdout)
-    assert loaded == {"written": 1, "deleted": 0, "skipped": 1}
+    assert loaded == {"written": 1, "deleted": 0, "skipped": 1, "without_key": 1}
+    assert "1 without a field 'k' for the key (see --key)" in run("load", str(jsonl), "--key", "k").output
 
 
 def test_a_line_that_is_not_json_is_named(run: Any, tmp_path: Path) -> None:
@@ -111,3 +112,15 @@ def test_errors_say_what_to_do(run: Any, tmp_path: Path) -> None:
     assert "neither 'beginning', 'now' nor a checkpoint file" in run("tail", "--from", "nowhere", ok=False).output
     assert "cannot connect" in CliRunner().invoke(cli, ["tail", "couchbase://127.0.0.1:1"]).output
     assert "UNKNOWN_COLLECTION" in run("tail", "--collection", "_default.nope", ok=False).output
+    assert "there are mutation, deletion," in run("tail", "--event", "delete", ok=False).output
+
+
+def test_whoever_misspells_a_bucket_is_not_only_told_to_log_in(run: Any) -> None:
+    told = run("tail", "--bucket", "nope", ok=False).output
+    assert "there is no bucket 'nope' for you" in told
+    assert "{" not in told
+
+
+def test_a_file_that_cannot_be_written_is_one_line_without_a_traceback(run: Any) -> None:
+    told = run("dump", "--out", "/proc/nowhere", ok=False).output
+    assert "upriver: /proc/nowhere: No such file or directory" in told

@@ -104,7 +104,7 @@ def test_the_log_is_one_line_per_event_and_knows_no_documents():
 
 def fault(node: testing.RunningNode, *arguments: str) -> dict[str, object]:
     command = [sys.executable, "-c", "from upriver.cli import main; main()", "fault"]
-    command += ["--node", f"http://127.0.0.1:{node.http_port}", *arguments]
+    command += [*arguments, "--url", f"http://127.0.0.1:{node.http_port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return dict(json.loads(done.stdout))
 

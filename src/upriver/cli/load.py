@@ -30,26 +30,33 @@ Row = dict[str, Any]
 def load(**options: Any) -> None:
     """Write documents from FILES into a bucket. Files of ``upriver dump`` are recognized, deletions included."""
     connecting, rest = split_options(options)
-    totals = {"written": 0, "deleted": 0, "skipped": 0}
+    totals = {"written": 0, "deleted": 0, "skipped": 0, "without_key": 0}
     with open_database(connecting) as db:
         cid = db.collection_id(rest["collection"]) if rest["collection"] else 0
         for path in rest["files"]:
             _load_file(db, path, rest["kind"], rest["key_field"], cid, totals, quiet=rest["as_json"])
+    click.echo(json.dumps(totals) if rest["as_json"] else _summary(totals, rest["key_field"]))
+
+
+def _summary(totals: dict[str, int], key_field: str) -> str:
     text = f"{totals['written']:,} written, {totals['deleted']:,} deleted, {totals['skipped']:,} skipped"
-    click.echo(json.dumps(totals) if rest["as_json"] else text)
+    if totals["without_key"]:
+        text += f", of these {totals['without_key']:,} without a field {key_field!r} for the key (see --key)"
+    return text
 
 
 def _load_file(
     db: Database, path: Path, kind: str | None, key_field: str, cid: int, totals: dict[str, int], *, quiet: bool
 ) -> None:
     from upriver.cli.progress import progress_bar
-    from upriver.cli.rows import document_of
+    from upriver.cli.rows import document_of, lacks_key
 
     writer = _Writer(db, cid, totals)
     with progress_bar(path.name, path.stat().st_size, quiet=quiet, unit="documents") as advance_to:
         for done, rows in _READERS[_kind(path, kind)](path):
             for row in rows:
                 writer.add(document_of(row, key_field))
+                totals["without_key"] += lacks_key(row, key_field)
             advance_to(done, len(rows))
         writer.flush()
 
@@ -110,7 +117,9 @@ def _parse(path: Path, number: int, line: bytes) -> Row:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{path}, line {number}: not JSON ({error}); nothing after line {number} was read") from error
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        told = f"{path}, line {number}: not JSON ({reason}); nothing after line {number} was read"
+        raise ConfigError(told) from error
     if not isinstance(row, dict):
         raise ConfigError(f"{path}, line {number}: a JSON object is expected")
     return row

@@ -41,12 +41,21 @@ def document_of(row: dict[str, Any], key_field: str) -> tuple[bytes, bytes | Non
 
     None for rows that are about no document.
     """
-    if "event" in row and "seqno" in row:
+    if _is_of_dump(row):
         return _of_dump(row)
     key = row.get(key_field)
     if key is None:
         return None
     return str(key).encode(), json.dumps(row, ensure_ascii=False, default=str).encode()
+
+
+def lacks_key(row: dict[str, Any], key_field: str) -> bool:
+    """Is it a document of somebody else's file that does not say its key?"""
+    return not _is_of_dump(row) and row.get(key_field) is None
+
+
+def _is_of_dump(row: dict[str, Any]) -> bool:
+    return "event" in row and "seqno" in row
 
 
 def _of_dump(row: dict[str, Any]) -> tuple[bytes, bytes | None] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from upriver.cli.connecting import connection_options, open_database, split_options, start_of
+from upriver.errors import ConfigError
 
 if TYPE_CHECKING:
     from upriver.client.changes import Change
@@ -58,6 +59,10 @@ def _reading(
 
 def _filter(events: tuple[str, ...], prefix: bytes) -> Callable[[Change], bool]:
     from upriver.cli.rendering import event_of
+    from upriver.records.schema import Event
+
+    for unknown in set(events) - set(Event):
+        raise ConfigError(f"--event: there is no event {unknown!r}; there are {', '.join(Event)}")
 
     def wanted(change: Change) -> bool:
         if events and event_of(change) not in events:

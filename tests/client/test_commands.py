@@ -94,7 +94,7 @@ def test_foreign_files_are_loaded_by_their_key_field(run: Any, db: Database, tmp
 def test_a_line_that_is_not_json_is_named(run: Any, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"id": "fine"}\nnot json\n')
-    assert "broken.jsonl, line 2: not JSON" in run("load", str(broken), ok=False).output
+    assert "broken.jsonl, line 2: not JSON (Expecting value at column 1)" in run("load", str(broken), ok=False).output
 
 
 def test_inspect_shows_the_lag_of_a_checkpoint(run: Any, db: Database, tmp_path: Path) -> None:

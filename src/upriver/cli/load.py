@@ -115,7 +115,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, list[Row]]]:
 
 def _parse(path: Path, number: int, line: bytes) -> Row:
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip())
     except ValueError as error:
         reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         told = f"{path}, line {number}: not JSON ({reason}); nothing after line {number} was read"

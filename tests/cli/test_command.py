@@ -59,3 +59,10 @@ def test_an_unknown_command_is_a_usage_error():
 
     assert done.returncode == 2
     assert "No such command 'swim'" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["cluster", "collections", "buckets", "fault", "user", "wire"])
+def test_the_list_of_a_group_shows_every_summary_whole(name):
+    done = subprocess.run([sys.executable, "-m", "upriver", name, "--help"], capture_output=True, text=True, timeout=60)
+
+    assert "..." not in done.stdout.partition("Commands:")[2]

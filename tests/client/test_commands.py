@@ -87,13 +87,14 @@ def test_foreign_files_are_loaded_by_their_key_field(run: Any, db: Database, tmp
     assert json.loads(run("load", str(csv), "--json").stdout)["written"] == 2
     assert json.loads(db.get("csv:1").value) == {"id": "csv:1", "name": "Ada"}
     loaded = json.loads(run("load", str(jsonl), "--key", "k", "--json").stdout)
-    assert loaded == {"written": 1, "deleted": 0, "skipped": 1}
+    assert loaded == {"written": 1, "deleted": 0, "skipped": 1, "without_key": 1}
+    assert "1 without a field 'k' for the key (see --key)" in run("load", str(jsonl), "--key", "k").output
 
 
 def test_a_line_that_is_not_json_is_named(run: Any, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"id": "fine"}\nnot json\n')
-    assert "broken.jsonl, line 2: not JSON" in run("load", str(broken), ok=False).output
+    assert "broken.jsonl, line 2: not JSON (Expecting value at column 1)" in run("load", str(broken), ok=False).output
 
 
 def test_inspect_shows_the_lag_of_a_checkpoint(run: Any, db: Database, tmp_path: Path) -> None:
@@ -111,11 +112,11 @@ def test_errors_say_what_to_do(run: Any, tmp_path: Path) -> None:
     assert "neither 'beginning', 'now' nor a checkpoint file" in run("tail", "--from", "nowhere", ok=False).output
     assert "cannot connect" in CliRunner().invoke(cli, ["tail", "couchbase://127.0.0.1:1"]).output
     assert "UNKNOWN_COLLECTION" in run("tail", "--collection", "_default.nope", ok=False).output
+    assert "there are mutation, deletion," in run("tail", "--event", "delete", ok=False).output
 
 
-def test_numbers_and_events_that_make_no_sense_are_refused(run: Any, tmp_path: Path) -> None:
+def test_numbers_that_make_no_sense_are_refused(run: Any, tmp_path: Path) -> None:
     assert "--limit" in run("tail", "--limit", "0", ok=False).output
-    assert "--event: 'delete' is none of mutation, deletion" in run("tail", "--event", "delete", ok=False).output
     assert "--part-rows" in run("dump", "--out", str(tmp_path), "--part-rows", "0", ok=False).output
 
 
@@ -129,3 +130,14 @@ def test_dump_leaves_the_files_of_others_alone(run: Any, db: Database, tmp_path:
     (tmp_path / "checkpoint.json").unlink()
     assert "no checkpoint.json that knows of them" in run("dump", "--out", str(tmp_path), ok=False).output
     assert list(tmp_path.glob("part-000001.parquet"))
+
+
+def test_whoever_misspells_a_bucket_is_not_only_told_to_log_in(run: Any) -> None:
+    told = run("tail", "--bucket", "nope", ok=False).output
+    assert "there is no bucket 'nope' for you" in told
+    assert "{" not in told
+
+
+def test_a_file_that_cannot_be_written_is_one_line_without_a_traceback(run: Any) -> None:
+    told = run("dump", "--out", "/proc/nowhere", ok=False).output
+    assert "upriver: /proc/nowhere: No such file or directory" in told

@@ -230,6 +230,9 @@ def test_a_refused_command_says_why_and_fails(tmp_path: Path) -> None:
     missing = upriver("user", "remove", "nobody", "--data", str(tmp_path))
     assert missing.returncode == 1
     assert "no user 'nobody'" in missing.stderr
+    silent = upriver("user", "add", "ann", "--data", str(tmp_path), stdin="secret\n")
+    assert "use --password-stdin" in silent.stderr
+    assert "there is no directory" in upriver("user", "list", "--data", str(tmp_path / "misspelt")).stderr
     empty = upriver("user", "add", "ann", "--data", str(tmp_path), "--password-stdin", stdin="\n")
     assert "empty" in empty.stderr
 

@@ -363,10 +363,12 @@ def test_the_commands_manage_buckets_and_collections(node: Served) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "text"), [
-    (("buckets", "drop", "nothing", "--yes"), "not found"),
+    (("buckets", "drop", "nothing", "--yes"), "no bucket 'nothing'"),
     (("collections", "create", "a.b.c"), "SCOPE.COLLECTION"),
     (("collections", "alter", "a.b"), "--max-ttl"),
-    (("collections", "list", "--bucket", "nothing"), "not found"),
+    (("collections", "list", "--bucket", "nothing"), "no bucket 'nothing'"),
+    (("collections", "drop", "_default", "--yes"), "_default is part of every bucket"),
+    (("fault", "crash"), "--enable-faults"),
 ])  # fmt: skip
 def test_a_command_that_fails_says_why_in_one_line(node: Served, arguments: tuple[str, ...], text: str) -> None:
     failed = upriver(node, *arguments)

@@ -13,7 +13,8 @@ import pytest
 from raw import ALL, Raw, ready
 
 from upriver import testing
-from upriver.errors import Status, UpriverError
+from upriver.errors import ConfigError, Status, UpriverError
+from upriver.node.options import NodeOptions
 from upriver.wire import Opcode, cluster, dcp, kv, session
 from upriver.wire.constants import StreamEndStatus
 
@@ -104,7 +105,7 @@ def test_the_log_is_one_line_per_event_and_knows_no_documents():
 
 def fault(node: testing.RunningNode, *arguments: str) -> dict[str, object]:
     command = [sys.executable, "-c", "from upriver.cli import main; main()", "fault"]
-    command += ["--node", f"http://127.0.0.1:{node.http_port}", *arguments]
+    command += [*arguments, "--url", f"http://127.0.0.1:{node.http_port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return dict(json.loads(done.stdout))
 
@@ -194,3 +195,8 @@ def test_nobody_else_on_the_machine_reads_passwords_or_documents(monkeypatch):
         files[0].chmod(0o644)
         node.restart()
         assert files[0].stat().st_mode & 0o777 == 0o600
+
+
+def test_a_port_that_does_not_exist_is_refused_and_no_other_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--kv-port is 99999"):
+        NodeOptions(tmp_path, kv_port=99999)

@@ -125,6 +125,11 @@ def test_the_management_port_asks_for_the_same_rights(
     assert node.http(path, method, form, auth=(user, "pw"))[0] == status
 
 
+def test_whoever_lacks_a_role_is_told_which_would_do(node: Served) -> None:
+    told = node.http(f"{BUCKETS}/default", "DELETE", auth=("keeper", "pw"))[1]["errors"]["_"]
+    assert told == "the user needs the role admin for this (NODE_ADMIN)"
+
+
 def test_whoami_says_which_roles_a_user_has(node: Served) -> None:
     reader = {"role": "data_reader", "bucket_name": "default"}
     assert node.http("/whoami", auth=("reader", "pw"))[1]["roles"] == [reader]

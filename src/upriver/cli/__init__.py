@@ -6,6 +6,7 @@ name, where it is (``module:attribute``), its one-line help, and the extra that 
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -81,6 +82,15 @@ class LazyGroup(click.Group):
             if ctx.params.get("debug"):
                 raise
             raise Failure(str(error) or type(error).__name__) from error
+        except OSError as error:
+            if ctx.params.get("debug") or error.errno == errno.EPIPE:  # click ends quietly when nobody reads on
+                raise
+            raise Failure(_about_file(error)) from error
+
+
+def _about_file(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _missing(name: str, error: ModuleNotFoundError) -> str:

@@ -6,9 +6,7 @@ import json
 
 import click
 
-from upriver.cli.management import Management, management_options
-
-_BUCKETS = ("pools", "default", "buckets")
+from upriver.cli.management import BUCKETS, Management, management_options
 
 
 @click.group()
@@ -21,7 +19,7 @@ def buckets() -> None:
 @management_options
 def list_buckets(url: str, username: str, password: str, as_json: bool) -> None:
     """List the buckets."""
-    found = Management(url, username, password).get(*_BUCKETS)
+    found = Management(url, username, password).get(*BUCKETS)
     rows = [
         {"name": each["name"], "items": each["basicStats"]["itemCount"], "vbuckets": each["numVBuckets"],
          "memory_bytes": each["basicStats"]["memUsed"], "disk_bytes": each["basicStats"]["diskUsed"]}
@@ -50,7 +48,7 @@ def _print_table(rows: list[dict[str, object]]) -> None:
 def create(name: str, vbuckets: int | None, url: str, username: str, password: str) -> None:
     """Create a bucket."""
     form = {"name": name} | ({"numVBuckets": vbuckets} if vbuckets else {})
-    Management(url, username, password).request("POST", *_BUCKETS, form=form)
+    Management(url, username, password).request("POST", *BUCKETS, form=form)
     click.echo(f"created {name}")
 
 
@@ -62,5 +60,5 @@ def drop(name: str, yes: bool, url: str, username: str, password: str) -> None:
     """Drop a bucket and erase its data."""
     if not yes:
         click.confirm(f"Erase the bucket {name} with all its data?", abort=True, err=True)
-    Management(url, username, password).request("DELETE", *_BUCKETS, name)
+    Management(url, username, password).request("DELETE", *BUCKETS, name)
     click.echo(f"dropped {name}")

@@ -53,7 +53,7 @@ def cluster() -> None:
 # ---------------------------------------------------------------------------------------------- start
 
 
-@cluster.command()
+@cluster.command(short_help="Start nodes and keep their map up to date.")
 @_DATA
 @click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, 64))
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(0, 3))
@@ -86,7 +86,7 @@ def _member(text: str) -> Member:
         host, kv, mgmt = text.rsplit(":", 2)
         return Member(host, int(kv), int(mgmt))
     except ValueError as error:
-        raise ConfigError(f"--member {text!r} is not HOST:KV-PORT:MANAGEMENT-PORT") from error
+        raise ConfigError(f"{text!r} is not HOST:KV-PORT:MANAGEMENT-PORT, like 127.0.0.1:11210:8091") from error
 
 
 def _ready(state: ClusterState) -> None:
@@ -142,7 +142,7 @@ def _look_after(running: LocalCluster, restart: bool) -> None:
 # ---------------------------------------------------------------------------------------------- status
 
 
-@cluster.command()
+@cluster.command(short_help="Show the nodes and what each owns.")
 @_cluster_options
 def status(data: Path, username: str, password: str, as_json: bool) -> None:
     """Show the nodes, what each owns, and how far replicas are behind."""
@@ -192,7 +192,8 @@ def _print_nodes(state: ClusterState, rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{state.bucket}: {len(state.owners)} vbuckets, {state.replicas} replicas, revision {state.revision}"
+    sizes = f"{len(state.owners)} vbuckets, {_counted(state.replicas, 'replica')}"
+    title = f"{state.bucket}: {sizes}, revision {state.revision}"
     table = Table("node", "address", "status", "active", "replica", "complete", "lag", title=title)
     for row in rows:
         color = "green" if row["status"] == "ok" else "red"
@@ -207,18 +208,21 @@ def _print_nodes(state: ClusterState, rows: list[dict[str, Any]]) -> None:
 # ---------------------------------------------------------------------------------------------- commands
 
 
-def _report(manager: Manager, as_json: bool, **facts: Any) -> None:
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _report(manager: Manager, as_json: bool, said: str, **facts: Any) -> None:
     state = manager.state
     if as_json:
         leads = Counter(chain[0] for chain in state.owners)
         active = {str(member): leads[n] for n, member in enumerate(state.members)}
         click.echo(json.dumps({"revision": state.revision, "active": active, **facts}))
     else:
-        said = ", ".join(f"{name} {value}" for name, value in facts.items())
-        click.echo(f"revision {state.revision}" + (f": {said}" if said else ""))
+        click.echo(f"{said}; the map is at revision {state.revision}")
 
 
-@cluster.command()
+@cluster.command(short_help="Promote the replicas of a node that is gone.")
 @click.argument("node")
 @click.option("--force", is_flag=True, help="Even if durable writes may be lost.")
 @_cluster_options
@@ -228,17 +232,23 @@ def failover(node: str, force: bool, data: Path, username: str, password: str, a
     before = manager.state
     after = manager.fail_over(node, force=force)
     promoted = sum(old[0] != new[0] for old, new in zip(before.owners, after.owners, strict=True))
-    _report(manager, as_json, promoted=promoted)
+    said = f"promoted the replicas of {_counted(promoted, 'vbucket')}"
+    _report(manager, as_json, said, promoted=promoted)
 
 
-@cluster.command()
+@cluster.command(short_help="Make a running node part of the cluster.")
 @click.argument("member", metavar="HOST:KV:MGMT")
 @_cluster_options
 def add(member: str, data: Path, username: str, password: str, as_json: bool) -> None:
-    """Make a node that runs with `upriver serve --member` part of the cluster; then rebalance."""
+    """Make a node that runs with `upriver serve --member` part of the cluster.
+
+    It owns nothing until `upriver cluster rebalance` moves vbuckets to it.
+    """
     manager = _manager(data, username, password)
     manager.add(_member(member))
-    _report(manager, as_json, nodes=len(manager.state.members))
+    nodes = len(manager.state.members)
+    said = f"{member} is a member, one of {nodes}, and owns nothing until `upriver cluster rebalance`"
+    _report(manager, as_json, said, nodes=nodes)
 
 
 @cluster.command()
@@ -249,7 +259,8 @@ def remove(node: str, data: Path, username: str, password: str, as_json: bool) -
     manager = _manager(data, username, password)
     with progress_bar("moving", len(manager.state.owners), quiet=as_json, unit="vbuckets") as advance:
         manager.remove(node, lambda done, total, move: advance(done * len(manager.state.owners) // total, 1))
-    _report(manager, as_json, nodes=len(manager.state.members))
+    nodes = len(manager.state.members)
+    _report(manager, as_json, f"removed node {node}; the cluster has {_counted(nodes, 'node')}", nodes=nodes)
 
 
 @cluster.command()
@@ -259,4 +270,4 @@ def rebalance(data: Path, username: str, password: str, as_json: bool) -> None:
     manager = _manager(data, username, password)
     with progress_bar("moving", 1000, quiet=as_json, unit="vbuckets") as advance:
         count = manager.rebalance(None, lambda done, total, move: advance(1000 * done // total, 1))
-    _report(manager, as_json, moved=count)
+    _report(manager, as_json, f"moved {_counted(count, 'vbucket')}", moved=count)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from upriver.cli.management import Management, management_options
+from upriver.cli.management import BUCKETS, Management, management_options
 from upriver.errors import ConfigError
 
-_BUCKETS = ("pools", "default", "buckets")
 _bucket = click.option("--bucket", default="default", show_default=True)
 
 
@@ -24,16 +25,22 @@ def collections() -> None:
 @management_options
 def list_collections(bucket: str, as_json: bool, url: str, username: str, password: str) -> None:
     """List scopes and collections with their ids."""
-    manifest = Management(url, username, password).get(*_BUCKETS, bucket, "scopes")
+    manifest = Management(url, username, password).get(*BUCKETS, bucket, "scopes")
     if as_json:
         click.echo(json.dumps(manifest, indent=2))
         return
-    for scope in manifest["scopes"]:
-        if not scope["collections"]:
-            click.echo(scope["name"])
-        for each in scope["collections"]:
-            ttl = {None: "", -1: "  no max TTL"}.get(each.get("maxTTL"), f"  max TTL {each.get('maxTTL')} s")
-            click.echo(f"{scope['name']}.{each['name']}  0x{each['uid']}{ttl}")
+    rows = [row for scope in manifest["scopes"] for row in _rows(scope)]
+    width = max(len(path) for path, _ in rows)
+    for path, facts in rows:
+        click.echo(f"{path:<{width}}  {facts}".rstrip())
+
+
+def _rows(scope: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if not scope["collections"]:
+        yield scope["name"], "(no collections)"
+    for each in scope["collections"]:
+        ttl = {None: "", -1: "  no max TTL"}.get(each.get("maxTTL"), f"  max TTL {each.get('maxTTL')} s")
+        yield f"{scope['name']}.{each['name']}", f"0x{each['uid']}{ttl}"
 
 
 @collections.command("create")
@@ -45,15 +52,18 @@ def list_collections(bucket: str, as_json: bool, url: str, username: str, passwo
 @_bucket
 @management_options
 def create(path: str, max_ttl: int, bucket: str, url: str, username: str, password: str) -> None:
-    """Create a scope, or a collection in a scope; a scope that is missing is created too."""
+    """Create a scope, or a collection.
+
+    The scope of a new collection is created, too, if it is missing.
+    """
     scope, collection = _split(path)
     node = Management(url, username, password)
-    known = {each["name"] for each in node.get(*_BUCKETS, bucket, "scopes")["scopes"]}
+    known = {each["name"] for each in node.get(*BUCKETS, bucket, "scopes")["scopes"]}
     if scope not in known or not collection:
-        node.request("POST", *_BUCKETS, bucket, "scopes", form={"name": scope})
+        node.request("POST", *BUCKETS, bucket, "scopes", form={"name": scope})
     if collection:
         form = {"name": collection} | ({"maxTTL": max_ttl} if max_ttl else {})
-        node.request("POST", *_BUCKETS, bucket, "scopes", scope, "collections", form=form)
+        node.request("POST", *BUCKETS, bucket, "scopes", scope, "collections", form=form)
     click.echo(f"created {path}")
 
 
@@ -73,7 +83,7 @@ def alter(
     wanted = {"maxTTL": max_ttl, "history": None if history is None else str(history).lower()}
     form = {name: value for name, value in wanted.items() if value is not None}
     node = Management(url, username, password)
-    node.request("PATCH", *_BUCKETS, bucket, "scopes", scope, "collections", collection, form=form)
+    node.request("PATCH", *BUCKETS, bucket, "scopes", scope, "collections", collection, form=form)
     click.echo(f"altered {path}")
 
 
@@ -88,7 +98,7 @@ def drop(path: str, yes: bool, bucket: str, url: str, username: str, password: s
     if not yes:
         click.confirm(f"Erase {path} of {bucket} with all its documents?", abort=True, err=True)
     below = ("collections", collection) if collection else ()
-    Management(url, username, password).request("DELETE", *_BUCKETS, bucket, "scopes", scope, *below)
+    Management(url, username, password).request("DELETE", *BUCKETS, bucket, "scopes", scope, *below)
     click.echo(f"dropped {path}")
 
 

@@ -50,7 +50,8 @@ def dump(**options: Any) -> None:
     reading = {"scope": rest["scope"], "collections": rest["collections"], "end": "now"}
     with open_database(connecting) as db, db.feed(checkpoint=checkpoint, **reading) as feed:
         summary = _Dump(feed, checkpoint, out, rest["kind"], rest["part_rows"], quiet=rest["as_json"]).run()
-    click.echo(json.dumps(summary) if rest["as_json"] else f"{summary['rows']:,} rows in {summary['parts']} new parts")
+    text = f"{summary['rows']:,} rows in {summary['parts']} new part" + ("" if summary["parts"] == 1 else "s")
+    click.echo(json.dumps(summary) if rest["as_json"] else text)
 
 
 def _number(part: Path) -> int:

@@ -6,100 +6,103 @@ Works on a node that was started with ``--enable-faults`` and an HTTP port.
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
-from base64 import b64encode
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from upriver.errors import UpriverError
+from upriver.cli.management import DEFAULT_URL, Management
+
+_WHERE = (
+    click.option("--url", "--node", "url", help=f"The node's management port.  [default: {DEFAULT_URL}]"),
+    click.option("--bucket", help="[default: the node's first]"),
+    click.option("--username", envvar="UPRIVER_USERNAME"),
+    click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD."),
+)
+_vbucket = click.option("--vbucket", type=click.IntRange(min=0), required=True)
+_name = click.option("--name", default="", help="Name of the DCP connection.  [default: all of them]")
+
+
+def _where(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_WHERE):
+        command = option(command)
+    return command
 
 
 @click.group()
-@click.option("--node", default="http://127.0.0.1:8091", show_default=True, help="The node's management address.")
-@click.option("--bucket", default="", help="Bucket, if not the node's first one.")
-@click.option("--username", default="")
-@click.option("--password", default="", envvar="UPRIVER_PASSWORD")
-def fault(**options: str) -> None:
-    """Make a running node misbehave, to test its consumers."""
-    click.get_current_context().obj = options
+@_where
+def fault(**where: str | None) -> None:
+    """Make a running node misbehave, to test its consumers.
+
+    The node must run with --enable-faults and a management port. What is done is printed as JSON.
+    """
+    click.get_current_context().obj = where
 
 
-def _post(ctx: click.Context, kind: str, **arguments: Any) -> None:
-    options = ctx.obj
-    content = json.dumps({"bucket": options["bucket"], **arguments}).encode()
-    headers = {"Content-Type": "application/json"}
-    if options["username"]:
-        secret = b64encode(f"{options['username']}:{options['password']}".encode()).decode()
-        headers["Authorization"] = f"Basic {secret}"
-    url = f"{options['node'].rstrip('/')}/upriver/faults/{kind}"
-    if not url.startswith(("http://", "https://")):
-        raise UpriverError(f"{options['node']} is not an http address")
-    request = urllib.request.Request(url, content, headers, method="POST")  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            click.echo(answer.read().decode())
-    except urllib.error.HTTPError as error:
-        raise UpriverError(f"the node refused: {error.read().decode() or error.reason}") from error
-    except OSError as error:
-        raise UpriverError(f"no node answers at {options['node']}: {error}") from error
+def _post(kind: str, where: dict[str, str | None], **arguments: Any) -> None:
+    # The options may stand before the name of the fault or after it.
+    before = click.get_current_context().obj
+    said = {name: value or before[name] or "" for name, value in where.items()}
+    node = Management(said["url"] or DEFAULT_URL, said["username"], said["password"])
+    done = node.post_json("upriver", "faults", kind, content={"bucket": said["bucket"], **arguments})
+    click.echo(json.dumps(done))
 
 
-@fault.command()
-@click.option("--vbucket", type=int, required=True)
-@click.option("--lose", default=0, show_default=True, help="How many of the last changes are lost.")
-@click.pass_context
-def failover(ctx: click.Context, vbucket: int, lose: int) -> None:
+@fault.command(short_help="Drop a vbucket's last changes.")
+@_vbucket
+@click.option("--lose", type=click.IntRange(min=0), default=0, show_default=True,
+              help="How many of the last changes are lost.")  # fmt: skip
+@_where
+def failover(vbucket: int, lose: int, **where: str | None) -> None:
     """Drop a vbucket's last changes and start a new branch of history."""
-    _post(ctx, "failover", vbucket=vbucket, lose=lose)
+    _post("failover", where, vbucket=vbucket, lose=lose)
 
 
-@fault.command()
-@click.option("--vbucket", type=int, required=True)
-@click.option("--seqno", type=int, required=True, help="Where history branches off.")
-@click.pass_context
-def rollback(ctx: click.Context, vbucket: int, seqno: int) -> None:
+@fault.command(short_help="Take a vbucket back to a seqno.")
+@_vbucket
+@click.option("--seqno", type=click.IntRange(min=0), required=True, help="Where history branches off.")
+@_where
+def rollback(vbucket: int, seqno: int, **where: str | None) -> None:
     """Take a vbucket back to a seqno and start a new branch of history."""
-    _post(ctx, "rollback", vbucket=vbucket, seqno=seqno)
+    _post("rollback", where, vbucket=vbucket, seqno=seqno)
 
 
 @fault.command()
-@click.option("--vbucket", type=int, required=True)
-@click.pass_context
-def purge(ctx: click.Context, vbucket: int) -> None:
+@_vbucket
+@_where
+def purge(vbucket: int, **where: str | None) -> None:
     """Purge a vbucket's tombstones now."""
-    _post(ctx, "purge", vbucket=vbucket)
+    _post("purge", where, vbucket=vbucket)
 
 
 @fault.command("drop-connection")
-@click.option("--name", default="", help="Name of the DCP connection.  [default: all of them]")
-@click.pass_context
-def drop_connection(ctx: click.Context, name: str) -> None:
+@_name
+@_where
+def drop_connection(name: str, **where: str | None) -> None:
     """Cut DCP connections."""
-    _post(ctx, "drop-connection", name=name)
+    _post("drop-connection", where, name=name)
 
 
 @fault.command()
-@click.option("--name", default="", help="Name of the DCP connection.  [default: all of them]")
-@click.option("--seconds", default=10, show_default=True)
-@click.pass_context
-def stall(ctx: click.Context, name: str, seconds: int) -> None:
+@_name
+@click.option("--seconds", type=click.IntRange(min=0), default=10, show_default=True)
+@_where
+def stall(name: str, seconds: int, **where: str | None) -> None:
     """Send nothing on DCP connections for a while."""
-    _post(ctx, "stall", name=name, seconds=seconds)
+    _post("stall", where, name=name, seconds=seconds)
 
 
 @fault.command()
-@click.option("--name", default="", help="Name of the DCP connection.  [default: all of them]")
-@click.option("--bytes-per-second", type=int, required=True, help="0: full speed again.")
-@click.pass_context
-def slow(ctx: click.Context, name: str, bytes_per_second: int) -> None:
+@_name
+@click.option("--bytes-per-second", type=click.IntRange(min=0), required=True, help="0: full speed again.")
+@_where
+def slow(name: str, bytes_per_second: int, **where: str | None) -> None:
     """Slow DCP connections down."""
-    _post(ctx, "slow", name=name, bytes_per_second=bytes_per_second)
+    _post("slow", where, name=name, bytes_per_second=bytes_per_second)
 
 
 @fault.command()
-@click.pass_context
-def crash(ctx: click.Context) -> None:
+@_where
+def crash(**where: str | None) -> None:
     """Kill the node as kill -9 would."""
-    _post(ctx, "crash")
+    _post("crash", where)

@@ -93,7 +93,8 @@ def _print(found: dict[str, Any]) -> None:
     from rich.table import Table
 
     console, lag = Console(), "lag" in found
-    console.print(f"bucket {found['bucket']} {found['bucket_uuid']}  map {found['revision']}", highlight=False)
+    revision = ".".join(map(str, found["revision"]))
+    console.print(f"bucket {found['bucket']} {found['bucket_uuid']}  map revision {revision}", highlight=False)
     columns = ["vbucket", "node", "high seqno", "branch", "failovers"] + (["position", "lag"] if lag else [])
     table = Table(*columns, box=None)
     for entry in found["vbuckets"]:

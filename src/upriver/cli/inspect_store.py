@@ -53,4 +53,4 @@ def _print(buckets: int, looked: Any, findings: list[Any], as_json: bool) -> Non
         where = f"bucket {each.bucket}" + (f", vbucket {each.vbucket}" if each.vbucket is not None else "")
         click.secho(f"{where}: {each.what} ({each.file})", fg="red")
     sizes = f"{looked.vbuckets:,} vbuckets, {looked.blocks:,} blocks, {looked.tables:,} key tables"
-    click.echo(f"{buckets} buckets, {sizes}: {len(findings) or 'nothing'} damaged")
+    click.echo(f"{buckets} bucket{'' if buckets == 1 else 's'}, {sizes}: {len(findings) or 'nothing'} damaged")

@@ -35,15 +35,21 @@ def load(**options: Any) -> None:
     included, and what a later file undoes is left out. Give all files of a dump, in order.
     """
     connecting, rest = split_options(options)
-    totals = {"written": 0, "deleted": 0, "skipped": 0}
+    totals = {"written": 0, "deleted": 0, "skipped": 0, "without_key": 0}
     kinds = [_kind(path, rest["kind"]) for path in rest["files"]]
     with open_database(connecting) as db:
         writers = _Writers(db, rest["collection"], totals)
         undone = _undone(rest["files"], kinds)
         for number, (path, kind) in enumerate(zip(rest["files"], kinds, strict=True)):
             _load_file(writers, undone, number, path, kind, rest["key_field"], quiet=rest["as_json"])
+    click.echo(json.dumps(totals) if rest["as_json"] else _summary(totals, rest["key_field"]))
+
+
+def _summary(totals: dict[str, int], key_field: str) -> str:
     text = f"{totals['written']:,} written, {totals['deleted']:,} deleted, {totals['skipped']:,} skipped"
-    click.echo(json.dumps(totals) if rest["as_json"] else text)
+    if totals["without_key"]:
+        text += f", of these {totals['without_key']:,} without a field {key_field!r} for the key (see --key)"
+    return text
 
 
 def _undone(files: list[Path], kinds: list[str]) -> Undone:
@@ -62,7 +68,7 @@ def _load_file(
     writers: _Writers, undone: Undone, number: int, path: Path, kind: str, key_field: str, *, quiet: bool
 ) -> None:
     from upriver.cli.progress import progress_bar
-    from upriver.cli.rows import document_of
+    from upriver.cli.rows import document_of, lacks_key
 
     before = 0
     with progress_bar(path.name, path.stat().st_size, quiet=quiet, unit="documents") as advance_to:
@@ -71,7 +77,7 @@ def _load_file(
                 if is_dumped(row) and undone.has((number, at), row):
                     writers.skip()
                 else:
-                    writers.add(row, document_of(row, key_field))
+                    writers.add(row, document_of(row, key_field), lacks_key(row, key_field))
             before += len(rows)
             advance_to(done, len(rows))
         writers.flush()
@@ -91,7 +97,8 @@ class _Writers:
         self._db, self._totals, self._given = db, totals, bool(collection)
         self._by_name = {"": _Writer(db, db.collection_id(collection) if collection else 0, totals)}
 
-    def add(self, row: Row, document: tuple[bytes, bytes | None] | None) -> None:
+    def add(self, row: Row, document: tuple[bytes, bytes | None] | None, lacks_key: bool) -> None:
+        self._totals["without_key"] += lacks_key
         if document is None or _is_nowhere(row):
             self.skip()
         else:
@@ -171,9 +178,11 @@ def _read_jsonl(path: Path, key_field: str) -> Iterator[tuple[int, list[Row]]]:
 
 def _parse(path: Path, number: int, line: bytes) -> Row:
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip())
     except ValueError as error:
-        raise ConfigError(f"{path}, line {number}: not JSON ({error}); nothing after line {number} was read") from error
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        told = f"{path}, line {number}: not JSON ({reason}); nothing after line {number} was read"
+        raise ConfigError(told) from error
     if not isinstance(row, dict):
         raise ConfigError(f"{path}, line {number}: a JSON object is expected")
     return row

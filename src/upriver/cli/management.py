@@ -7,6 +7,7 @@ import http.client
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -15,6 +16,8 @@ import click
 from upriver.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8091"
+BUCKETS = ("pools", "default", "buckets")
+_NOT_FOUND = "Requested resource not found."  # the text that SDKs look for; it does not say what is missing
 _TIMEOUT_S = 60.0
 
 
@@ -31,15 +34,31 @@ class Management:
 
     def request(self, method: str, *path: str, form: Mapping[str, object] | None = None) -> Any:
         """The JSON of the answer; ``ConfigError`` says what the node, or the way to it, had against it."""
+        return self._ask(method, path, urlencode(form or {}), "application/x-www-form-urlencoded")
+
+    def post_json(self, *path: str, content: Mapping[str, object]) -> Any:
+        """The same, for requests whose arguments are JSON."""
+        return self._ask("POST", path, json.dumps(content), "application/json")
+
+    def _ask(self, method: str, path: tuple[str, ...], content: str, content_type: str) -> Any:
         target = "/" + "/".join(quote(part, safe="") for part in path)
-        headers = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}
+        headers = {"Content-Type": content_type} if content else {}
         if self.username:
             token = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
             headers["Authorization"] = f"Basic {token}"
-        status, body = self._exchange(method, target, urlencode(form or {}), headers)
+        status, body = self._exchange(method, target, content, headers)
         if status >= 400:
-            raise ConfigError(f"{self.url}: {_reason(status, body)}")
+            raise ConfigError(f"{self.url}: {self._refusal(status, body, path)}")
         return json.loads(body) if body else None
+
+    def _refusal(self, status: int, body: bytes, path: tuple[str, ...]) -> str:
+        if status == HTTPStatus.UNAUTHORIZED:
+            missing = "the node wants a login: give --username, and the password in UPRIVER_PASSWORD"
+            return "wrong user name or password" if self.username else missing
+        reason = _reason(status, body)
+        if path[:3] == BUCKETS and reason == _NOT_FOUND:
+            return f"there is no bucket {path[3]!r}"
+        return reason
 
     def _exchange(self, method: str, target: str, body: str, headers: dict[str, str]) -> tuple[int, bytes]:
         connection = self._connection()
@@ -48,7 +67,8 @@ class Management:
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, UnicodeError, http.client.HTTPException) as error:
-            raise ConfigError(f"{self.url} does not answer ({error}); start the node with --http-port") from error
+            advice = "is --url the management port of a node that runs with --http-port?"
+            raise ConfigError(f"{self.url} does not answer ({error}); {advice}") from error
         finally:
             connection.close()
 

@@ -47,7 +47,8 @@ def move(source: str | None, vbuckets: str, target: str, data: Path | None, as_j
     if as_json:
         click.echo(json.dumps({"moved": moved, "map_updated": data is not None}))
         return
-    click.echo(f"moved {moved} of {len(wanted)}; the others were there")
+    others = len(wanted) - moved
+    click.echo(f"moved {moved} of {len(wanted)} vbuckets" + (f"; {others} were there already" if others else ""))
     if data is None:
         click.echo(_NO_MAP.format(source=source, target=target), err=True)
 

@@ -14,6 +14,8 @@ from upriver.cli.connecting import connection_string
 from upriver.cli.ranges import parse_ranges
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from upriver.replicate.third_party import Progress
 
 
@@ -82,7 +84,8 @@ def _display(as_json: bool, show_lag: bool) -> Iterator[Callable[[Progress], Non
     bar = Bar(TextColumn("replicating"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     task = bar.add_task("connecting")
     began = time.monotonic()
-    with Live(bar, console=Console(stderr=True), refresh_per_second=4) as live:
+    console = Console(stderr=True)
+    with _whole_lines(console), Live(bar, console=console, refresh_per_second=4) as live:
 
         def show(progress: Progress) -> None:
             facts = summary(progress, False)
@@ -92,6 +95,16 @@ def _display(as_json: bool, show_lag: bool) -> Iterator[Callable[[Progress], Non
             live.update(Group(bar, _lag_table(progress)) if show_lag else bar)
 
         yield show
+
+
+@contextmanager
+def _whole_lines(console: Console) -> Iterator[None]:
+    """End the last line where there is no terminal: ``Live`` does so only on one."""
+    try:
+        yield
+    finally:
+        if not console.is_terminal:
+            console.line()
 
 
 def _lag_table(progress: Progress) -> Any:

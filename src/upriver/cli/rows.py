@@ -56,6 +56,11 @@ def _plain(value: Any) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
+def lacks_key(row: dict[str, Any], key_field: str) -> bool:
+    """Is it a document of somebody else's file that does not say its key?"""
+    return not is_dumped(row) and row.get(key_field) is None
+
+
 def _of_dump(row: dict[str, Any]) -> tuple[bytes, bytes | None] | None:
     if row["event"] not in ("mutation", "deletion", "expiration"):
         return None

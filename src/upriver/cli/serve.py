@@ -35,8 +35,8 @@ SILENT_START_S = 4.0
 @click.option("--client-ca", type=click.Path(path_type=Path), help="Accept client certificates signed by this CA.")
 @click.option("--bucket", default="default", show_default=True, help="Created at the first start.")
 @click.option("--vbuckets", default=1024, show_default=True)
-@click.option("--username", default="", help="Who may log in, besides the users file; nobody given: everybody may.")
-@click.option("--password", default="", envvar="UPRIVER_PASSWORD")
+@click.option("--username", default="", help="A user while the node runs; `upriver user` makes lasting ones.")
+@click.option("--password", default="", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
 @click.option("--no-plain", is_flag=True, help="Refuse passwords in clear text without TLS.")
 @click.option("--default-bucket", default="", help="Bucket of clients that never select one.")
 @click.option("--member", is_flag=True, help="Of a cluster: wait for the map that its manager pushes.")
@@ -46,7 +46,10 @@ SILENT_START_S = 4.0
 @click.option("--lazy", is_flag=True, help="Sync less: faster, survives kill -9 but perhaps not a power failure.")
 @click.option("--log-level", default="warning", show_default=True, type=click.Choice(["info", "warning", "error"]))
 def serve(**options: Any) -> None:
-    """Serve DCP and the key-value protocol; prints "ready couchbase://HOST:PORT" once it does."""
+    """Serve DCP and the key-value protocol; prints "ready couchbase://HOST:PORT" once it does.
+
+    Without any user the node is open to clients on the same machine and closed to all others.
+    """
     from upriver.net.loop import run
 
     level = options.pop("log_level").upper()

@@ -39,21 +39,23 @@ TELL_AGAIN_S = 60.0
 @click.option("--scope", help="Only the collections of this scope.")
 @click.option("--format", type=click.Choice(["delta"]), help="[default: delta]")
 @click.option("--once", is_flag=True, default=None, help="Bring the tables up to the bucket, and end.")
-@click.option("--give-up-after", help="Without the bucket: 90s, 10m.  [default: never; 60s with --once]")
+@click.option("--give-up-after",
+              help="End when the bucket has not answered for so long: 90s, 10m.  [default: never; 60s with --once]")
 @click.option("--every", help="How often to look for changes: 500ms, 5s, 1m.  [default: 1s]")
 @click.option("--history", is_flag=True, default=None, help="Also keep every version with its validity (SCD type 2).")
 @click.option("--xattrs", is_flag=True, default=None, help="Keep extended attributes in the change log.")
-@click.option("--deletes", type=click.Choice(["remove", "mark"]), help="Of documents: rows go, or are marked.")
+@click.option("--deletes", type=click.Choice(["remove", "mark"]),
+              help="What a deletion does to the row: remove it, or mark it (_deleted).  [default: remove]")
 @click.option("--retention", help="How long a reader may stay on an old version of a table.  [default: 24h]")
 @click.option("--log-retention", help="How far back the change log reaches.  [default: for ever]")
-@click.option("--max-staleness", help="Within this, changes and deletions reach `current`.  [default: 5m]")
+@click.option("--max-staleness", help="How long a change may wait before it reaches `current`.  [default: 5m]")
 @click.option("--max-rows", type=int, help="Changes per batch, at most.  [default: 1000000]")
 @click.option("--max-bytes", type=int, help="Bytes of changes per batch, about.  [default: 1073741824]")
 @click.option("--adopt", is_flag=True, default=None, help="Go on with a bucket that was deleted and created again.")
 @click.option("--partitions", type=int, help="Tasks per batch.  [default: one per core]")
 @click.option("--username")
-@click.option("--password", envvar="UPRIVER_PASSWORD")
-@click.option("--password-file")
+@click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
+@click.option("--password-file", help="File that holds the password.")
 @click.option("--ca-file", help="PEM file of the authority that signed the nodes' certificates.")
 @click.option("--client-cert", help="PEM file of our own certificate.")
 @click.option("--client-key", help="PEM file of its private key.")
@@ -69,12 +71,14 @@ def sync(
     config: str | None, master: str, ui: bool, dry_run: bool, report: str | None, as_json: bool, verbose: bool,
     **given: Any,
 ) -> None:
-    """Keep Delta tables equal to the bucket at CONNECTION (couchbase://host[:port]).
+    """Keep Delta tables equal to the bucket at CONNECTION (couchbase://host, or host:port).
 
     The first run loads what is there; every run goes on where the last one stopped. Ctrl-C stops between batches.
     """
     from upriver.spark.tables.options import SyncOptions
 
+    if config is None and not (given["connection"] and given["to"]):
+        raise click.UsageError("sync needs CONNECTION and --to, or a --config file that has them")
     options = SyncOptions.load(config, {name: value for name, value in given.items() if value is not None})
     logging.basicConfig(level="ERROR", stream=sys.stderr, format="%(asctime)s %(message)s")
     if verbose:

@@ -62,7 +62,7 @@ def _filter(events: tuple[str, ...], prefix: bytes) -> Callable[[Change], bool]:
     from upriver.records.schema import Event
 
     if unknown := set(events) - {event.value for event in Event}:
-        raise ConfigError(f"--event: {min(unknown)!r} is none of {', '.join(event.value for event in Event)}")
+        raise ConfigError(f"--event: there is no event {min(unknown)!r}; there are {', '.join(Event)}")
 
     def wanted(change: Change) -> bool:
         if events and event_of(change) not in events:

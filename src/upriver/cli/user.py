@@ -48,6 +48,8 @@ def add(name: str, data: Path, roles: tuple[str, ...], password_stdin: bool) -> 
 
 
 def _ask() -> str:
+    if not sys.stdin.isatty():
+        raise ConfigError("there is no terminal to ask for the password on; use --password-stdin")
     return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
 
 
@@ -70,6 +72,8 @@ def list_users(data: Path, with_roles: bool, as_json: bool) -> None:
     """List the users, one per line."""
     from upriver.node import users
 
+    if not data.is_dir():
+        raise ConfigError(f"--data: there is no directory {data}")
     found = {name: each.access.names() for name, each in sorted(users.read_file(data / users.Users.FILE_NAME).items())}
     if as_json:
         click.echo(json.dumps(found))

@@ -18,8 +18,8 @@ import click
 @click.option("--view", type=click.Choice(["fresh", "current"]), default="fresh", show_default=True,
               help="What to judge: current with its tail, or the plain Delta table alone.")
 @click.option("--username")
-@click.option("--password", envvar="UPRIVER_PASSWORD")
-@click.option("--password-file")
+@click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
+@click.option("--password-file", help="File that holds the password.")
 @click.option("--ca-file", help="PEM file of the authority that signed the nodes' certificates.")
 @click.option("--client-cert", help="PEM file of our own certificate.")
 @click.option("--client-key", help="PEM file of its private key.")

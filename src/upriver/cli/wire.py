@@ -23,7 +23,7 @@ def wire() -> None:
     """Take frames of the protocol apart."""
 
 
-@wire.command()
+@wire.command(short_help="Show frames field by field.")
 @click.argument("source", metavar="HEX|FILE|-")
 @click.option("--dialect", type=click.Choice(["auto", "dcp", "upr"]), default="auto", show_default=True,
               help="How to read what differs; auto goes by the size of each stream request.")  # fmt: skip
@@ -37,8 +37,8 @@ def decode(
 ) -> None:
     """Show frames field by field, and say which rule a broken one breaks.
 
-    SOURCE is hex digits, a file or - for standard input. A file holds frames in binary or as hex text, or is a packet
-    capture (pcap, pcapng), whose TCP streams are followed in both directions.
+    Frames come as hex digits, in a file, or with - from standard input. A file holds frames in binary or as hex text,
+    or is a packet capture (pcap, pcapng), whose TCP streams are followed in both directions.
 
     The exit code is 1 if a frame was broken, otherwise 0.
     """

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import AccessDenied, InvalidArguments, NoBucket, NotSupported, Status, UnknownCommand
-from upriver.node.roles import NEEDED, Privilege
+from upriver.node.roles import NEEDED, Privilege, lacking
 from upriver.wire import Frame, Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import Magic, OpenFlag, RequestFrameId, ServerOpcode
 from upriver.wire.dcp import Open as DcpOpen
@@ -73,7 +73,7 @@ def dispatch(conn: Connection, frame: Frame) -> Awaitable[None] | None:
         raise NoBucket
     needed = _privilege(request)
     if needed & ~conn.privileges:
-        raise AccessDenied(f"this needs {Privilege(needed & ~conn.privileges).name}")
+        raise AccessDenied(lacking(Privilege(needed & ~conn.privileges)))
     return handler(conn, request)
 
 

@@ -30,7 +30,7 @@ from upriver.node.http_wire import (
     send,
     send_stream,
 )
-from upriver.node.roles import ADMIN, NOTHING, Access, Privilege
+from upriver.node.roles import ADMIN, NOTHING, Access, Privilege, lacking
 
 if TYPE_CHECKING:
     from upriver.node.server import Node
@@ -197,8 +197,8 @@ def _check_rights(request: Request) -> None:
     have = request.access.inside(bucket) if bucket else request.access.outside
     allowed = bool(have) if needed is NOTHING and bucket else not needed & ~have
     if not allowed:
-        what = "access to this bucket" if needed is NOTHING else f"the privilege {needed.name}"
-        raise HttpError(HTTPStatus.FORBIDDEN, f"the user has not got {what}")
+        reason = "the user has no role in this bucket" if needed is NOTHING else lacking(needed)
+        raise HttpError(HTTPStatus.FORBIDDEN, reason)
 
 
 def _needed(request: Request) -> tuple[Privilege, str]:

@@ -67,6 +67,8 @@ def _create_scope(draft: Draft, edit: Edit, new_id: str) -> None:
 
 
 def _drop_scope(draft: Draft, edit: Edit, _: str) -> None:
+    if edit["scope"] == "_default":
+        raise EditRefused(HTTPStatus.BAD_REQUEST, "the scope _default is part of every bucket and cannot be dropped")
     draft["scopes"].remove(_scope(draft, edit["scope"]))
 
 

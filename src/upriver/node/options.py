@@ -63,5 +63,9 @@ class NodeOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.vbuckets <= 65535:
             raise ConfigError(f"vbuckets is {self.vbuckets}; allowed: 1 to 65535")
+        for name in ("kv_port", "advertised_kv_port", "http_port", "tls_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:  # bind() would take the last 16 bits, and say nothing
+                raise ConfigError(f"--{name.replace('_', '-')} is {port}; allowed: 0 to 65535")
         if bool(self.username) != bool(self.password):
-            raise ConfigError("--username and --password go together")
+            raise ConfigError("--username and --password (or UPRIVER_PASSWORD) go together: one of them is missing")

@@ -105,6 +105,12 @@ class Access:
 ADMIN = Access((Grant("admin"),))
 
 
+def lacking(needed: Privilege) -> str:
+    """What to tell a user who has no role with ``needed``: the roles that would do."""
+    able = [role for role, (has, _) in ROLES.items() if not needed & ~has]
+    return f"the user needs the role {' or '.join(able)} for this ({needed.name})"
+
+
 def _opcodes() -> dict[int, Privilege]:
     """What each command needs; those that are not here need only a login."""
     O = Opcode  # noqa: E741, N806 - a table

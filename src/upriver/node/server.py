@@ -7,6 +7,7 @@ compiler; ``stop`` leaves nothing behind and marks the buckets clean, so that th
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -235,5 +236,6 @@ async def serve(options: NodeOptions) -> Node:
     try:
         await node.start()
     except OSError as error:
-        raise UpriverError(f"cannot serve on {options.host}: {error}") from error
+        advice = "; choose another port" if error.errno == errno.EADDRINUSE else ""
+        raise UpriverError(f"cannot serve on {options.host}: {error}{advice}") from error
     return node

@@ -180,7 +180,8 @@ class Session:
             raise LocalProtocolError("no response yet")
         if response.status != wanted:
             if response.status == Status.EACCESS and not self.credentials.username:
-                raise AccessDenied(f"cannot {doing}: no username was given, and the server wants one")
+                reason = _detail(response) or "the server wants a login"
+                raise AccessDenied(f"cannot {doing}: {reason} (no username was given)")
             raise _refused(response, doing)
         return response
 
@@ -190,8 +191,15 @@ def _refused(response: Response, doing: str) -> Exception:
         return AuthenticationFailed("wrong user name or password")
     if response.status == Status.SUCCESS:
         return RemoteProtocolError(f"cannot {doing}: the server said it is done, too early", "status", 6)
-    detail = response.value[:200].decode("utf-8", "replace") if isinstance(response, OtherResponse) else ""
+    detail = _detail(response)
     return StatusError.of(response.status, f"cannot {doing}{': ' + detail if detail else ''}")
+
+
+def _detail(response: Response) -> str:
+    """What the server says to a person, or whatever else it sent."""
+    if not isinstance(response, OtherResponse):
+        return ""
+    return response.context() or response.value[:200].decode("utf-8", "replace")
 
 
 def config_json(raw: bytes) -> Any:

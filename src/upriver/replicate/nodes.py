@@ -113,7 +113,8 @@ class Nodes:
         except urllib.error.HTTPError as error:
             raise NodeRefused(f"{member}: {error.read().decode('utf-8', 'replace')[:300]}") from error
         except (OSError, ValueError) as error:
-            raise NodeUnreachable(f"{member} (management port {member.mgmt}): {error}") from error
+            reason = getattr(error, "reason", error)  # of a URLError: what went wrong below it
+            raise NodeUnreachable(f"{member} (management port {member.mgmt}): {reason}") from error
 
 
 def _node_report(found: dict[str, Any]) -> NodeReport:

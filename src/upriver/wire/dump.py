@@ -81,7 +81,7 @@ class FrameDump:
     def title(self) -> str:
         kind = _MAGIC_NOTES.get(self.raw[0], "not a frame") if self.raw else "nothing"
         layout = f", {type(self.message).__qualname__}" if self.message else ""
-        return f"{self.name} {kind}{layout}, {len(self.raw)} bytes"
+        return f"{self.name} {kind}{layout}, {len(self.raw)} byte{'' if len(self.raw) == 1 else 's'}"
 
 
 def opcode_name(opcode: int, server: bool = False) -> str:

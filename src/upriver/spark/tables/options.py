@@ -68,8 +68,11 @@ class SyncOptions:
             raise ConfigError(f"deletes {self.deletes!r}: write remove or mark")
         if self.history and self.log_retention:
             raise ConfigError("history needs the whole change log: leave log_retention out")
-        for text in (self.every, self.retention, self.log_retention, self.max_staleness, self.give_up_after):
-            seconds(text or "0s")
+        for name in ("every", "retention", "log_retention", "max_staleness", "give_up_after"):
+            seconds(getattr(self, name) or "0s", name)
+        for name, least in (("max_rows", 1), ("max_bytes", 1), ("partitions", 0), ("max_columns", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}: write a whole number from {least} on")
         _ = self.shapes
 
     @classmethod
@@ -80,6 +83,9 @@ class SyncOptions:
         if unknown:
             raise ConfigError(f"sync has no option {unknown[0]!r}; valid are {', '.join(sorted(known))}")
         values = dict(given)
+        connection = values.get("connection")
+        if isinstance(connection, str) and connection and "://" not in connection:
+            values["connection"] = f"couchbase://{connection}"  # host:port is enough, as in the other commands
         if isinstance(values.get("collections"), str | list):
             values["collections"] = _names(values["collections"])
         try:
@@ -96,7 +102,10 @@ class SyncOptions:
             found = tomllib.loads(Path(path).read_text())
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
-        return cls.parse({**found, **given})
+        try:
+            return cls.parse({**found, **given})
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
     def with_(self, **changed: Any) -> SyncOptions:
         return replace(self, **changed)
@@ -147,13 +156,14 @@ def _names(given: str | list[str]) -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip())
 
 
-def seconds(text: str) -> float:
-    """A duration as people write it.
+def seconds(text: str, name: str = "") -> float:
+    """A duration as people write it; ``name`` is the option's, for the error.
 
     >>> seconds("5s"), seconds("250ms"), seconds("24h")
     (5.0, 0.25, 86400.0)
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
     if found is None:
-        raise ConfigError(f"{text!r} is no duration: write 500ms, 5s, 10m, 24h or 7d")
+        where = f"{name}: " if name else ""
+        raise ConfigError(f"{where}{text!r} is no duration: write 500ms, 5s, 10m, 24h or 7d")
     return float(found[1]) * _SECONDS[found[2]]

@@ -28,7 +28,7 @@ class Lazy(NamedTuple):
 COMMANDS = {
     "buckets": Lazy("upriver.cli.buckets:buckets", "List, create and drop buckets."),
     "cluster": Lazy("upriver.cli.cluster:cluster", "Run a cluster: failover, add, remove, rebalance."),
-    "collections": Lazy("upriver.cli.collections:collections", "List, create and drop scopes and collections."),
+    "collections": Lazy("upriver.cli.collections:collections", "List, create, alter and drop scopes and collections."),
     "compile": Lazy("upriver.cli.compile:compile_kernels", "Compile now what a first start would compile."),
     "demo": Lazy("upriver.cli.demo:demo", "Run the whole pipeline on this machine."),
     "dump": Lazy("upriver.cli.dump:dump", "Write the changes of a bucket to Parquet or JSON lines."),

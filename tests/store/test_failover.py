@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -204,6 +205,61 @@ def test_a_rollback_does_not_stop_where_compaction_took_a_version_away(buckets):
     writes = [[(b"a", b"1"), (b"b", b"1"), (b"c", b"1")], [(b"a", b"2"), (b"b", b"2")]]
     _, point = roll_back_of(buckets, writes, 3, between=buckets[1].compact)
     assert point == 0
+
+
+def fill_and_purge(bucket):
+    """Of keys 0 to 49 two are deleted: their tombstones are purged, the versions before them still in the log."""
+    active = bucket.set_state(0, VbucketState.ACTIVE)
+    for number in range(50):
+        active.set(b"%d" % number, b"x" * 100)
+    active.set(b"last", b"0")
+    bucket.flush()
+    for key in (b"3", b"7"):
+        active.delete(key)
+    active.set(b"last", b"1")
+    bucket.compact(drop_deletes=True)
+    assert (active.purge_seqno, active.rollback_floor) == (53, 54)
+    return active
+
+
+def documents_in(replica, keys):
+    found = set()
+    for key in keys:
+        with suppress(KeyNotFound):
+            replica.get_replica(key)
+            found.add(key)
+    return found
+
+
+@pytest.mark.parametrize("to", [54, 60])
+def test_a_rollback_to_above_a_purge_keeps_what_was_deleted_deleted(buckets, to):
+    """The tombstones are gone, the old versions are not: they must not come back to life."""
+    active = fill_and_purge(buckets[0])
+    for number in range(20):
+        active.set(b"lost %d" % number, b"1")
+    kept = {b"%d" % number for number in range(50)} - {b"3", b"7"} | {b"last"}
+    kept |= {b"lost %d" % number for number in range(to - 54)}
+    buckets[0].flush()
+    replica = buckets[0].set_state(0, VbucketState.REPLICA)
+    assert replica.rollback(to) == to
+    assert documents_in(replica, kept | {b"3", b"7"}) == kept
+    assert {record.key for record in changes(replica.stream(0, to))} == kept
+    assert (replica.item_count, replica.tombstone_count) == (len(kept), 0)
+
+
+def test_a_rollback_into_blocks_that_were_merged_after_a_purge_keeps_what_was_deleted_deleted(buckets):
+    """The block that it cuts through ends where the list of what the purge left dead is kept."""
+    active = fill_and_purge(buckets[0])
+    active.set(b"lost", b"1")
+    buckets[0].flush()
+    buckets[0].compact()
+    assert active.rollback_floor == 54
+    replica = buckets[0].set_state(0, VbucketState.REPLICA)
+    assert replica.rollback(54) == 54
+    kept = {b"%d" % number for number in range(50)} - {b"3", b"7"} | {b"last"}
+    assert documents_in(replica, kept | {b"3", b"7"}) == kept
+    assert {record.key for record in changes(replica.stream(0, 54))} == kept
+    assert replica.get_replica(b"last").value == b"1"
 
 
 def test_a_rollback_prunes_the_log_ends_streams_and_is_for_replicas_only(buckets):

@@ -265,6 +265,15 @@ class Histories(RuleBasedStateMachine):
         self.active.bucket.set_state(0, VbucketState.REPLICA)
         self.active, self.other = replica, self.active
 
+    @rule(lost=st.integers(0, 6))
+    def lose_the_tail(self, lost: int) -> None:
+        """The active vbucket goes on from an earlier point, as after a failover to a replica that had no more."""
+        node = self.active
+        node.bucket.flush()
+        node.bucket.set_state(0, VbucketState.REPLICA)
+        self._roll_back(node, max(0, node.vb.high_seqno - lost))
+        node.bucket.set_state(0, VbucketState.ACTIVE)
+
     @rule(most=st.integers(1, 8))
     def read(self, most: int) -> None:
         """The reader takes some changes from whoever is active now."""

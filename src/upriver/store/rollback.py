@@ -14,12 +14,14 @@ from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.store import kernels as k
 from upriver.store import runs
 from upriver.store.core import Tally
-from upriver.store.disk import BLOCK_KEY, EXACT, Block, Disk, seal_vbucket
+from upriver.store.disk import BLOCK_KEY, EXACT, Block, Disk, Words, seal_vbucket
 from upriver.store.events import Collections, default_table
 from upriver.store.flusher import BlockWriter, meta_key
 from upriver.store.keyindex import put_table
 from upriver.store.manifest import Manifest
-from upriver.wire.packed import HEADER_SIZE, Kind, unpack
+from upriver.store.scan import in_order
+from upriver.store.sealed import seal_dead
+from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, Kind, unpack
 
 
 def consistent_point(vbucket: Collections, wanted: int) -> int:
@@ -84,9 +86,20 @@ def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> 
     writer.end = disk.last_block(transaction, vbucket.id) if point else 0
     if remainder is not None:
         data, exact = remainder.data, bool(remainder.flags & EXACT)
+        known = disk.dead_in(transaction, vbucket.id, point)
         writer.add(transaction, vbucket.id, data, remainder.at, data.size, remainder.safe, exact)
         writer.finish(transaction, vbucket.id)
+        said = disk.dead_in(transaction, vbucket.id, point)
+        _keep_dead(transaction, disk, vbucket.id, writer.end, np.setdiff1d(known, said))
     return writer.end
+
+
+def _keep_dead(transaction: Any, disk: Disk, vbucket_id: int, last: int, unsaid: Words) -> None:
+    """The shorter block may end where compaction noted what it left dead: its own list is then to have both."""
+    if unsaid.size:
+        key = BLOCK_KEY.pack(vbucket_id, last)
+        there = disk.dead_list(vbucket_id, last, transaction.get(key, db=disk.dead))
+        transaction.put(key, seal_dead(vbucket_id, last, np.concatenate([there, unsaid])), db=disk.dead)
 
 
 def _remainder(transaction: Any, disk: Disk, vbucket_id: int, point: int) -> Block | None:
@@ -124,9 +137,7 @@ def _forget(vbucket: Collections, point: int) -> None:
 
 def _settle(vbucket: Collections, point: int) -> None:
     fresh = vbucket.shared.random_uuid()
-    vbucket.failover_log = (
-        vbucket.failover_log.roll_back(point, fresh) if point else FailoverLog.new(fresh)
-    )
+    vbucket.failover_log = vbucket.failover_log.roll_back(point, fresh) if point else FailoverLog.new(fresh)
     vbucket.snap_start = vbucket.snap_end = vbucket.complete_seqno = point
     vbucket.indexed_seqno = point
     vbucket.memory.clear(point)
@@ -137,20 +148,27 @@ def _settle(vbucket: Collections, point: int) -> None:
 
 
 def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:
-    """Counters, collections and key table from the records that are left."""
+    """Counters, collections and key table from the records that are left, and what is known to be dead of them.
+
+    A record can be dead without one that replaced it: compaction purged the tombstone, but left the block of the
+    version before it as it was.
+    """
+    dead = in_order(disk.dead_in(transaction, vbucket.id, vbucket.high_seqno))
     cursor = transaction.cursor(db=disk.log)
     more = cursor.set_range(BLOCK_KEY.pack(vbucket.id, 0))
-    reached = 0
+    reached = position = 0
     while more and (found := BLOCK_KEY.unpack(cursor.key()))[0] == vbucket.id:
         block = disk.block(vbucket.id, found[1], cursor.value())
         if block.link not in (None, reached):
             raise vbucket.gap(reached)
+        block = block._replace(data=block.data.copy())
+        position = runs.mark_dead(block.data, block.at, block.data.size, dead, position, False, vbucket.collections)
         _replay(vbucket, block)
         blocks, records, _ = vbucket.content
         vbucket.content = Tally(blocks + 1, records + block.records)
         reached, more = found[1], cursor.next()
     vbucket.check_end(reached)
-    vbucket.content = vbucket.content._replace(dead=disk.dead_in(transaction, vbucket.id, vbucket.high_seqno).size)
+    vbucket.content = vbucket.content._replace(dead=dead.size)
     vbucket.keys.freeze(vbucket.high_seqno)
     put_table(transaction, disk, vbucket.id, vbucket.keys.frozen, vbucket.shared.table_scratch)
     vbucket.keys.clear()
@@ -177,7 +195,9 @@ def _find_pending(vbucket: Collections, block: Block) -> None:
     offsets = np.empty(data.size // HEADER_SIZE + 1, np.int64)
     for at in offsets[: runs.specials(data, block.at, data.size, offsets)]:
         head, wire_key, _ = unpack(data.data, int(at))
-        if head.kind & 0x7F == Kind.PREPARE:
+        if head.kind & SUPERSEDED:
+            continue
+        if head.kind == Kind.PREPARE:
             vbucket.pending[wire_key] = head.seqno
         else:
             vbucket.pending.pop(wire_key, None)

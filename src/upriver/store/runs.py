@@ -256,11 +256,13 @@ def superseded(data, at, end, found):
 def recount(data, at, end, overlay, collections, registers, seed):
     """Count and index the records of a log from its start, as ``ingest`` did when they came in.
 
-    Stops at a system event and returns its offset. Records of collections that were dropped later are skipped.
+    Stops at a system event and returns its offset. Records of collections that were dropped later are skipped. One that
+    is marked superseded changes neither index nor counts: what replaced it may be purged.
     """
     row = np.int64(-1)
     while at < end:
         kind = np.int64(data[at + AT_KIND]) & _KIND_MASK
+        dead = data[at + AT_KIND] & SUPERSEDED != 0
         if kind == _SYSTEM:
             return at
         row = collection_row(collections, np.uint64(load32(data, at + AT_COLLECTION)), row)
@@ -272,12 +274,15 @@ def recount(data, at, end, overlay, collections, registers, seed):
         if row >= 0:
             if (known & SEQNO_BITS) <= collections[row, C_START]:
                 known = np.uint64(0)
+            if dead:
+                known = seqno | (DELETED if gone else np.uint64(0))  # as if it were there already: nothing to count
             expiry = np.uint64(load32(data, at + AT_TIME))
             value_len = load32(data, at + AT_VALUE_LEN)
             tally(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, value_len, registers)
-        registers[ENTRIES] += np.uint64(overlay[slot] != key_hash)
-        overlay[slot], overlay[slot + 1], overlay[slot + 2] = key_hash, seqno | (DELETED if gone else NOWHERE), rev
-        overlay[slot + 3] = NOWHERE
+        if not dead:
+            registers[ENTRIES] += np.uint64(overlay[slot] != key_hash)
+            overlay[slot], overlay[slot + 1], overlay[slot + 2] = key_hash, seqno | (DELETED if gone else NOWHERE), rev
+            overlay[slot + 3] = NOWHERE
         at += load32(data, at + AT_SIZE)
     return at
 

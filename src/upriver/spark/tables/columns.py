@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,6 +45,7 @@ _KIND = b"upriver.kind"
 _EXACT = 2**53
 _SHALLOW = 200  # levels that can be written in any case
 _FLAT_BYTES = 2 * _SHALLOW  # a document of so few has no more levels
+_BEFORE_NUMBERS = np.frombuffer(b":,[- \t\r\n", np.uint8)
 # orjson rounds integers beyond 64 bits, without a word; those have as many digits as this.
 _LONG_TEXT, _LONG_BYTES = re.compile("[0-9]{19}"), re.compile(b"[0-9]{19}")
 
@@ -141,7 +143,7 @@ def parser_for(values: pa.ChunkedArray | pa.Array) -> Callable[[bytes], Document
 
 
 def _has_long_number(values: pa.Array) -> bool:
-    """Are there 19 digits in a row? They hold four aligned words of four digits; only then are values searched."""
+    """May there be a number of 19 digits? They hold four aligned words of four digits; only then is it looked for."""
     _, offsets, data = values.buffers()
     if not len(values) or data is None:
         return False
@@ -149,7 +151,16 @@ def _has_long_number(values: pa.Array) -> bool:
     text = np.frombuffer(data, np.uint8)[first:last]
     words = (text[: len(text) // 4 * 4].view(np.uint32) & 0xF0F0F0F0) == 0x30303030  # digits, and :;<=>?
     runs = words[:-3] & words[1:-2] & words[2:-1] & words[3:]
-    return bool(runs.any()) and bool(pc.any(pc.match_substring_regex(values, "[0-9]{19}")).as_py())
+    return bool(runs.any()) and _begins_a_long_number(text)
+
+
+def _begins_a_long_number(text: npt.NDArray[np.uint8]) -> bool:
+    """Do so many digits follow what may stand before a number? In a string they follow a letter, a quote or a digit."""
+    digits = run = (text - np.uint8(48)) < 10
+    for shift in (1, 2, 4, 8, 3):  # each step finds runs that are longer by its shift
+        run = run[:-shift] & run[shift:]
+    begins = np.flatnonzero(run[1:] & ~digits[: len(run) - 1])
+    return bool(np.isin(text[begins], _BEFORE_NUMBERS).any())
 
 
 def loads(text: str) -> Any:

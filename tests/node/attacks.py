@@ -20,6 +20,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import cramjam
+from live_fuzz import HARMFUL
 from raw import Raw, frame
 
 from upriver.protocol.scram import encode_plain
@@ -205,7 +206,9 @@ def garbage(target: Target, until: float, stack: ExitStack) -> None:
                 extras = chance.randrange(min(len(body), 40) + 1)
                 key = chance.randrange(min(len(body) - extras, 20) + 1)
                 datatype, vbucket, cas = chance.randrange(8) & 5, chance.randrange(70), chance.choice([0, 0, 1])
-                head = (0x80, chance.randrange(256), key, extras, datatype, vbucket, len(body), sent, cas)
+                opcode = chance.randrange(256)
+                opcode = Opcode.NOOP if opcode in HARMFUL else opcode
+                head = (0x80, opcode, key, extras, datatype, vbucket, len(body), sent, cas)
                 raw.send(struct.pack(">BBHBBHIIQ", *head) + body)
                 sent += 1
             raw.socket.settimeout(0.01)

@@ -9,6 +9,7 @@ from upriver.errors import InvalidMessage, LocalProtocolError, Status
 from upriver.model import Datatype
 
 MAX_INFLATED = 30 * 1024 * 1024
+MAX_STORED = 21 * 1024 * 1024  # a document and its xattrs
 MAX_XATTR_KEY = 15
 MAX_XATTR_BYTES = 1024 * 1024  # of the whole section
 MAX_XATTRS = 16_384  # a reader makes an object of each: more would keep a server from everybody else
@@ -113,7 +114,13 @@ def join_xattrs(attributes: Mapping[str, bytes], body: bytes = b"") -> bytes:
 
 
 def check_value(value: bytes | memoryview, datatype: int, offset: int = 0) -> None:
-    """Every datatype bit must be true of the value (2.18 steps 8 and 9); the body's JSON is not parsed."""
+    """Every datatype bit must be true of the value (2.18 steps 8 and 9); the body's JSON is not parsed.
+
+    What nobody may store is not inflated only to find out whether it could be.
+    """
+    if datatype & Datatype.SNAPPY and MAX_STORED < (size := inflated_size(value, offset)) <= MAX_INFLATED:
+        reason = f"the value has {size} bytes when inflated, the limit is {MAX_STORED}"
+        raise InvalidMessage(reason, "value", offset, Status.E2BIG)
     plain = inflate(value, offset) if datatype & Datatype.SNAPPY else value
     if datatype & Datatype.XATTR:
         check_xattrs(plain, offset)

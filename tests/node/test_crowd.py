@@ -240,6 +240,18 @@ def test_who_has_gone_is_freed_without_the_garbage_collector(crowd: NodeThread, 
         gc.enable()
 
 
+def test_a_consumer_that_has_gone_is_freed_without_the_garbage_collector(crowd: NodeThread) -> None:
+    eventually(lambda: crowd.call(lambda: all(conn.dcp is None for conn in crowd.node.connections)))
+    gc.disable()
+    try:
+        with ready(crowd.port, *ALL) as raw:
+            assert raw.ask(dcp.Open(0, 0, b"consumer")).specific == OK
+            [made] = crowd.call(lambda: [weakref.ref(c.dcp) for c in crowd.node.connections if c.dcp is not None])
+        eventually(lambda: made() is None)
+    finally:
+        gc.enable()
+
+
 def references(crowd: NodeThread) -> list[weakref.ref[object]]:
     """To what a connection is made of."""
     [made] = [conn.dcp for conn in crowd.node.connections if conn.dcp is not None]

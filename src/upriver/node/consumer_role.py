@@ -111,6 +111,7 @@ class ConsumerRole:
 
     def close(self) -> None:
         self.machine.receive_eof()
+        self._prepares.close()  # it leads back to us, and the columns of a consumer are large; so all is freed now
         if self.bucket.dcp_connections.get(self.name) is self.conn:
             del self.bucket.dcp_connections[self.name]
 
@@ -146,6 +147,10 @@ class PrepareAcks:
     def __init__(self, machine: Consumer, bucket: NodeBucket, flush: Callable[[], None]) -> None:
         self._machine, self._bucket, self._flush = machine, bucket, flush
         self._waiting: Counter[int] = Counter()
+
+    def close(self) -> None:
+        """Nobody is there to be told any more."""
+        self._flush = lambda: None
 
     def send(self) -> None:
         for vb, seqno, level in self._machine.take_prepared():

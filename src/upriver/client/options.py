@@ -119,6 +119,16 @@ def _ssl_context(ca_file: str, client_cert: str, client_key: str) -> ssl.SSLCont
     return context
 
 
+def password_of(password: str, file: str, option: str) -> str:
+    """The password, or else what the file holds that ``option`` names; ``ConfigError`` if it cannot be read."""
+    if password or not file:
+        return password
+    try:
+        return Path(file).read_text().rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(f"{option}: {error}") from error
+
+
 class ConnectionString(NamedTuple):
     """What a connection string says."""
 

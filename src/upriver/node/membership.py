@@ -238,7 +238,7 @@ def proposals(node: Node, request: Request, name: str) -> Result:
 @route("POST", "/upriver/proposals/*")
 def outcomes(node: Node, request: Request, name: str) -> Result:
     """What the manager has decided about them."""
-    bucket_or_404(node, name).proposals.decide(_object(request))
+    bucket_or_404(node, name).proposals.decide(request.json_object())
     return Answer({})
 
 
@@ -250,15 +250,5 @@ def own_manifest(node: Node, request: Request, name: str) -> Result:
 @route("POST", "/upriver/manifest/*")
 async def push_manifest(node: Node, request: Request, name: str) -> Result:
     """The manifest that this member could not take together with its map."""
-    await take_manifest(bucket_or_404(node, name), _object(request))
+    await take_manifest(bucket_or_404(node, name), request.json_object())
     return Answer({})
-
-
-def _object(request: Request) -> dict[str, Any]:
-    try:
-        found = orjson.loads(request.body)
-    except orjson.JSONDecodeError as error:
-        raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise HttpError(HTTPStatus.BAD_REQUEST, "the body must be a JSON object")
-    return found

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, TypeVar
 
-from upriver.client.options import ConnectOptions, has_password
+from upriver.client.options import ConnectOptions, has_password, password_of
 from upriver.errors import ConfigError
 
 E = TypeVar("E", bound=StrEnum)
@@ -208,7 +207,7 @@ class ConnectionOptions:
             self.connection,
             bucket=self.bucket,
             username=self.username or None,
-            password=self._password() or None,
+            password=password_of(self.password, self.password_file, "passwordFile") or None,
             ca_file=self.ca_file or None,
             client_cert=self.client_cert or None,
             client_key=self.client_key or None,
@@ -221,14 +220,6 @@ class ConnectionOptions:
             connect_timeout_s=min(given.connect_timeout_s, most),
             request_timeout_s=min(given.request_timeout_s, most),
         )
-
-    def _password(self) -> str:
-        if self.password or not self.password_file:
-            return self.password
-        try:
-            return Path(self.password_file).read_text().rstrip("\r\n")
-        except OSError as error:
-            raise ConfigError(f"passwordFile: {error}") from error
 
 
 # The path of load("..."), and what Spark itself adds for queries and tables.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from upriver.client.options import ConnectOptions
+from upriver.client.options import ConnectOptions, password_of
 from upriver.errors import ConfigError
 from upriver.spark.tables.columns import Kind, Shape
 
@@ -123,15 +123,8 @@ class SyncOptions:
     def connect_options(self) -> ConnectOptions:
         """How the client connects."""
         given = {name: getattr(self, name) or None for name in _CONNECT}
-        return ConnectOptions.parse(self.connection, password=self._password() or None, **given)
-
-    def _password(self) -> str:
-        if self.password or not self.password_file:
-            return self.password
-        try:
-            return Path(self.password_file).read_text().rstrip("\r\n")
-        except OSError as error:
-            raise ConfigError(f"password_file: {error}") from error
+        password = password_of(self.password, self.password_file, "password_file")
+        return ConnectOptions.parse(self.connection, password=password or None, **given)
 
     @property
     def patience_s(self) -> float:

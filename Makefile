@@ -42,6 +42,7 @@ test: install system-packages lint doctest unit
 
 lint: install
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -73,19 +74,19 @@ chaos-store: install
 	UPRIVER_CRASHES=$(or $(CRASHES),200) UPRIVER_MEMORY_DOCUMENTS=5000000 $(BIN)/pytest --quiet --timeout=3600 tests/store
 
 chaos: install
-	$(BIN)/python tests/replicate/chaos.py --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m tests.cluster.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
 chaos-spark: install
-	$(BIN)/python tests/spark/chaos.py --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m tests.spark.chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
 soak: install
-	$(BIN)/python tests/node/soak.py $(or $(SOAK_SECONDS),3600)
+	$(BIN)/python -m tests.node.soak $(or $(SOAK_SECONDS),3600)
 
 fuzz-live: install
-	cd tests/node && ../../$(BIN)/python live_fuzz.py $(or $(FRAMES),10000000) $(or $(SEED),1)
+	$(BIN)/python -m tests.node.live_fuzz $(or $(FRAMES),10000000) $(or $(SEED),1)
 
 attacks: install
-	cd tests/node && ../../$(BIN)/python attacks.py $(or $(SECONDS_EACH),8)
+	$(BIN)/python -m tests.node.attacks $(or $(SECONDS_EACH),8)
 
 # Clients of other people that the node is tested against; without them those tests are skipped, and say so.
 system-packages:

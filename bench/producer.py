@@ -166,9 +166,7 @@ def backfills(sink: list[str], documents: int, sizes: list[int], vbuckets: list[
 
 def lives(sink: list[str], sets: int, sizes: list[int], vbuckets: list[int]) -> list[tuple[Result, LiveFigures]]:
     """Every combination as fast as it goes, and the target's rate over one and over all vbuckets."""
-    found = [
-        live(sink, count, size, sets, peers) for size in sizes for count in vbuckets for peers in (1, 4, 16)
-    ]
+    found = [live(sink, count, size, sets, peers) for size in sizes for count in vbuckets for peers in (1, 4, 16)]
     return [*found, *(live(sink, count, 256, sets, rate=TARGET_SETS) for count in (vbuckets[0], vbuckets[-1]))]
 
 

@@ -23,11 +23,11 @@ from rich.table import Table
 from load.steady import Outcome, write_steadily
 from upriver.client.blocking import connect
 from upriver.client.options import ConnectOptions
+from upriver.cluster.local import LocalCluster, local_cluster
+from upriver.cluster.manager import Manager
+from upriver.cluster.plan import Move, with_replicas
+from upriver.cluster.third_party import Progress, ThirdParty
 from upriver.net.loop import run
-from upriver.replicate.local import LocalCluster, local_cluster
-from upriver.replicate.manager import Manager
-from upriver.replicate.plan import Move, with_replicas
-from upriver.replicate.third_party import Progress, ThirdParty
 from upriver.testing import node
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -112,9 +112,10 @@ class Moving(NamedTuple):
 
 def move(size: Size) -> Moving:
     """Every vbucket goes to the other one of two nodes, and the writer is asked how that was."""
-    with tempfile.TemporaryDirectory() as directory, local_cluster(
-        2, 0, size.moved_vbuckets, data=Path(directory)
-    ) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        local_cluster(2, 0, size.moved_vbuckets, data=Path(directory)) as cluster,
+    ):
         load(cluster.connection_string, size.moved_documents, 256)
         calm, _ = _under_load(cluster, size, lambda: time.sleep(5.0))
         pids = {f"node {n}": each.process.pid for n, each in enumerate(cluster.nodes)} | {"manager": os.getpid()}

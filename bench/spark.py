@@ -62,7 +62,7 @@ class InMemoryReader(DataSourceReader):
         return [InputPartition(str(path)) for path in sorted(Path(self.folder).glob("*.arrow"))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from upriver.spark.reading import freeze_imports
+        from upriver.spark.reader.executor import freeze_imports
 
         if partition.value not in _held:
             with pa.OSFile(partition.value) as file:
@@ -74,7 +74,7 @@ class InMemoryReader(DataSourceReader):
 def keep_batches(database: Database, folder: Path) -> int:
     """The rows of the bucket as files, one for each task that ``dcp`` would make; their size in bytes."""
     from upriver.model import Position
-    from upriver.protocol.feed import FeedRequest
+    from upriver.protocol.feed.cluster_feed import FeedRequest
 
     highs = database.high_seqnos()
     size = 0

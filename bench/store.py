@@ -40,7 +40,7 @@ from rich.table import Table
 from upriver.errors import TemporaryFailure
 from upriver.model import VbucketState, vbucket_of
 from upriver.store import Bucket, Run, StoreOptions, VBucket
-from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer, Stop
+from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer, Stop
 
 VBUCKETS = 1024
 CHUNK = 100_000  # documents that a loader has in hand at a time; no more than the rows to be compared have
@@ -190,9 +190,7 @@ def patiently(bucket: Bucket, vb: VBucket, keys: list[bytes], value: bytes | Non
             return
 
 
-def write(
-    bucket: Bucket, numbers: range | list[int], value: bytes | None, ballast: Ballast | None
-) -> Iterator[Spent]:
+def write(bucket: Bucket, numbers: range | list[int], value: bytes | None, ballast: Ballast | None) -> Iterator[Spent]:
     """Until all are durable, portion by portion; making the keys does not count."""
     for batches in chunks(numbers):
         if ballast is not None:

@@ -30,13 +30,13 @@ from rich.table import Table
 
 from upriver import testing
 from upriver.errors import TemporaryFailure
+from upriver.lake.change_log import write_log
+from upriver.lake.layout import Lake
+from upriver.lake.read import read_arrow
+from upriver.lake.tables import TableOptions, Tables
+from upriver.lake.upkeep import fold_log, fold_tail
 from upriver.model import VbucketState, vbucket_of
 from upriver.records.schema import CHANGES
-from upriver.spark.tables.apply import TableOptions, Tables
-from upriver.spark.tables.lake import Lake
-from upriver.spark.tables.log import write_log
-from upriver.spark.tables.read import read_arrow
-from upriver.spark.tables.upkeep import fold_log, fold_tail
 from upriver.store import Bucket, StoreOptions
 
 VBUCKETS = 64
@@ -52,7 +52,12 @@ console = Console(width=120)
 def document(number: int, size: int, version: int = 0) -> bytes:
     """JSON of about ``size`` bytes, half of it hard to compress."""
     fields = b'{"id":%d,"name":"user %d","total":%d.25,"city":"city %d","active":true,"version":%d,"note":"' % (
-        number, number, number % 9973, number % 997, version)
+        number,
+        number,
+        number % 9973,
+        number % 997,
+        version,
+    )
     room = max(size - len(fields) - 2, 0)
     noise = b"%x" % ((number * 0x9E3779B97F4A7C15 + version * 0xC2B2AE3D27D4EB4F) % (1 << 256))
     return fields + (noise * (room // 64 + 1))[: room // 2] + b"z" * (room - room // 2) + b'"}'
@@ -106,8 +111,14 @@ def load(cases: list[tuple[int, int]]) -> None:
             batches, seconds = run_sync(node.connection_string, folder, "--once")
         done = sum(batch["rows"] for batch in batches)
         ceiling = parquet_ceiling(rows, size)
-        table.add_row(f"{rows:,}", str(size), f"{done / seconds:,.0f}", f"{done * size / seconds / 1e6:.0f}",
-                      f"{seconds:.1f}", f"{ceiling:,.0f} rows/s")
+        table.add_row(
+            f"{rows:,}",
+            str(size),
+            f"{done / seconds:,.0f}",
+            f"{done * size / seconds / 1e6:.0f}",
+            f"{seconds:.1f}",
+            f"{ceiling:,.0f} rows/s",
+        )
         assert done == rows
     console.print(table)
 
@@ -134,9 +145,14 @@ def parquet_ceiling(rows: int, size: int) -> float:
     spark = upriver.spark.session("local[*]")
     try:
         made = spark.range(0, rows, 1, os.cpu_count()).selectExpr(
-            "cast(concat('user::', id) as binary) as key", "cast(id % 64 as int) as vbucket", "id as seqno",
-            "0 as epoch", "id * 7 as cas", "current_timestamp() as timestamp",
-            f"cast(rpad(concat(hex(id * 2654435761), md5(cast(id as string))), {size}, 'z') as binary) as value")
+            "cast(concat('user::', id) as binary) as key",
+            "cast(id % 64 as int) as vbucket",
+            "id as seqno",
+            "0 as epoch",
+            "id * 7 as cas",
+            "current_timestamp() as timestamp",
+            f"cast(rpad(concat(hex(id * 2654435761), md5(cast(id as string))), {size}, 'z') as binary) as value",
+        )
         with tempfile.TemporaryDirectory() as folder:
             made.limit(1000).write.parquet(f"{folder}/warm")
             started = time.monotonic()
@@ -164,18 +180,32 @@ class Changes:
         plain = numbers.tolist()
         one = np.ones(count, np.int64)
         columns: dict[str, Any] = {
-            "event": pa.repeat(pa.scalar("mutation"), count), "vbucket": numbers % VBUCKETS, "seqno": seqnos,
-            "epoch": one * 0, "vbuuid": one, "rev_seqno": one, "cas": seqnos + 10**18,
+            "event": pa.repeat(pa.scalar("mutation"), count),
+            "vbucket": numbers % VBUCKETS,
+            "seqno": seqnos,
+            "epoch": one * 0,
+            "vbuuid": one,
+            "rev_seqno": one,
+            "cas": seqnos + 10**18,
             "timestamp": pa.array(seqnos + 10**15, pa.timestamp("us", tz="UTC")),
-            "scope": pa.repeat(pa.scalar("_default"), count), "collection": pa.repeat(pa.scalar("_default"), count),
-            "collection_id": one * 0, "key": [key(number) for number in plain],
-            "value": [document(number, self.size, self.version) for number in plain], "datatype": one,
-            "flags": one * 0, "expiry": one * 0, "delete_time": one * 0, "xattrs": None,
-            "snapshot_start": seqnos, "snapshot_end": seqnos,
+            "scope": pa.repeat(pa.scalar("_default"), count),
+            "collection": pa.repeat(pa.scalar("_default"), count),
+            "collection_id": one * 0,
+            "key": [key(number) for number in plain],
+            "value": [document(number, self.size, self.version) for number in plain],
+            "datatype": one,
+            "flags": one * 0,
+            "expiry": one * 0,
+            "delete_time": one * 0,
+            "xattrs": None,
+            "snapshot_start": seqnos,
+            "snapshot_end": seqnos,
         }
         arrays = [
-            pa.nulls(count, field.type) if columns[field.name] is None
-            else pa.array(columns[field.name]).cast(field.type) for field in CHANGES
+            pa.nulls(count, field.type)
+            if columns[field.name] is None
+            else pa.array(columns[field.name]).cast(field.type)
+            for field in CHANGES
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=CHANGES)
 
@@ -234,16 +264,32 @@ class Steady:
         assert read_arrow(self.root, NAME).num_rows == self.rows
         fresh = time.monotonic() - started
         changes, clock = len(self.spent) * self.changed, sorted(self.clock)
-        return [f"{sum(self.spent) / changes * 1e6:.1f}", f"{statistics.mean(self.spent) * 1000:.0f}",
-                f"{statistics.mean(clock) * 1000:.0f}", f"{statistics.median(clock) * 1000:.0f}",
-                f"{clock[int(len(clock) * 0.95)] * 1000:.0f}", f"{self.written / changes:.0f}", f"{fresh:.1f}"]
+        return [
+            f"{sum(self.spent) / changes * 1e6:.1f}",
+            f"{statistics.mean(self.spent) * 1000:.0f}",
+            f"{statistics.mean(clock) * 1000:.0f}",
+            f"{statistics.median(clock) * 1000:.0f}",
+            f"{clock[int(len(clock) * 0.95)] * 1000:.0f}",
+            f"{self.written / changes:.0f}",
+            f"{fresh:.1f}",
+        ]
 
 
 def steady(sizes: list[int], changed: int, merge_up_to: int, batches: int) -> None:
     """All sizes take turns, batch by batch, so that a busy machine is as busy for each of them."""
-    table = Table("rows", "CPU us/change", "CPU ms/batch", "ms/batch", "median", "p95", "B/change", "read fresh s",
-                  "MERGE per batch: CPU ms", "B/change",
-                  title=f"steady state, {batches} batches of {changed:,} changes, 256 B")
+    table = Table(
+        "rows",
+        "CPU us/change",
+        "CPU ms/batch",
+        "ms/batch",
+        "median",
+        "p95",
+        "B/change",
+        "read fresh s",
+        "MERGE per batch: CPU ms",
+        "B/change",
+        title=f"steady state, {batches} batches of {changed:,} changes, 256 B",
+    )
     with tempfile.TemporaryDirectory(prefix="upriver-bench-") as folder:
         subjects = [Steady(Path(folder) / str(rows), rows, changed) for rows in sizes]
         for _ in range(batches):
@@ -277,14 +323,16 @@ def _merge(rows: int, changed: int) -> tuple[str, str]:
 # ---------------------------------------------------------------------------------------------- lag and repair
 
 
-def following(
-    node: testing.RunningNode, seconds: float, during: Callable[[float], None]
-) -> list[dict[str, Any]]:
+def following(node: testing.RunningNode, seconds: float, during: Callable[[float], None]) -> list[dict[str, Any]]:
     """Batches of a sync that follows a node while something happens to it, without its first ones."""
     with tempfile.TemporaryDirectory() as lake:
         command = [sys.executable, "-c", "from upriver.cli import main; main()", "sync", node.connection_string]
-        process = subprocess.Popen([*command, "--to", lake, "--json", "--every", "200ms"], stdout=subprocess.PIPE,
-                                   stderr=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(
+            [*command, "--to", lake, "--json", "--every", "200ms"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         assert process.stdout
         process.stdout.readline()
         until = time.time() + seconds
@@ -296,17 +344,32 @@ def following(
 
 
 def lag(rates: list[int]) -> None:
-    table = Table("writes/s asked", "written/s", "seconds behind", "p95", "changes behind", "p95", "batch s",
-                  "of it reading", "changes/batch", title=f"lag while following, {LAG_S} s")
+    table = Table(
+        "writes/s asked",
+        "written/s",
+        "seconds behind",
+        "p95",
+        "changes behind",
+        "p95",
+        "batch s",
+        "of it reading",
+        "changes/batch",
+        title=f"lag while following, {LAG_S} s",
+    )
     for rate in rates:
         with filled_node(10_000, 256) as node:
             written = [0]
             batches = following(node, LAG_S, lambda until, n=node, w=written, r=rate: _write(n, r, until, w))
         median = {name: statistics.median(batch[name] for batch in batches) for name in ("total_s", "read_s", "rows")}
-        table.add_row(f"{rate:,}", f"{written[0] / LAG_S:,.0f}",
-                      *_middle_and_p95([batch["behind_s"] for batch in batches], ".2f"),
-                      *_middle_and_p95([batch["lag"] or 0 for batch in batches], ",.0f"),
-                      f"{median['total_s']:.2f}", f"{median['read_s']:.2f}", f"{median['rows']:,.0f}")
+        table.add_row(
+            f"{rate:,}",
+            f"{written[0] / LAG_S:,.0f}",
+            *_middle_and_p95([batch["behind_s"] for batch in batches], ".2f"),
+            *_middle_and_p95([batch["lag"] or 0 for batch in batches], ",.0f"),
+            f"{median['total_s']:.2f}",
+            f"{median['read_s']:.2f}",
+            f"{median['rows']:,.0f}",
+        )
     console.print(table)
 
 
@@ -329,13 +392,21 @@ def _write(node: testing.RunningNode, rate: int, until: float, written: list[int
 
 
 def repair(sizes: list[int]) -> None:
-    table = Table("rows", "rows of the vbucket", "lost changes", "repair, CPU ms", "bytes written",
-                  "plain batch, CPU ms", title="one vbucket rolls back")
+    table = Table(
+        "rows",
+        "rows of the vbucket",
+        "lost changes",
+        "repair, CPU ms",
+        "bytes written",
+        "plain batch, CPU ms",
+        title="one vbucket rolls back",
+    )
     for rows in sizes:
         with tempfile.TemporaryDirectory(prefix="upriver-bench-") as root:
             plain, repaired, written = _repair(root, rows)
-        table.add_row(f"{rows:,}", f"{rows // VBUCKETS:,}", "100", f"{repaired * 1000:.0f}", f"{written:,}",
-                      f"{plain * 1000:.0f}")
+        table.add_row(
+            f"{rows:,}", f"{rows // VBUCKETS:,}", "100", f"{repaired * 1000:.0f}", f"{written:,}", f"{plain * 1000:.0f}"
+        )
     console.print(table)
 
 
@@ -362,15 +433,17 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=["load", "steady", "lag", "repair", []])
     parser.add_argument("--full", action="store_true", help="10 M rows, too")
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--batches", type=int, default=570,
-                        help="of the steady state; so many rewrite each part of 10 M rows once")
+    parser.add_argument(
+        "--batches", type=int, default=570, help="of the steady state; so many rewrite each part of 10 M rows once"
+    )
     parser.add_argument("--sizes", type=int, nargs="*", help="table sizes for the steady state")
     given = parser.parse_args()
     parts = given.parts or ["load", "steady", "lag", "repair"]
     large = [10_000_000] if given.full else []
     if "steady" in parts:
-        steady(given.sizes or [given.rows // 10, given.rows, *large], 5_000, merge_up_to=1_000_000,
-               batches=given.batches)
+        steady(
+            given.sizes or [given.rows // 10, given.rows, *large], 5_000, merge_up_to=1_000_000, batches=given.batches
+        )
     if "load" in parts:
         load([(rows, size) for rows in (given.rows, *large) for size in (256, 1024)])
     if "lag" in parts:

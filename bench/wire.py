@@ -21,8 +21,8 @@ from rich.table import Table
 
 from upriver.records.batches import wire_batch
 from upriver.wire import Context, FrameSplitter, decode
-from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer, Stop
-from upriver.wire.columns import BulkDecoder, Shape
+from upriver.wire.bulk.decode import BulkDecoder, Shape
+from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer, Stop
 from upriver.wire.packed import pack
 
 SIZES = (64, 256, 1024, 16 * 1024)
@@ -167,10 +167,10 @@ import sys, time
 start = time.perf_counter()
 from upriver.wire import Context, dcp, packed
 if sys.argv[1] == "decode":
-    from upriver.wire.columns import BulkDecoder
+    from upriver.wire.bulk.decode import BulkDecoder
     list(BulkDecoder().feed(dcp.Mutation(1, 1, key=b"k").encode()))
 else:
-    from upriver.wire.bulk_encode import FrameOptions, SendBuffer, encode_packed
+    from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_packed
     encode_packed(packed.pack(0, b"\\0k", seqno=1), 0, 9, SendBuffer(), FrameOptions())
 print(time.perf_counter() - start, time.process_time())
 """

@@ -13,12 +13,12 @@ except ImportError:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 # numba compiles these from their bytecode, which must stay as it was written.
-KERNELS = ["upriver.wire.kernels", "upriver.wire.intrinsics", "upriver.wire.bulk_frames"]
+KERNELS = ["upriver.wire.kernels.decode", "upriver.wire.kernels.intrinsics", "upriver.wire.kernels.encode"]
 
 with atheris.instrument_imports(include=["upriver"], exclude=KERNELS, enable_loader_override=False):
     import targets
 
-    import upriver.wire.stream_value  # noqa: F401  the targets import it late
+    import upriver.wire.messages.stream_value  # noqa: F401  the targets import it late
 
 
 def main() -> None:

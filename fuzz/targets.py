@@ -11,12 +11,12 @@ from pathlib import Path
 
 from upriver.errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
 from upriver.wire import Context, Dialect, Frame, FrameSplitter, Message, decode
-from upriver.wire.conversation import Conversation, Reader
-from upriver.wire.dump import as_json, rows
-from upriver.wire.stream_value import StreamValue
+from upriver.wire.inspect.conversation import Conversation, Reader
+from upriver.wire.inspect.dump import as_json, rows
+from upriver.wire.messages.stream_value import StreamValue
 from upriver.wire.values import inflate, split_xattrs
 
-WIRE_TESTS = Path(__file__).resolve().parent.parent / "tests" / "wire"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def fuzz_frames(data: bytes) -> None:
@@ -90,9 +90,9 @@ def _parse(data: bytes) -> None:
 
 def fuzz_bulk(data: bytes) -> None:
     """Bulk and object readers agree on every byte stream."""
-    if str(WIRE_TESTS) not in sys.path:
-        sys.path.insert(0, str(WIRE_TESTS))
-    from bulk_oracle import fuzz_bulk as agree
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from tests.wire.bulk_oracle import fuzz_bulk as agree
 
     agree(data)
 
@@ -104,7 +104,7 @@ def seeds(target: str) -> list[bytes]:
     """Inputs to begin with: the specification's examples."""
     if target == "value":
         return [b'{"uid":"a2","sid":7,"collections":["8","1c"]}', b'{"scope":"8","purge_seqno":"900"}', b'{"cts":{}}']
-    sys.path.insert(0, str(WIRE_TESTS))
-    from wire_vectors import MODERN, SEED
+    sys.path.insert(0, str(ROOT))
+    from tests.wire.wire_vectors import MODERN, SEED
 
     return [bytes([choice, 0]) + vector.raw for vector in (*SEED, *MODERN) for choice in (0, 2, 1)]

@@ -30,9 +30,7 @@ class Block(NamedTuple):
 
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text()
-    return [
-        Block(page, text.count("\n", 0, found.start()) + 1, found[1], found[2]) for found in FENCE.finditer(text)
-    ]
+    return [Block(page, text.count("\n", 0, found.start()) + 1, found[1], found[2]) for found in FENCE.finditer(text)]
 
 
 PAGES_WITH_BLOCKS = [page for page in PAGES if page.exists() and blocks_of(page)]

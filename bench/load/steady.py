@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from struct import Struct
 from typing import NamedTuple
 
-from upriver.client.aio_kv import AsyncKvConnection
+from upriver.client._requests.aio import AsyncKvConnection
 from upriver.client.blocking import connect
 from upriver.client.options import ConnectOptions
 from upriver.errors import Status

@@ -4,7 +4,7 @@ Importing it costs nothing but PySpark's own base classes, because Spark imports
 unknown format, and one that fails hides all others.
 """
 
-from upriver.spark.sessions import register
+from upriver.spark.session import register
 from upriver.spark.source import DcpSource as DefaultSource
 
 __all__ = ["DefaultSource", "register"]

@@ -34,7 +34,9 @@ def test_help_lists_every_command_and_imports_nothing_heavy():
     assert loaded & HEAVY == set()
 
 
-@pytest.mark.parametrize("name", ["upriver", "upriver.wire", "upriver.wire.dump", "upriver.errors", "upriver.model"])
+@pytest.mark.parametrize(
+    "name", ["upriver", "upriver.wire", "upriver.wire.inspect.dump", "upriver.errors", "upriver.model"]
+)
 def test_importing_the_objects_loads_no_numba_numpy_or_arrow(name):
     _, loaded = modules_after(f"import {name}")
 

@@ -9,8 +9,8 @@ import sys
 import dpkt
 import pytest
 
-from upriver.wire import dcp, kv, session, upr
 from upriver.wire.constants import Feature
+from upriver.wire.messages import dcp, kv, session, upr
 
 CLIENT, SERVER = ("10.0.0.1", 40000), ("10.0.0.2", 11210)
 NOOP = dcp.DcpNoop(opaque=7).encode()

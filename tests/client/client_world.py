@@ -8,11 +8,11 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from upriver.client._feed.blocking_feed import BlockingFeed
+from upriver.client._requests.operations import Ask, Operation
 from upriver.client.blocking import Database
-from upriver.client.blocking_feed import BlockingFeed
 from upriver.client.changes import Deletion, Mutation
-from upriver.client.operations import Ask, Operation
-from upriver.wire.cluster import SetManifest
+from upriver.wire.messages.cluster import SetManifest
 
 VBUCKETS = 8
 

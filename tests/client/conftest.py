@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from client_world import VBUCKETS, provoke
 
+from tests.client.client_world import VBUCKETS, provoke
 from upriver.client.blocking import Database, connect
 from upriver.testing import RunningNode, node
 

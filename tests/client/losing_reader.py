@@ -9,8 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from client_world import provoke
-
+from tests.client.client_world import provoke
 from upriver.client.blocking import Database, connect
 from upriver.client.checkpoints import BucketCheckpoint, CheckpointStore, FileCheckpoint, SqliteCheckpoint
 from upriver.errors import KeyNotFound

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from upriver.client.blocking_feed import BlockingFeed
+from upriver.client._feed.blocking_feed import BlockingFeed
 from upriver.client.checkpoints import SqliteCheckpoint
 
 _DOCUMENTS = ("mutation", "deletion", "expiration")

@@ -9,17 +9,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from upriver.client.kv import make_session
+from upriver.client._requests.blocking import make_session
 from upriver.client.options import ConnectOptions
 from upriver.model import FailoverEntry, Position
-from upriver.protocol.feed import Documents, Feed, FeedEvent, FeedRequest
+from upriver.protocol.feed.cluster_feed import Documents, Feed, FeedEvent, FeedRequest
 from upriver.protocol.session import FeedSettings
 from upriver.protocol.topology import Address, parse_topology
 from upriver.wire import Context, FrameSplitter, Message, Opcode, OtherResponse, decode
-from upriver.wire.cluster import GetClusterConfig
-from upriver.wire.dcp import BufferAck, Deletion, FailoverLogResponse, Mutation, SnapshotMarker, StreamRequest
 from upriver.wire.keys import join_key
-from upriver.wire.session import Hello, HelloResponse, ValueResponse
+from upriver.wire.messages.cluster import GetClusterConfig
+from upriver.wire.messages.dcp import BufferAck, Deletion, FailoverLogResponse, Mutation, SnapshotMarker, StreamRequest
+from upriver.wire.messages.session import Hello, HelloResponse, ValueResponse
 
 HOME = Address("10.0.0.1", 11210)
 ELSEWHERE = Address("10.0.0.2", 11210)

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from scripted_producer import ScriptedProducer, marker, mutation
-
+from tests.client.scripted_producer import ScriptedProducer, marker, mutation
 from upriver.wire import Message, Opcode
-from upriver.wire.cluster import GetManifest, ObserveSeqno, ObserveSeqnoResponse
 from upriver.wire.constants import StreamEndStatus
-from upriver.wire.dcp import DcpNoop, StreamEnd, StreamRequest
-from upriver.wire.session import Stat, StatResponse, ValueResponse
+from upriver.wire.messages.cluster import GetManifest, ObserveSeqno, ObserveSeqnoResponse
+from upriver.wire.messages.dcp import DcpNoop, StreamEnd, StreamRequest
+from upriver.wire.messages.session import Stat, StatResponse, ValueResponse
 
 MANIFEST = b'{"uid":"0","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]}]}'
 VBUCKETS, SEQNOS = 2, 40

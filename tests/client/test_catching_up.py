@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from client_world import provoke, set_manifest
-from feed_model import Log, documents_of
-from losing_reader import until_persisted
 
 import upriver
+from tests.client.client_world import provoke, set_manifest
+from tests.client.feed_model import Log, documents_of
+from tests.client.losing_reader import until_persisted
 from upriver.client.blocking import Database, connect
 from upriver.client.positions import Positions
 from upriver.errors import HistoryLost

@@ -6,17 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_producer import BRANCH, Wire, marker, mutation
-from scripted_server import VBUCKETS, Behaviour, Peer, serving
 
 import upriver
+from tests.client.scripted_producer import BRANCH, Wire, marker, mutation
+from tests.client.scripted_server import VBUCKETS, Behaviour, Peer, serving
 from upriver.client.blocking import Database, connect
 from upriver.client.changes import CollectionChanged, Mutation
 from upriver.errors import NotSupported
 from upriver.model import Position
 from upriver.wire.constants import MarkerFlag, StreamEndStatus
-from upriver.wire.dcp import Control, StreamEnd, StreamRequest
-from upriver.wire.events import CollectionBegun, SystemEvent
+from upriver.wire.messages.dcp import Control, StreamEnd, StreamRequest
+from upriver.wire.messages.events import CollectionBegun, SystemEvent
 
 DISK = MarkerFlag.DISK | MarkerFlag.CHECKPOINT
 HISTORY = DISK | MarkerFlag.HISTORY | MarkerFlag.MAY_CONTAIN_DUPLICATES

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scripted_producer import BRANCH, HOME, Wire, marker, mutation
-from scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
 
 import upriver
+from tests.client.scripted_producer import BRANCH, HOME, Wire, marker, mutation
+from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
 from upriver.client.blocking import Database, connect
 from upriver.client.options import ConnectOptions
 from upriver.errors import (
@@ -28,11 +28,11 @@ from upriver.errors import (
     UpriverError,
 )
 from upriver.model import Position
-from upriver.protocol.feed import FeedRequest, RollbackEvent
+from upriver.protocol.feed.cluster_feed import FeedRequest, RollbackEvent
 from upriver.wire import Message, Opcode, OtherResponse
-from upriver.wire.dcp import RollbackResponse
-from upriver.wire.kv import Get, GetResponse
-from upriver.wire.session import SelectBucket
+from upriver.wire.messages.dcp import RollbackResponse
+from upriver.wire.messages.kv import Get, GetResponse
+from upriver.wire.messages.session import SelectBucket
 
 ENDS = dict.fromkeys(range(VBUCKETS), SEQNOS)
 ALL = sorted((vb, n) for vb in range(VBUCKETS) for n in range(1, SEQNOS + 1))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripted_producer import BRANCH, HOME, Wire, marker, mutation
-
-from upriver.client.arrow import BatchMaker
+from tests.client.scripted_producer import BRANCH, HOME, Wire, marker, mutation
+from upriver.client._feed.arrow import BatchMaker
+from upriver.client._feed.outbox import Delivery
 from upriver.client.blocking import Database
 from upriver.client.changes import ObjectMaker, Rollback
-from upriver.client.delivery import Delivery
 from upriver.client.names import Names
 from upriver.errors import Status
 from upriver.model import Position
-from upriver.protocol.feed import FeedEvent, FeedRequest, OnRollback
-from upriver.wire.dcp import RollbackResponse, StreamEnd
-from upriver.wire.events import CollectionBegun, SystemEvent
+from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest, OnRollback
+from upriver.wire.messages.dcp import RollbackResponse, StreamEnd
+from upriver.wire.messages.events import CollectionBegun, SystemEvent
 
 
 class Taking(Wire):

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from client_world import keys_of, read_keys, read_until, set_manifest
 
 import upriver
+from tests.client.client_world import keys_of, read_keys, read_until, set_manifest
+from upriver.client._requests.operations import Ask, Operation
 from upriver.client.blocking import Database, connect
 from upriver.client.changes import CollectionChanged, Deletion, Mutation
-from upriver.client.operations import Ask, Operation
 from upriver.errors import ConnectFailed, KeyNotFound, UnknownCollection
 from upriver.model import vbucket_of
 from upriver.testing import RunningNode, node
 from upriver.wire.constants import Opcode, PathFlag
-from upriver.wire.subdoc import SubdocMutation
+from upriver.wire.messages.subdoc import SubdocMutation
 
 Fault = Callable[..., Any]
 

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from client_world import keys_of, set_manifest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import upriver
+from tests.client.client_world import keys_of, set_manifest
 from upriver.cli import cli
 from upriver.client.blocking import Database, connect
 from upriver.client.checkpoints import FileCheckpoint

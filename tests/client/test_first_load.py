@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client_world import provoke, set_manifest
-from reader_table import Table
 
+from tests.client.client_world import provoke, set_manifest
+from tests.client.reader_table import Table
 from upriver.client.blocking import Database, connect
 from upriver.net.blocking import Pipe
 from upriver.testing import RunningNode, node
 from upriver.wire import Context, FrameSplitter, Opcode, decode
-from upriver.wire.dcp import Mutation, OsoSnapshot, SnapshotMarker
+from upriver.wire.messages.dcp import Mutation, OsoSnapshot, SnapshotMarker
 
 SMALL, DOCUMENTS, READ = 0x50, 100, {"collections": "shop.small", "out_of_order": True}
 

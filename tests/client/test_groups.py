@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_member import claim_and_let_go, shared_value, stop_in_the_middle
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.client.group_member import claim_and_let_go, shared_value, stop_in_the_middle
 from upriver.client.blocking import Database
 from upriver.client.groups import Group, SharedFile, SharedRow, read_as_member, share_of
 from upriver.client.positions import Positions, Standpoint

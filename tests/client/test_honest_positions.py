@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
 
+from tests.client.scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
 from upriver.errors import HistoryLost, Status
 from upriver.model import FailoverLog, Position
-from upriver.protocol.feed import Documents, FeedEvent, FeedRequest, OnRollback, RollbackEvent
+from upriver.protocol.feed.cluster_feed import Documents, FeedEvent, FeedRequest, OnRollback, RollbackEvent
 from upriver.protocol.history import Accept, History, decide
 from upriver.wire.constants import StreamEndStatus
-from upriver.wire.dcp import RollbackResponse, StreamEnd, StreamRequest
+from upriver.wire.messages.dcp import RollbackResponse, StreamEnd, StreamRequest
 
 KEYS = [b"a", b"b", b"c", b"d"]
 

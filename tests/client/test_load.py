@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from client_world import provoke, set_manifest
 
+from tests.client.client_world import provoke, set_manifest
 from upriver.cli import cli
 from upriver.client.blocking import Database, connect
 from upriver.errors import KeyNotFound

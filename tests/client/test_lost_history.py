@@ -15,13 +15,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from losing_reader import ROWS, VBUCKETS, Fate, begin_now, lose, lose_ahead, store_of, truth, write
-from reader_table import Table
 
+from tests.client.losing_reader import ROWS, VBUCKETS, Fate, begin_now, lose, lose_ahead, store_of, truth, write
+from tests.client.reader_table import Table
 from upriver.client.blocking import connect
 from upriver.errors import HistoryLost
 from upriver.model import FailoverLog
-from upriver.protocol.feed import OnRollback
+from upriver.protocol.feed.cluster_feed import OnRollback
 from upriver.testing import RunningNode, node
 
 SEEDS, LIVES = range(20), 3

@@ -6,18 +6,18 @@ import time
 from typing import Any
 
 import pytest
-from scripted_producer import BRANCH
-from scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
 
+from tests.client.scripted_producer import BRANCH
+from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
+from upriver.client._feed.subscription import _chore
+from upriver.client._requests.operations import Ask, Operations
 from upriver.client.blocking import Database, connect
 from upriver.client.changes import ObjectMaker
-from upriver.client.operations import Ask, Operations
 from upriver.client.options import ConnectOptions
-from upriver.client.reader import _chore
 from upriver.errors import ConnectFailed, NotMyVbucket
 from upriver.protocol.topology import Address, parse_topology
-from upriver.wire.cluster import ObserveSeqnoFailedOver, ObserveSeqnoResponse
 from upriver.wire.message import Response
+from upriver.wire.messages.cluster import ObserveSeqnoFailedOver, ObserveSeqnoResponse
 
 ENDS = dict.fromkeys(range(VBUCKETS), SEQNOS)
 

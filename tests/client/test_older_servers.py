@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from scripted_producer import ScriptedProducer, marker
-from scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, serving
 
 import upriver
+from tests.client.scripted_producer import ScriptedProducer, marker
+from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, serving
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.errors import Status, StatusError, UnknownCollection, UnknownScope
 from upriver.model import Position
 from upriver.spark.options import ReadOptions as SparkOptions
-from upriver.spark.planning import Range
-from upriver.spark.reading import Reader, Task
+from upriver.spark.reader.executor import Reader, Task
+from upriver.spark.reader.planning import Range
 from upriver.wire import Context, Message, Opcode, OtherResponse, decode
-from upriver.wire.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, VbucketSeqno
 from upriver.wire.constants import Feature, StreamEndStatus
-from upriver.wire.dcp import Mutation, StreamEnd, StreamRequest
-from upriver.wire.kv import Get, GetResponse, Set
-from upriver.wire.session import Hello, HelloResponse, Noop
+from upriver.wire.messages.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, VbucketSeqno
+from upriver.wire.messages.dcp import Mutation, StreamEnd, StreamRequest
+from upriver.wire.messages.kv import Get, GetResponse, Set
+from upriver.wire.messages.session import Hello, HelloResponse, Noop
 
 ENDS = dict.fromkeys(range(VBUCKETS), SEQNOS)
 

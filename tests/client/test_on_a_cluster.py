@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import upriver
+from upriver.client._feed.blocking_feed import BlockingFeed
 from upriver.client.blocking import connect
-from upriver.client.blocking_feed import BlockingFeed
 from upriver.client.changes import Deletion, Mutation, Rollback
-from upriver.replicate.local import LocalCluster, local_cluster
+from upriver.cluster.local import LocalCluster, local_cluster
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from itertools import count
 
-from scripted_producer import BRANCH, HOME, Wire, marker, mutation
-
+from tests.client.scripted_producer import BRANCH, HOME, Wire, marker, mutation
 from upriver.errors import Status
 from upriver.model import Position
-from upriver.protocol.feed import FeedRequest
+from upriver.protocol.feed.cluster_feed import FeedRequest
 from upriver.wire import Opcode
-from upriver.wire.dcp import RollbackResponse, StreamEnd, StreamRequest
+from upriver.wire.messages.dcp import RollbackResponse, StreamEnd, StreamRequest
 
 
 def ended(request: StreamRequest) -> bytes:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from scripted_producer import BRANCH, ELSEWHERE, HOME, ScriptedProducer, Wire, config_json, marker, mutation
-
-from upriver.client.arrow import BatchMaker
+from tests.client.scripted_producer import (
+    BRANCH,
+    ELSEWHERE,
+    HOME,
+    ScriptedProducer,
+    Wire,
+    config_json,
+    marker,
+    mutation,
+)
+from upriver.client._feed.arrow import BatchMaker
+from upriver.client._feed.outbox import Delivery
 from upriver.client.changes import ObjectMaker
-from upriver.client.delivery import Delivery
 from upriver.client.names import Names
 from upriver.errors import Status
 from upriver.model import Position
-from upriver.protocol.feed import FeedEvent, FeedRequest
+from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest
 from upriver.protocol.topology import Address, parse_topology
 from upriver.wire.constants import OsoFlag
-from upriver.wire.dcp import OsoSnapshot, RollbackResponse, StreamEnd
-from upriver.wire.events import CollectionBegun, SystemEvent
+from upriver.wire.messages.dcp import OsoSnapshot, RollbackResponse, StreamEnd
+from upriver.wire.messages.events import CollectionBegun, SystemEvent
 
 
 class Batches(Wire):

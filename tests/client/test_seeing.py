@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from client_world import read_until
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -19,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import upriver
+from tests.client.client_world import read_until
 from upriver.client.blocking import Database, connect
 from upriver.client.metrics import serve_metrics
 from upriver.errors import AuthenticationFailed, KeyNotFound

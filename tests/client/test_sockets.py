@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scripted_producer import mutation
-from scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
 
 import upriver
+from tests.client.scripted_producer import mutation
+from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
 from upriver.client.blocking import connect
 from upriver.errors import ConnectFailed, RemoteProtocolError
-from upriver.wire.dcp import StreamRequest
+from upriver.wire.messages.dcp import StreamRequest
 
 ENDS = dict.fromkeys(range(VBUCKETS), SEQNOS)
 ALL = sorted((vb, n) for vb in range(VBUCKETS) for n in range(1, SEQNOS + 1))

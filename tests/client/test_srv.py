@@ -7,9 +7,9 @@ import socket
 import sys
 
 import pytest
-from loopback_dns import name_server
 
 import upriver
+from tests.client.loopback_dns import name_server
 from upriver.client.blocking import connect
 from upriver.client.options import ConnectOptions
 from upriver.client.srv import srv_seeds

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback_dns import name_server
-from scripted_server import SEQNOS, VBUCKETS, Behaviour, everything, serving
 
 import upriver
+from tests.client.loopback_dns import name_server
+from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, everything, serving
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError, ConnectFailed
 from upriver.testing import RunningNode, node

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scripted_producer import BRANCH, ELSEWHERE, HOME, Wire, config_json, deletion, marker, mutation
 
+from tests.client.scripted_producer import BRANCH, ELSEWHERE, HOME, Wire, config_json, deletion, marker, mutation
 from upriver.errors import HistoryLost, RemoteProtocolError, Status, StatusError, UnknownCollection
 from upriver.model import SEQNO_MAX, Position
-from upriver.protocol.feed import (
+from upriver.protocol.feed.cluster_feed import (
     Advanced,
     CollectionChange,
     FeedRequest,
@@ -18,7 +18,7 @@ from upriver.protocol.feed import (
 )
 from upriver.wire import Opcode, OtherResponse
 from upriver.wire.constants import OsoFlag, StreamEndStatus, StreamFlag
-from upriver.wire.dcp import (
+from upriver.wire.messages.dcp import (
     DcpNoop,
     OsoSnapshot,
     Prepare,
@@ -29,7 +29,7 @@ from upriver.wire.dcp import (
     StreamEnd,
     StreamRequest,
 )
-from upriver.wire.events import CollectionBegun, SystemEvent
+from upriver.wire.messages.events import CollectionBegun, SystemEvent
 
 FROM_ZERO = {0: Position()}
 

@@ -20,12 +20,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import cramjam
-from live_fuzz import HARMFUL
-from raw import Raw, frame
 
+from tests.node.live_fuzz import HARMFUL
+from tests.node.raw import Raw, frame
 from upriver.protocol.scram import encode_plain
-from upriver.wire import Opcode, kv, session
-from upriver.wire.session import SaslAuth
+from upriver.wire import Opcode
+from upriver.wire.messages import kv, session
+from upriver.wire.messages.session import SaslAuth
 
 MIB = 1 << 20
 USER, PASSWORD = "ann", "secret"

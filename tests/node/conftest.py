@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_thread import FAST_STORE, NodeThread
 
+from tests.node.node_thread import FAST_STORE, NodeThread
 from upriver.node.options import NodeOptions
 
 MakeNode = Callable[..., NodeThread]

@@ -15,12 +15,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from front_node import Served, serve
-from raw import ALL, Raw, frame
-
+from tests.node.front_node import Served, serve
+from tests.node.raw import ALL, Raw, frame
 from upriver.errors import Status
-from upriver.wire import Opcode, dcp, kv, session
+from upriver.wire import Opcode
 from upriver.wire.constants import OpenFlag
+from upriver.wire.messages import dcp, kv, session
 
 BURST = 400  # frames at once
 LIFE = 40  # bursts of a connection

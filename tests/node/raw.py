@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from upriver.wire import Context, Frame, FrameSplitter, Magic, Message, Opcode, decode
-from upriver.wire import session as session_messages
 from upriver.wire.constants import Feature
+from upriver.wire.messages import session as session_messages
 
 BASIC = (Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.XATTR, Feature.MUTATION_SEQNO)
 ALL = (*BASIC, Feature.SNAPPY, Feature.COLLECTIONS, Feature.ALT_REQUEST)

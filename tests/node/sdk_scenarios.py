@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any
 
 import couchbase.subdocument as SD
-import sdk_transactions
 from couchbase import exceptions as ex
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
@@ -35,6 +34,8 @@ from couchbase.options import (
     UpsertOptions,
 )
 from couchbase.transcoder import RawBinaryTranscoder
+
+from tests.node import sdk_transactions
 
 RAW = RawBinaryTranscoder()
 GAVE_UP = (ex.AmbiguousTimeoutException, ex.UnAmbiguousTimeoutException)

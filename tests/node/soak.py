@@ -17,12 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from raw import ALL, Raw, ready
-from soak_clients import BAD, KEYS, KINDS, LONGEST_LIFE_S, VBUCKETS
-from soak_survivor import Contents, Survivor
-
+from tests.node.raw import ALL, Raw, ready
+from tests.node.soak_clients import BAD, KEYS, KINDS, LONGEST_LIFE_S, VBUCKETS
+from tests.node.soak_survivor import Contents, Survivor
 from upriver import testing
-from upriver.wire import cluster, kv, session
+from upriver.wire.messages import cluster, kv, session
 
 QUOTA_MIB = 64
 MOST_GROWTH = 32 << 20

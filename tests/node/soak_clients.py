@@ -10,11 +10,11 @@ import time
 from collections import Counter
 from struct import pack
 
-from raw import ALL, BASIC, Raw, frame, ready
-
+from tests.node.raw import ALL, BASIC, Raw, frame, ready
 from upriver.errors import Status
-from upriver.wire import Magic, Opcode, cluster, dcp, decode, events, kv, session, upr
+from upriver.wire import Magic, Opcode, decode
 from upriver.wire.constants import OpenFlag, PathFlag, StreamFlag
+from upriver.wire.messages import cluster, dcp, events, kv, session, upr
 
 VBUCKETS = 16
 KEYS = 200

@@ -8,13 +8,12 @@ import time
 import traceback
 from dataclasses import dataclass, field
 
-from raw import ALL, Raw, ready
-from soak_clients import VBUCKETS, expect, next_message, open_producer
-
+from tests.node.raw import ALL, Raw, ready
+from tests.node.soak_clients import VBUCKETS, expect, next_message, open_producer
 from upriver.model import Datatype
-from upriver.wire import cluster, dcp, events
 from upriver.wire.constants import OpenFlag
-from upriver.wire.dcp import SnapshotMarker
+from upriver.wire.messages import cluster, dcp, events
+from upriver.wire.messages.dcp import SnapshotMarker
 from upriver.wire.values import inflate, split_xattrs
 
 Contents = dict[int, dict[bytes, bytes]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from node_thread import NodeThread
-from raw import ALL, Raw, ready
-
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, Raw, ready
 from upriver.errors import Status
-from upriver.wire import Message, dcp, decode
+from upriver.wire import Message, decode
 from upriver.wire.constants import OpenFlag, StreamFlag
 from upriver.wire.message import Context
+from upriver.wire.messages import dcp
 
 OK = Status.SUCCESS
 _names = itertools.count()

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from struct import pack
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, BASIC, Raw, frame, ready
-from streaming import OK, manifest, only, producer, stream, to_disk, whole, write
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, BASIC, Raw, frame, ready
+from tests.node.streaming import OK, manifest, only, producer, stream, to_disk, whole, write
 from upriver.errors import Status
 from upriver.model import Datatype, VbucketState
-from upriver.wire import Opcode, cluster, dcp, kv
+from upriver.wire import Opcode
 from upriver.wire.constants import MarkerFlag, OpenFlag, PathFlag, StreamEndStatus
-from upriver.wire.subdoc import SubdocMutation
+from upriver.wire.messages import cluster, dcp, kv
+from upriver.wire.messages.subdoc import SubdocMutation
 
 MakeNode = Callable[..., NodeThread]
 

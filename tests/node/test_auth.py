@@ -12,16 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from front_node import UPRIVER, Served, free_port, make_certificates, serve, tls_arguments
-from raw import ALL, Raw
 
+from tests.node.front_node import UPRIVER, Served, free_port, make_certificates, serve, tls_arguments
+from tests.node.raw import ALL, Raw
 from upriver.errors import ConfigError, Status
-from upriver.node import auth as node_auth
-from upriver.node import users
+from upriver.node.access import auth as node_auth
+from upriver.node.access import users
 from upriver.protocol.scram import SCRAM_MECHANISMS, ScramClient, encode_plain
-from upriver.wire import Frame, Opcode, dcp, kv, session
+from upriver.wire import Frame, Opcode
 from upriver.wire.constants import OpenFlag
-from upriver.wire.session import SaslAuth
+from upriver.wire.messages import dcp, kv, session
+from upriver.wire.messages.session import SaslAuth
 
 S = Status
 
@@ -152,9 +153,10 @@ def test_who_fails_to_become_somebody_else_is_nobody(raw: Raw) -> None:
 
 def test_a_clear_password_is_refused_without_tls_if_the_operator_says_so(tmp_path: Path) -> None:
     arguments = ("--no-plain",)
-    with serve(tmp_path / "data", *arguments, username="ann", password="secret", http=False) as served, Raw(
-        served.kv_port
-    ) as raw:
+    with (
+        serve(tmp_path / "data", *arguments, username="ann", password="secret", http=False) as served,
+        Raw(served.kv_port) as raw,
+    ):
         raw.hello(*ALL)
         assert b"PLAIN" not in raw.ask(session.SaslListMechanisms()).value
         assert auth(raw, "PLAIN", encode_plain("ann", "secret")).specific == S.AUTH_ERROR

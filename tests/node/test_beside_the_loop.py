@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, frame, ready
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, frame, ready
 from upriver.errors import Status
-from upriver.wire import Opcode, cluster, kv, session
+from upriver.wire import Opcode
+from upriver.wire.messages import cluster, kv, session
 
 OK = Status.SUCCESS
 

@@ -7,20 +7,20 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, Raw, frame, ready
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, Raw, frame, ready
 from upriver.client.options import ConnectOptions
+from upriver.cluster.connection import ReplicationConnection
+from upriver.cluster.relay import Side
 from upriver.errors import Status
 from upriver.model import VbucketState
 from upriver.protocol.topology import Address
-from upriver.replicate.connection import ReplicationConnection
-from upriver.replicate.relay import Side
 from upriver.wire import Magic, Opcode
-from upriver.wire.cluster import SetVbucket
 from upriver.wire.constants import OpenFlag
-from upriver.wire.dcp import AddStream, CloseStream, Control, Mutation, Open, SnapshotMarker, StreamRequest
-from upriver.wire.upr import UprAddStreamsResponse
+from upriver.wire.messages.cluster import SetVbucket
+from upriver.wire.messages.dcp import AddStream, CloseStream, Control, Mutation, Open, SnapshotMarker, StreamRequest
+from upriver.wire.messages.upr import UprAddStreamsResponse
 
 MakeNode = Callable[..., NodeThread]
 

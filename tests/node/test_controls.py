@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, BASIC, Raw, frame, ready
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, BASIC, Raw, frame, ready
 from upriver.errors import Status
 from upriver.model import Datatype
-from upriver.wire import Opcode, dcp, kv
+from upriver.wire import Opcode
 from upriver.wire.constants import Feature, OpenFlag
+from upriver.wire.messages import dcp, kv
 
 OK, EINVAL, NO = Status.SUCCESS, Status.EINVAL, Status.NOT_SUPPORTED
 

@@ -11,15 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from node_thread import NodeThread, eventually
-from raw import ALL, BASIC, Raw, frame, ready
-from streaming import producer
 
+from tests.node.node_thread import NodeThread, eventually
+from tests.node.raw import ALL, BASIC, Raw, frame, ready
+from tests.node.streaming import producer
 from upriver.errors import Status
 from upriver.model import VbucketState
 from upriver.node.options import Limits
 from upriver.store import Durability, StoreOptions
-from upriver.wire import Opcode, cluster, dcp, kv, session
+from upriver.wire import Opcode
+from upriver.wire.messages import cluster, dcp, kv, session
 
 OK = Status.SUCCESS
 VBUCKETS = 64

@@ -9,15 +9,15 @@ from pathlib import Path
 import lmdb
 import pytest
 from click.testing import CliRunner
-from raw import ALL, ready
 
+from tests.node.raw import ALL, ready
 from upriver import testing
 from upriver.cli import cli
+from upriver.cluster.local import local_cluster
 from upriver.errors import Status
 from upriver.model import VbucketState, vbucket_of
-from upriver.replicate.local import local_cluster
-from upriver.wire import cluster, dcp, kv
 from upriver.wire.constants import StreamEndStatus
+from upriver.wire.messages import cluster, dcp, kv
 
 VBUCKETS = 4
 VALUE = b"a value that can be found in a file " * 3

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from raw import ready
 
+from tests.node.raw import ready
 from upriver import testing
 from upriver.errors import DirectoryInUse
 from upriver.model import VbucketState
 from upriver.node.buckets import Buckets
 from upriver.node.data_directory import DataDirectory
 from upriver.store import Bucket, StoreOptions, claim
-from upriver.wire import kv
+from upriver.wire.messages import kv
 
 QUIET = StoreOptions(background=False)
 

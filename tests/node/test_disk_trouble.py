@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 import pytest
-from node_thread import eventually
-from raw import ready
 
+from tests.node.node_thread import eventually
+from tests.node.raw import ready
 from upriver.errors import Status
 from upriver.store import Durability, StoreOptions
-from upriver.wire import cluster, kv, session
+from upriver.wire.messages import cluster, kv, session
 
 FULL_SOON = StoreOptions(durability=Durability.LAZY, flush_delay_s=0.01, map_bytes=2 << 20)
 

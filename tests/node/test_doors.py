@@ -8,18 +8,19 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from front_node import Served, serve
-from node_thread import NodeThread, eventually
-from raw import BASIC, Raw, frame, ready
 
-from upriver.node.auth import LONGEST_DELAY_S, Logins
+from tests.node.front_node import Served, serve
+from tests.node.node_thread import NodeThread, eventually
+from tests.node.raw import BASIC, Raw, frame, ready
+from upriver.node.access.auth import LONGEST_DELAY_S, Logins
+from upriver.node.access.doors import Strangers
+from upriver.node.access.users import Users
 from upriver.node.budget import GRACE_S, SLOWEST_BYTES_PER_S, Shares, Unread
-from upriver.node.doors import Strangers
 from upriver.node.options import Limits
-from upriver.node.users import Users
 from upriver.protocol.scram import Mechanism, encode_plain
-from upriver.wire import Opcode, kv, session
-from upriver.wire.session import SaslAuth
+from upriver.wire import Opcode
+from upriver.wire.messages import kv, session
+from upriver.wire.messages.session import SaslAuth
 
 MIB = 1 << 20
 
@@ -121,7 +122,7 @@ def test_whoever_leaves_answers_unread_for_longest_goes() -> None:
 
 def unfinished(size: int) -> bytes:
     """The beginning of a SET that is almost whole."""
-    return frame(Opcode.SET, extras=bytes(8), key=b"k", value=bytes(size))[: -1024]
+    return frame(Opcode.SET, extras=bytes(8), key=b"k", value=bytes(size))[:-1024]
 
 
 def test_unfinished_requests_of_many_connections_take_a_bounded_amount_of_memory(make_node) -> None:  # type: ignore[no-untyped-def]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from raw import ALL, Raw, frame, ready
 
+from tests.node.raw import ALL, Raw, frame, ready
 from upriver import testing
 from upriver.errors import Status
 from upriver.model import VbucketState
 from upriver.store import Bucket, StoreOptions
-from upriver.wire import Opcode, kv
+from upriver.wire import Opcode
+from upriver.wire.messages import kv
 
 OK, MISSING = Status.SUCCESS, Status.KEY_ENOENT
 TWO_COLLECTIONS = (

@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, BASIC, Raw, frame, ready
-from streaming import manifest
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, BASIC, Raw, frame, ready
+from tests.node.streaming import manifest
 from upriver.errors import Status
 from upriver.node.options import Limits
-from upriver.wire import Magic, Opcode, cluster, dcp, kv
+from upriver.wire import Magic, Opcode
 from upriver.wire.constants import OpenFlag
+from upriver.wire.messages import cluster, dcp, kv
 
 OK = Status.SUCCESS
 

@@ -7,16 +7,17 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import live_fuzz
 import pytest
-from front_node import serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from node_thread import NodeThread
-from raw import ALL, Raw, frame, ready
 
+from tests.node import live_fuzz
+from tests.node.front_node import serve
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, Raw, frame, ready
 from upriver.errors import Status
-from upriver.wire import Magic, Opcode, dcp, session
+from upriver.wire import Magic, Opcode
+from upriver.wire.messages import dcp, session
 
 SIZES = [0, 1, 4, 8, 12, 16, 18, 20, 21, 24, 26, 28, 30, 31, 40, 48]
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from node_thread import NodeThread
-from raw import ready
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ready
 from upriver.errors import Status
 from upriver.store import bucket as store_bucket
-from upriver.wire import kv
+from upriver.wire.messages import kv
 
 
 @contextmanager

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_node import UPRIVER, Served, serve
-from raw import ALL, Raw, ready
 
+from tests.node.front_node import UPRIVER, Served, serve
+from tests.node.raw import ALL, Raw, ready
 from upriver.errors import Status
-from upriver.wire import kv
-from upriver.wire.cluster import GetClusterConfig, GetCollectionId, GetCollectionIdResponse
-from upriver.wire.session import SelectBucket
+from upriver.wire.messages import kv
+from upriver.wire.messages.cluster import GetClusterConfig, GetCollectionId, GetCollectionIdResponse
+from upriver.wire.messages.session import SelectBucket
 
 BUCKETS = "/pools/default/buckets"
 

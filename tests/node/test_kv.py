@@ -11,14 +11,15 @@ import time
 from dataclasses import replace
 
 import pytest
-from node_thread import NodeThread, eventually
-from raw import ALL, BASIC, Raw, frame, ready
 
+from tests.node.node_thread import NodeThread, eventually
+from tests.node.raw import ALL, BASIC, Raw, frame, ready
 from upriver.errors import Status
 from upriver.model import VbucketState
 from upriver.node.options import Limits
-from upriver.wire import Frame, Magic, Opcode, cluster, kv, session
+from upriver.wire import Frame, Magic, Opcode
 from upriver.wire.constants import Feature, MetaOption
+from upriver.wire.messages import cluster, kv, session
 from upriver.wire.values import join_xattrs
 
 OK, MISSING, EXISTS, EINVAL = Status.SUCCESS, Status.KEY_ENOENT, Status.KEY_EEXISTS, Status.EINVAL

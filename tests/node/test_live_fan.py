@@ -9,16 +9,17 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_producer_properties import HandLoop, StandIn, check_promises, contents, seqno_of
 
+from tests.node.test_producer_properties import HandLoop, StandIn, check_promises, contents, seqno_of
 from upriver.model import VbucketState
-from upriver.node import dcp_commands
-from upriver.node.live_fan import LIVE_BYTES, LiveFan
-from upriver.node.producer import Producer
-from upriver.protocol.controls import ProducerOptions, apply_control
+from upriver.node.commands import dcp as dcp_commands
+from upriver.node.dcp.live_fan import LIVE_BYTES, LiveFan
+from upriver.node.dcp.producer import Producer
 from upriver.protocol.flow import PREPARE_SURCHARGE
+from upriver.protocol.producer.controls import ProducerOptions, apply_control
 from upriver.store import Bucket, StoreOptions
-from upriver.wire import Context, FrameSplitter, Message, Opcode, dcp, decode
+from upriver.wire import Context, FrameSplitter, Message, Opcode, decode
+from upriver.wire.messages import dcp
 
 VBUCKETS, READERS = 3, 3
 _paths = itertools.count()

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_node import Served
-from node_thread import FAST_STORE, NodeThread, eventually
-from raw import ALL, ready
-from streaming import manifest
 
+from tests.node.front_node import Served
+from tests.node.node_thread import FAST_STORE, NodeThread, eventually
+from tests.node.raw import ALL, ready
+from tests.node.streaming import manifest
+from upriver.cluster.collections import decided
 from upriver.errors import Status
 from upriver.node.options import NodeOptions
-from upriver.replicate.collections import decided
-from upriver.wire.cluster import GetManifest, SetManifest
+from upriver.wire.messages.cluster import GetManifest, SetManifest
 
 
 class Member:
@@ -124,7 +124,7 @@ def test_a_bucket_of_a_cluster_is_not_deleted_at_one_of_its_members(member: Memb
 def test_a_member_without_a_manager_says_who_would_have_to_decide(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upriver.node.proposals.DECIDED_S", 0.05)
+    monkeypatch.setattr("upriver.node.cluster.proposals.DECIDED_S", 0.05)
     assert member.push(3, "a") == 200
     status, content = member.served.http("/pools/default/buckets/default/scopes", "POST", {"name": "shop"})
     assert status == 503

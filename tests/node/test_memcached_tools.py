@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from front_node import Served, serve
+
+from tests.node.front_node import Served, serve
 
 
 @pytest.fixture(scope="module")

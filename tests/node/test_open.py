@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, BASIC, Raw, frame, ready
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, BASIC, Raw, frame, ready
 from upriver.errors import Status
-from upriver.wire import Opcode, dcp, kv, session
+from upriver.wire import Opcode
 from upriver.wire.constants import Feature
 from upriver.wire.framing import Magic
+from upriver.wire.messages import dcp, kv, session
 
 
 def open_frame(flags: int = 1, name: bytes = b"n", value: bytes = b"", datatype: int = 0, extras: bytes = b"") -> bytes:

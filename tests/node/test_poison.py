@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, BASIC, frame, ready
-from streaming import OK, producer, take, to_disk, whole
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, BASIC, frame, ready
+from tests.node.streaming import OK, producer, take, to_disk, whole
 from upriver.errors import Status
 from upriver.model import Datatype
-from upriver.wire import Message, Opcode, dcp, kv
+from upriver.wire import Message, Opcode
 from upriver.wire.constants import DocFlag, Feature, OpenFlag, PathFlag
+from upriver.wire.messages import dcp, kv
+from upriver.wire.messages.subdoc import SubdocLookup, SubdocMutation
 from upriver.wire.packed import Kind
-from upriver.wire.subdoc import SubdocLookup, SubdocMutation
 from upriver.wire.values import deflate, join_xattrs
 
 JSON, SNAPPY, XATTR = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype.XATTR)

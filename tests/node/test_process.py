@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from raw import ALL, Raw, ready
 
+from tests.node.raw import ALL, Raw, ready
 from upriver import testing
 from upriver.errors import ConfigError, Status, UpriverError
 from upriver.node.options import NodeOptions
-from upriver.wire import Opcode, cluster, dcp, kv, session
+from upriver.wire import Opcode
 from upriver.wire.constants import StreamEndStatus
+from upriver.wire.messages import cluster, dcp, kv, session
 
 OK = Status.SUCCESS
 

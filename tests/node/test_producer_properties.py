@@ -20,17 +20,18 @@ from hypothesis import strategies as st
 
 from upriver.errors import CorruptStore
 from upriver.model import DEFAULT_COLLECTION, Datatype, VbucketState
-from upriver.node import dcp_commands
-from upriver.node.live_fan import LiveFan
+from upriver.node.commands import dcp as dcp_commands
+from upriver.node.dcp.live_fan import LiveFan
+from upriver.node.dcp.producer import Producer, SendBuffers
 from upriver.node.options import Limits
-from upriver.node.producer import Producer, SendBuffers
-from upriver.protocol.controls import ProducerOptions, apply_control
-from upriver.protocol.producer_frames import MarkerFacts, StreamFrames
-from upriver.protocol.stream_filter import StreamFilter
+from upriver.protocol.producer.controls import ProducerOptions, apply_control
+from upriver.protocol.producer.frames import MarkerFacts, StreamFrames
+from upriver.protocol.producer.stream_filter import StreamFilter
 from upriver.store import Bucket, StoreOptions, StreamSource
-from upriver.wire import Context, FrameSplitter, Message, dcp, decode, events
-from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer
+from upriver.wire import Context, FrameSplitter, Message, decode
+from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
 from upriver.wire.constants import Dialect, OpenFlag, StreamEndStatus, SystemEventId
+from upriver.wire.messages import dcp, events
 from upriver.wire.packed import Kind, pack, unpack
 
 MANIFEST = """{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]},

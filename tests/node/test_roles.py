@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from front_node import UPRIVER, Served, serve
-from node_thread import eventually
-from raw import ALL, Raw
 
+from tests.node.front_node import UPRIVER, Served, serve
+from tests.node.node_thread import eventually
+from tests.node.raw import ALL, Raw
 from upriver.errors import ConfigError, Status
-from upriver.node import users
-from upriver.node.roles import Access, Privilege
+from upriver.node.access import users
+from upriver.node.access.roles import Access, Privilege
 from upriver.protocol.scram import encode_plain
-from upriver.wire import Message, cluster, dcp, kv, session
+from upriver.wire import Message
 from upriver.wire.constants import Opcode, OpenFlag
-from upriver.wire.session import SaslAuth
+from upriver.wire.messages import cluster, dcp, kv, session
+from upriver.wire.messages.session import SaslAuth
 
 BUCKETS = "/pools/default/buckets"
 ROLES = {
@@ -172,8 +173,8 @@ def test_users_of_a_file_without_roles_stay_administrators(tmp_path: Path) -> No
 
 
 def test_every_command_that_changes_something_needs_a_privilege() -> None:
+    from upriver.node.access.roles import NEEDED
     from upriver.node.dispatch import QUIET
-    from upriver.node.roles import NEEDED
     from upriver.wire.constants import DURABLE_OPCODES
 
     harmless = {Opcode.QUITQ}

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from front_node import free_port, make_certificates, serve, tls_arguments
+
+from tests.node.front_node import free_port, make_certificates, serve, tls_arguments
 
 pytest.importorskip("couchbase", reason="the official SDK is not installed")
-import sdk_scenarios
-import sdk_transactions
+from tests.node import sdk_scenarios, sdk_transactions
 
 TIMEOUT_S = 120
+ROOT = Path(__file__).parents[2]
 NAMES = [scenario.__name__ for scenario in sdk_scenarios.SCENARIOS]
 TRANSACTIONS = [scenario.__name__ for scenario in sdk_transactions.SCENARIOS]
 OTHERS = ["managers", "unknown bucket", "unknown collection", "wrong password", "over TLS"]
@@ -27,9 +28,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tls_port = free_port()
     arguments = [*tls_arguments(make_certificates(at), tls_port), "--enable-flush"]
     with serve(at / "data", *arguments, username="ann", password="secret") as node:
-        script = str(Path(sdk_scenarios.__file__))
-        command = [sys.executable, script, str(node.kv_port), "ann", "secret", str(tls_port), str(at / "ca.pem")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        command = [sys.executable, "-m", "tests.node.sdk_scenarios", str(node.kv_port), "ann", "secret", str(tls_port)]
+        command += [str(at / "ca.pem")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT)
     found = {each["name"]: each["outcome"] for each in map(json.loads, done.stdout.splitlines())}
     return {"died": f"exit code {done.returncode}\n{done.stderr[-3000:]}", **found}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soak import soak
+from tests.node.soak import soak
 
 
 def test_random_clients_leave_the_node_whole():

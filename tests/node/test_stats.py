@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from struct import pack
 
 import pytest
-from front_node import UPRIVER, Served, serve
-from raw import ALL, BASIC, Raw, frame, ready
 
+from tests.node.front_node import UPRIVER, Served, serve
+from tests.node.raw import ALL, BASIC, Raw, frame, ready
 from upriver.errors import Status
 from upriver.model import Datatype, VbucketState
-from upriver.wire import Opcode, dcp, kv
-from upriver.wire.cluster import SetManifest, SetVbucket
+from upriver.wire import Opcode
 from upriver.wire.constants import OpenFlag
-from upriver.wire.session import GetErrorMap, Stat
+from upriver.wire.messages import dcp, kv
+from upriver.wire.messages.cluster import SetManifest, SetVbucket
+from upriver.wire.messages.session import GetErrorMap, Stat
 
 S = Status
 MANIFEST = {

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, Raw, frame, ready
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, Raw, frame, ready
 from upriver.errors import Status
 from upriver.store import Durability, StoreOptions
-from upriver.wire import Opcode, cluster, dcp, kv, session
+from upriver.wire import Opcode
+from upriver.wire.messages import cluster, dcp, kv, session
 
 OK, EINVAL, ETMPFAIL = Status.SUCCESS, Status.EINVAL, Status.ETMPFAIL
 STOP, START = frame(Opcode.STOP_PERSISTENCE), frame(Opcode.START_PERSISTENCE)

@@ -6,17 +6,18 @@ import itertools
 import time
 
 import pytest
-from node_thread import NodeThread
-from raw import Raw, frame, ready
-from streaming import OK, is_end, only, producer, take, to_disk, write
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import Raw, frame, ready
+from tests.node.streaming import OK, is_end, only, producer, take, to_disk, write
 from upriver.errors import Status
 from upriver.model import VbucketState
-from upriver.node import producer as producer_module
+from upriver.node.dcp import producer as producer_module
+from upriver.node.dcp.producer_stream import RUN_BYTES
 from upriver.node.options import Limits
-from upriver.node.producer_stream import RUN_BYTES
-from upriver.wire import Magic, Message, Opcode, cluster, dcp, kv
+from upriver.wire import Magic, Message, Opcode
 from upriver.wire.constants import MarkerFlag, StreamEndStatus, StreamFlag
+from upriver.wire.messages import cluster, dcp, kv
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, BASIC, Raw, frame, ready
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, BASIC, Raw, frame, ready
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, VbucketState
-from upriver.wire import Opcode, cluster, dcp, kv, upr
+from upriver.wire import Opcode
 from upriver.wire.constants import Feature, OpenFlag, StreamEndStatus, StreamFlag
+from upriver.wire.messages import cluster, dcp, kv, upr
 
 OK, EINVAL, NO, NMVB, ERANGE = (
     Status.SUCCESS, Status.EINVAL, Status.NOT_SUPPORTED, Status.NOT_MY_VBUCKET, Status.ERANGE,

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 import cramjam
 import pytest
-from node_thread import NodeThread
-from raw import ALL, BASIC, Raw, ready
-from streaming import OK, is_end, manifest, only, producer, stream, take, to_disk, whole, write
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, BASIC, Raw, ready
+from tests.node.streaming import OK, is_end, manifest, only, producer, stream, take, to_disk, whole, write
 from upriver.errors import Status
 from upriver.model import Datatype
-from upriver.wire import Message, cluster, dcp, events, kv
+from upriver.wire import Message
 from upriver.wire.constants import MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, StreamFlag
+from upriver.wire.messages import cluster, dcp, events, kv
 from upriver.wire.values import inflate, join_xattrs, split_xattrs
 
 XATTRS = join_xattrs({"_sys": b"1", "user": b"2"}, b'{"a":1}')

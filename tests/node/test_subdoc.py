@@ -8,16 +8,17 @@ from struct import pack
 from typing import NamedTuple
 
 import pytest
-from front_node import Served, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from raw import BASIC, Raw, frame, ready
 
+from tests.node.front_node import Served, serve
+from tests.node.raw import BASIC, Raw, frame, ready
 from upriver.errors import Status
 from upriver.model import Datatype
-from upriver.wire import Frame, Opcode, kv
+from upriver.wire import Frame, Opcode
 from upriver.wire.constants import DocFlag, Feature, PathFlag
-from upriver.wire.subdoc import (
+from upriver.wire.messages import kv
+from upriver.wire.messages.subdoc import (
     LookupSpec,
     MutationSpec,
     SubdocMultiLookup,

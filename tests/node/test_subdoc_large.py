@@ -9,13 +9,15 @@ from struct import pack
 from typing import Any
 
 import pytest
-from node_thread import NodeThread
-from raw import BASIC, Raw, frame, ready
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import BASIC, Raw, frame, ready
 from upriver.errors import Status
-from upriver.node import subdoc, subdoc_write
-from upriver.wire import Opcode, kv, session
+from upriver.node.subdoc import commands as subdoc
+from upriver.node.subdoc import write as subdoc_write
+from upriver.wire import Opcode
 from upriver.wire.constants import Feature, PathFlag
+from upriver.wire.messages import kv, session
 
 OK = Status.SUCCESS
 LARGE = {"first": 1, "text": "x" * subdoc.LARGE, "counter": 0, "last": 2}

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upriver.errors import Status, StatusError
-from upriver.node import subdoc_paths as paths
-from upriver.node.subdoc_paths import parse_path
+from upriver.node.subdoc import paths
+from upriver.node.subdoc.paths import parse_path
 from upriver.wire import json_text
 
 S = Status
@@ -292,7 +292,7 @@ def test_a_name_is_found_in_a_large_object_however_it_is_spelled(spelled: str) -
 
 
 def test_a_large_document_is_searched_and_changed() -> None:
-    document = {f"k{number}": {"n": number} if number % 7 == 0 else f"v\"{number}" for number in range(2000)}
+    document = {f"k{number}": {"n": number} if number % 7 == 0 else f'v"{number}' for number in range(2000)}
     text = json.dumps(document)
     assert paths.get(text, ("k1995", "n")) == "1995"
     assert json.loads(paths.get(text, ("k1999",))) == 'v"1999'

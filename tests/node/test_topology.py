@@ -6,16 +6,17 @@ import json
 from collections.abc import Callable
 
 import pytest
-from node_thread import NodeThread
-from raw import ALL, Raw, ready
-from streaming import producer, take
 
+from tests.node.node_thread import NodeThread
+from tests.node.raw import ALL, Raw, ready
+from tests.node.streaming import producer, take
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, VbucketState
-from upriver.wire import Message, dcp, kv
-from upriver.wire.cluster import SetVbucket
+from upriver.wire import Message
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo
+from upriver.wire.messages import dcp, kv
+from upriver.wire.messages.cluster import SetVbucket
 
 OK = Status.SUCCESS
 

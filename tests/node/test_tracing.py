@@ -6,13 +6,14 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from node_thread import NodeThread, eventually
-from raw import ALL, Raw, frame, ready
 
+from tests.node.node_thread import NodeThread, eventually
+from tests.node.raw import ALL, Raw, frame, ready
 from upriver.errors import Status
-from upriver.wire import Frame, Magic, Opcode, cluster, dcp, kv, session
+from upriver.wire import Frame, Magic, Opcode
 from upriver.wire.constants import Feature
 from upriver.wire.framing import decode_duration
+from upriver.wire.messages import cluster, dcp, kv, session
 
 TRACED = (*ALL, Feature.TRACING)
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from consumer_talk import Store, Talk
+
+from tests.protocol.consumer_talk import Store, Talk
 
 
 @pytest.fixture

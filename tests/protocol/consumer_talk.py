@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from upriver.model import FailoverEntry, VbucketState
-from upriver.protocol.consumer import Consumer, ConsumerEvent
-from upriver.protocol.consumer_negotiation import ConsumerOptions
-from upriver.protocol.consumer_streams import Registry
+from upriver.protocol.consumer.machine import Consumer, ConsumerEvent
+from upriver.protocol.consumer.negotiation import ConsumerOptions
+from upriver.protocol.consumer.streams import Registry
 from upriver.store import Bucket, Durability, StoreOptions
 from upriver.wire import Context, FrameSplitter, Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import Dialect
-from upriver.wire.dcp import AddStream, Control, FailoverLogResponse, Mutation, SnapshotMarker
 from upriver.wire.keys import join_key
+from upriver.wire.messages.dcp import AddStream, Control, FailoverLogResponse, Mutation, SnapshotMarker
 
 COLLECTIONS = Context(collections=True)
 BRANCH = 0xABCD
@@ -96,8 +96,8 @@ def refusal(request: Message, status: int) -> Message:
 
 
 def rolled_back(request: Message, seqno: int, dialect: Dialect = Dialect.DCP) -> Message:
-    from upriver.wire.dcp import RollbackResponse
-    from upriver.wire.upr import UprRollbackResponse
+    from upriver.wire.messages.dcp import RollbackResponse
+    from upriver.wire.messages.upr import UprRollbackResponse
 
     kind = RollbackResponse if dialect is Dialect.DCP else UprRollbackResponse
     return kind(seqno, opaque=request.opaque, status=0x23)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from consumer_talk import BRANCH, Store, Talk, marker, mutation, success
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_consumer_setup import upr
 
+from tests.protocol.consumer_talk import BRANCH, Store, Talk, marker, mutation, success
+from tests.protocol.test_consumer_setup import upr
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, Datatype, VbucketState
-from upriver.protocol.consumer import StateSet, StreamClosed
-from upriver.protocol.consumer_rows import usual_marker
+from upriver.protocol.consumer.machine import StateSet, StreamClosed
+from upriver.protocol.consumer.rows import usual_marker
 from upriver.wire import Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import MarkerFlag, StreamEndStatus
-from upriver.wire.dcp import (
+from upriver.wire.framing import cut_frame
+from upriver.wire.messages.dcp import (
     Abort,
     BufferAck,
     Commit,
@@ -33,9 +34,8 @@ from upriver.wire.dcp import (
     StreamEnd,
     marker_range,
 )
-from upriver.wire.events import CollectionBegun, SystemEvent
-from upriver.wire.framing import cut_frame
-from upriver.wire.upr import (
+from upriver.wire.messages.events import CollectionBegun, SystemEvent
+from upriver.wire.messages.upr import (
     UprDeletion,
     UprFlush,
     UprMutation,

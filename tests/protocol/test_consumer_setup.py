@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from consumer_talk import ADD_OPAQUE, BRANCH, Store, Talk, marker, mutation, refusal, rolled_back, success
 
+from tests.protocol.consumer_talk import (
+    ADD_OPAQUE,
+    BRANCH,
+    Store,
+    Talk,
+    marker,
+    mutation,
+    refusal,
+    rolled_back,
+    success,
+)
 from upriver.errors import RemoteProtocolError, Status
 from upriver.model import SEQNO_MAX, VbucketState
-from upriver.protocol.consumer_negotiation import WrongRole
-from upriver.protocol.consumer_streams import Registry
+from upriver.protocol.consumer.negotiation import WrongRole
+from upriver.protocol.consumer.streams import Registry
 from upriver.wire import Opcode, OtherResponse
 from upriver.wire.constants import Dialect, StreamEndStatus
-from upriver.wire.dcp import (
+from upriver.wire.framing import Frame, Magic
+from upriver.wire.messages.dcp import (
     AddStream,
     AddStreamResponse,
     BufferAck,
@@ -24,8 +35,7 @@ from upriver.wire.dcp import (
     StreamEnd,
     StreamRequest,
 )
-from upriver.wire.framing import Frame, Magic
-from upriver.wire.upr import UprStreamRequest
+from upriver.wire.messages.upr import UprStreamRequest
 
 
 def control_answer(control: object, status: int = 0, opaque: int | None = None) -> OtherResponse:

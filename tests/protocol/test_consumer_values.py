@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from consumer_talk import Store, Talk, marker, mutation, success
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_consumer_receive import answers
-from test_consumer_setup import upr
 
+from tests.protocol.consumer_talk import Store, Talk, marker, mutation, success
+from tests.protocol.test_consumer_receive import answers
+from tests.protocol.test_consumer_setup import upr
 from upriver.errors import InvalidMessage, Status
 from upriver.model import Datatype
 from upriver.wire import Opcode
-from upriver.wire.bulk_values import ValueChecker
-from upriver.wire.columns import BulkDecoder
+from upriver.wire.bulk.decode import BulkDecoder
+from upriver.wire.bulk.values import ValueChecker
 from upriver.wire.constants import RequestFrameId
-from upriver.wire.dcp import DeletionV2, Expiration, Mutation, Prepare, SnapshotMarker
 from upriver.wire.framing import FrameInfo
 from upriver.wire.message import Context
-from upriver.wire.upr import UprMutation, UprSnapshotMarker
+from upriver.wire.messages.dcp import DeletionV2, Expiration, Mutation, Prepare, SnapshotMarker
+from upriver.wire.messages.upr import UprMutation, UprSnapshotMarker
 from upriver.wire.values import MAX_XATTR_BYTES, MAX_XATTRS, check_value, deflate, join_xattrs
 
 SNAPPY, XATTR = int(Datatype.SNAPPY), int(Datatype.XATTR)

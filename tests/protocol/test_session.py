@@ -8,8 +8,8 @@ from upriver.errors import AccessDenied, AuthenticationFailed, ConfigError, Remo
 from upriver.protocol.scram import Mechanism, ScramClient, ScramServer, derive_credentials
 from upriver.protocol.session import Credentials, FeedSettings, Session
 from upriver.wire import Message, Opcode, OtherResponse, Response
-from upriver.wire.dcp import Control
-from upriver.wire.session import Hello, HelloResponse, SaslAuth, ValueResponse
+from upriver.wire.messages.dcp import Control
+from upriver.wire.messages.session import Hello, HelloResponse, SaslAuth, ValueResponse
 
 
 def scram(mechanism: str, username: str, password: str) -> ScramClient:

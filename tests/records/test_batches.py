@@ -14,10 +14,11 @@ from upriver.errors import InvalidMessage
 from upriver.model import SEQNO_MAX, Datatype
 from upriver.records.batches import ChangeOptions, change_batch, columns_of, row_batch, wire_batch
 from upriver.records.schema import CHANGES, WIRE, Event, signed, unsigned
-from upriver.wire import Context, Message, dcp
-from upriver.wire.bulk_encode import FrameOptions, SendBuffer, encode_columns
-from upriver.wire.bulk_streams import StreamTable
-from upriver.wire.columns import BulkDecoder, Columns, Shape
+from upriver.wire import Context, Message
+from upriver.wire.bulk.decode import BulkDecoder, Columns, Shape
+from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_columns
+from upriver.wire.bulk.streams import StreamTable
+from upriver.wire.messages import dcp
 from upriver.wire.values import deflate, join_xattrs
 
 CAS = 1_700_000_000_123_456_789

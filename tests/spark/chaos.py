@@ -7,8 +7,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from spark_application import Application
-from spark_chaos import Chaos
+from tests.spark.spark_application import Application
+from tests.spark.spark_chaos import Chaos
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from spark_world import World
 
+from tests.spark.spark_world import World
 from upriver.testing import node
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 MASTER = os.environ.get("CHAOS_MASTER", "local-cluster[2,1,1024]")
 
 
@@ -71,8 +71,9 @@ class Application:
     def _start(self) -> subprocess.Popen[str]:
         with self._log.open("a") as log:
             return subprocess.Popen(
-                [sys.executable, str(HERE / "chaos_driver.py"), self._master],
+                [sys.executable, "-m", "tests.spark.chaos_driver", self._master],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True,
+                cwd=ROOT,
             )  # fmt: skip
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_world import World
-
-from upriver.spark.driver import Driver
+from tests.spark.spark_world import World
 from upriver.spark.options import ReadOptions
-from upriver.spark.reading import Reader
+from upriver.spark.reader.driver import Driver
+from upriver.spark.reader.executor import Reader
 
 
 class Batches:

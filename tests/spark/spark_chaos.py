@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from spark_application import Application
-from spark_world import PATIENCE_S, ClusterWorld, fold, wait_until
 
+from tests.spark.spark_application import Application
+from tests.spark.spark_world import PATIENCE_S, ClusterWorld, fold, wait_until
 from upriver.client.blocking import Database, connect
+from upriver.cluster.local import local_cluster
 from upriver.errors import UpriverError
-from upriver.replicate.local import local_cluster
-from upriver.spark.offsets import Offset
+from upriver.spark.reader.offsets import Offset
 
 COLUMNS = ["event", "vbucket", "seqno", "epoch", "key", "value"]
 

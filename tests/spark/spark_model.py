@@ -15,9 +15,9 @@ from typing import Any
 
 from upriver.model import FailoverLog, Position
 from upriver.protocol.history import Accept, History, decide
-from upriver.spark.filters import Filter, Wanted
-from upriver.spark.offsets import Offset
-from upriver.spark.planning import Known, Range, View, behind, look, plan, ranges
+from upriver.spark.reader.filters import Filter, Wanted
+from upriver.spark.reader.offsets import Offset
+from upriver.spark.reader.planning import Known, Range, View, behind, look, plan, ranges
 
 COLLECTIONS = {f"k{number}": 8 + number % 2 for number in range(12)}
 SCOPE_OF = {8: 1, 9: 1}

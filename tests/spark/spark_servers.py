@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyspark
-from spark_application import kill_session
-from spark_world import wait_until
+
+from tests.spark.spark_application import kill_session
+from tests.spark.spark_world import wait_until
 
 HOME = Path(pyspark.__file__).parent
 

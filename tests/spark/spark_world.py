@@ -8,9 +8,9 @@ import urllib.request
 from typing import Any
 
 from upriver.client.blocking import Database, connect
+from upriver.cluster.local import LocalCluster
 from upriver.model import vbucket_of
-from upriver.protocol.feed import FeedRequest
-from upriver.replicate.local import LocalCluster
+from upriver.protocol.feed.cluster_feed import FeedRequest
 from upriver.testing import RunningNode
 
 PATIENCE_S = 600  # nobody waits so long unless something is broken, or the machine has far too much to do
@@ -61,8 +61,8 @@ class World:
             return dict(json.loads(answer.read()))
 
     def set_manifest(self, manifest: dict[str, Any]) -> None:
-        from upriver.client.operations import Ask
-        from upriver.wire.cluster import SetManifest
+        from upriver.client._requests.operations import Ask
+        from upriver.wire.messages.cluster import SetManifest
 
         def conversation():
             answers = yield Ask(self.db.topology.nodes[0], [SetManifest(json.dumps(manifest).encode())])

@@ -9,8 +9,8 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, StringType, StructType, VariantType
-from spark_world import World, read
 
+from tests.spark.spark_world import World, read
 from upriver.records.schema import CHANGES
 from upriver.spark.schema import KEY_COLUMNS, arrow_schema
 

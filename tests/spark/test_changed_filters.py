@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spark_batches import Batches
-from spark_world import DOCUMENT, World
 
+from tests.spark.spark_batches import Batches
+from tests.spark.spark_world import DOCUMENT, World
 from upriver.errors import ConfigError
 from upriver.model import FailoverLog
-from upriver.spark.filters import Filter, Missing, Wanted
-from upriver.spark.offsets import Offset, Place
-from upriver.spark.planning import Known, View, plan, ranges
+from upriver.spark.reader.filters import Filter, Missing, Wanted
+from upriver.spark.reader.offsets import Offset, Place
+from upriver.spark.reader.planning import Known, View, plan, ranges
 
 A, B, C = 8, 9, 10
 
@@ -221,8 +221,15 @@ def test_a_vbucket_behind_a_filter_that_was_dropped_is_read_again_and_not_refuse
         assert end.places == (Place(0xB, 30, (), 1),)
 
 
-@pytest.mark.parametrize(("one", "there"), [
-    (Filter(), True), (some(A, B), True), (some(A, 77), False), (Filter(scope=2), True), (Filter(scope=3), False),
-])
+@pytest.mark.parametrize(
+    ("one", "there"),
+    [
+        (Filter(), True),
+        (some(A, B), True),
+        (some(A, 77), False),
+        (Filter(scope=2), True),
+        (Filter(scope=3), False),
+    ],
+)
 def test_whether_a_filter_can_still_be_read_with(one, there):
     assert Wanted(Filter(), SCOPE_OF).exists(one) is there

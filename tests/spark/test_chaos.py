@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from spark_application import Application
-from spark_chaos import Chaos
+
+from tests.spark.spark_application import Application
+from tests.spark.spark_chaos import Chaos
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

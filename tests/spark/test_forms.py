@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import functions as f
-from spark_world import Collected, World, drain, read, stream
+
+from tests.spark.spark_world import Collected, World, drain, read, stream
 
 pytestmark = pytest.mark.spark
 
@@ -97,8 +98,15 @@ def test_a_table_is_streamed_as_well_as_read(spark, world: World, tmp_path):
         spark.sql("DROP TABLE streamed")
 
 
-DOCUMENT = {"n": 300, "s": 1.5, "at": "2026-01-31 12:00:00Z", "day": "2026-01-31", "m": {"a": 1}, "d": 1.005,
-            "deep": {"x": "no", "y": [1, "2"]}}
+DOCUMENT = {
+    "n": 300,
+    "s": 1.5,
+    "at": "2026-01-31 12:00:00Z",
+    "day": "2026-01-31",
+    "m": {"a": 1},
+    "d": 1.005,
+    "deep": {"x": "no", "y": [1, "2"]},
+}
 SCHEMA = ("n TINYINT, s STRING, at TIMESTAMP, day DATE, m MAP<STRING, INT>, d DECIMAL(5,2), "
           "deep STRUCT<x: INT, y: ARRAY<STRING>>")  # fmt: skip
 

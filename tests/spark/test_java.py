@@ -15,7 +15,7 @@ from upriver.spark import java
 
 def test_a_usable_java_on_the_path_is_left_alone(monkeypatch, tmp_path):
     fake = tmp_path / "java"
-    fake.write_text('#!/bin/sh\necho \'openjdk version "21.0.1"\' >&2\n')
+    fake.write_text("#!/bin/sh\necho 'openjdk version \"21.0.1\"' >&2\n")
     fake.chmod(0o755)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -25,7 +25,7 @@ def test_a_usable_java_on_the_path_is_left_alone(monkeypatch, tmp_path):
 def test_an_old_java_is_passed_over(monkeypatch, tmp_path):
     fake = tmp_path / "bin" / "java"
     fake.parent.mkdir()
-    fake.write_text('#!/bin/sh\necho \'java version "1.8.0_392"\' >&2\n')
+    fake.write_text("#!/bin/sh\necho 'java version \"1.8.0_392\"' >&2\n")
     fake.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

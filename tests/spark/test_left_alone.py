@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from spark_batches import Batches
-from spark_world import DOCUMENT, World, fold
 
+from tests.spark.spark_batches import Batches
+from tests.spark.spark_world import DOCUMENT, World, fold
 from upriver.errors import ConfigError
 from upriver.testing import node
 

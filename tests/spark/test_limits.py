@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from spark_batches import Batches
-from spark_world import World, fold
+
+from tests.spark.spark_batches import Batches
+from tests.spark.spark_world import World, fold
 
 
 def test_a_limit_of_bytes_holds_from_the_first_batch_on(world: World):
@@ -29,8 +30,18 @@ def test_both_limits_hold_at_once(world: World):
 
 @pytest.fixture
 def shop(world: World) -> World:
-    world.set_manifest({"uid": "1", "scopes": [{"name": "_default", "uid": "0", "collections": [
-        {"name": "_default", "uid": "0"}, {"name": "rare", "uid": "8"}]}]})
+    world.set_manifest(
+        {
+            "uid": "1",
+            "scopes": [
+                {
+                    "name": "_default",
+                    "uid": "0",
+                    "collections": [{"name": "_default", "uid": "0"}, {"name": "rare", "uid": "8"}],
+                }
+            ],
+        }
+    )
     return world
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from spark_world import ClusterWorld, wait_until
 
+from tests.spark.spark_world import ClusterWorld, wait_until
 from upriver.client.blocking import connect
-from upriver.replicate.local import local_cluster
-from upriver.spark.cluster import Cluster
+from upriver.cluster.local import local_cluster
 from upriver.spark.options import ReadOptions
+from upriver.spark.reader.cluster import Cluster
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import ConfigError
-from upriver.spark.offsets import LIMIT_BYTES, POINTS_KEPT, Offset, Place, with_point
+from upriver.spark.reader.offsets import LIMIT_BYTES, POINTS_KEPT, Offset, Place, with_point
 
 
 @st.composite
@@ -24,8 +24,15 @@ def places(draw):
 def offsets(draw):
     found = draw(st.lists(places(), min_size=1, max_size=20))
     some = st.frozensets(st.integers(0, len(found) - 1))
-    return Offset(tuple(found), draw(some), draw(st.booleans()), draw(st.booleans()), draw(some), draw(some),
-                  draw(st.sampled_from(("", "0f3a"))))
+    return Offset(
+        tuple(found),
+        draw(some),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        draw(some),
+        draw(some),
+        draw(st.sampled_from(("", "0f3a"))),
+    )
 
 
 @given(offsets())

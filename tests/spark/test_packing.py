@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.model import Position
-from upriver.spark.packing import pack, weight
-from upriver.spark.planning import Range
+from upriver.spark.reader.packing import pack, weight
+from upriver.spark.reader.planning import Range
 
 
 def ranges_of(backlogs):

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from spark_servers import HOME, connect_server, standalone_cluster
-from spark_world import World
+
+from tests.spark.spark_servers import HOME, connect_server, standalone_cluster
+from tests.spark.spark_world import World
 
 pytestmark = pytest.mark.spark
 

@@ -7,12 +7,12 @@ import random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from spark_model import Cluster, Producer, Query
 
+from tests.spark.spark_model import Cluster, Producer, Query
 from upriver.errors import HistoryLost
 from upriver.model import SEQNO_MAX, FailoverLog, Position
-from upriver.spark.offsets import Offset, Place
-from upriver.spark.planning import Known, View, claim, plan, ranges, share
+from upriver.spark.reader.offsets import Offset, Place
+from upriver.spark.reader.planning import Known, View, claim, plan, ranges, share
 
 
 def run(

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from upriver.spark.planning import Known
-from upriver.spark.reports import Channel, ReportDesk, Reporter, Summary, Unheard
+from upriver.spark.reader.planning import Known
+from upriver.spark.reader.reports import Channel, ReportDesk, Reporter, Summary, Unheard
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import time
 
 import pytest
 from pyspark.sql import functions as f
-from spark_world import PATIENCE_S, World, drain, forget_commits, read, stream, wait_until
 
+from tests.spark.spark_world import PATIENCE_S, World, drain, forget_commits, read, stream, wait_until
 from upriver.errors import KeyNotFound
 from upriver.testing import node
 
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.spark
 
 def documents(spark, count=100, value="x"):
     return spark.range(count).select(
-        f.concat(f.lit("d"), f.col("id").cast("string")).alias("key"), f.lit(value).alias("value"))
+        f.concat(f.lit("d"), f.col("id").cast("string")).alias("key"), f.lit(value).alias("value")
+    )
 
 
 def write(frame, world: World, **options):
@@ -81,11 +82,24 @@ def test_documents_live_as_long_as_they_are_told(spark, world: World):
 
 
 def test_collections_are_chosen_by_column_or_option(spark, world: World):
-    world.set_manifest({"uid": "1", "scopes": [
-        {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]},
-        {"name": "shop", "uid": "8", "collections": [{"name": "orders", "uid": "9"}, {"name": "carts", "uid": "a"}]}]})
-    by_column = documents(spark, 10).withColumn("scope", f.lit("shop")).withColumn(
-        "collection", f.when(f.col("key") < "d5", "orders").otherwise("carts"))
+    world.set_manifest(
+        {
+            "uid": "1",
+            "scopes": [
+                {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]},
+                {
+                    "name": "shop",
+                    "uid": "8",
+                    "collections": [{"name": "orders", "uid": "9"}, {"name": "carts", "uid": "a"}],
+                },
+            ],
+        }
+    )
+    by_column = (
+        documents(spark, 10)
+        .withColumn("scope", f.lit("shop"))
+        .withColumn("collection", f.when(f.col("key") < "d5", "orders").otherwise("carts"))
+    )
     write(by_column, world)
     write(documents(spark, 3), world, collection="shop.carts")
     counts = read(spark, world).where("event = 'mutation'").groupBy("collection").count().collect()
@@ -93,8 +107,11 @@ def test_collections_are_chosen_by_column_or_option(spark, world: World):
 
 
 def test_refused_documents_go_to_a_table_of_dead_letters(spark, world: World, tmp_path):
-    mixed = documents(spark, 10).withColumn("scope", f.lit("_default")).withColumn(
-        "collection", f.when(f.col("key") < "d5", "_default").otherwise("missing"))
+    mixed = (
+        documents(spark, 10)
+        .withColumn("scope", f.lit("_default"))
+        .withColumn("collection", f.when(f.col("key") < "d5", "_default").otherwise("missing"))
+    )
     write(mixed, world, onError="deadletter", deadLetter=tmp_path / "dead")
     assert len(world.state()) == 5
     dead = spark.read.parquet(str(tmp_path / "dead")).collect()

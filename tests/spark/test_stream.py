@@ -6,7 +6,8 @@ import json
 import time
 
 import pytest
-from spark_world import (
+
+from tests.spark.spark_world import (
     PATIENCE_S,
     ClusterWorld,
     Collected,
@@ -18,11 +19,10 @@ from spark_world import (
     stream,
     wait_until,
 )
-
+from upriver.cluster.local import local_cluster
 from upriver.model import Position, vbucket_of
-from upriver.protocol.feed import FeedRequest
-from upriver.replicate.local import local_cluster
-from upriver.spark.offsets import Offset
+from upriver.protocol.feed.cluster_feed import FeedRequest
+from upriver.spark.reader.offsets import Offset
 
 pytestmark = pytest.mark.spark
 
@@ -254,8 +254,16 @@ def test_purged_tombstones_mean_reading_again_from_the_beginning(spark, world: W
 
 
 def test_a_collection_filter_delivers_only_that_collection(spark, world: World, tmp_path):
-    manifest = {"uid": "1", "scopes": [{"name": "_default", "uid": "0", "collections": [
-        {"name": "_default", "uid": "0"}, {"name": "wanted", "uid": "8"}]}]}
+    manifest = {
+        "uid": "1",
+        "scopes": [
+            {
+                "name": "_default",
+                "uid": "0",
+                "collections": [{"name": "_default", "uid": "0"}, {"name": "wanted", "uid": "8"}],
+            }
+        ],
+    }
     world.set_manifest(manifest)
     world.put(50)
     world.db.set_many({f"w{n}".encode(): b"1" for n in range(30)}, 8)

@@ -6,21 +6,20 @@ import subprocess
 import sys
 import threading
 
-from spark_world import World
-
 import upriver.testing
+from tests.spark.spark_world import World
 from upriver.client.blocking import connect
-from upriver.spark.driver import Driver
 from upriver.spark.options import ReadOptions
-from upriver.spark.reading import Reader
+from upriver.spark.reader.driver import Driver
+from upriver.spark.reader.executor import Reader
 
 TASKS = """
 import gc, sys
 from upriver.spark import pool
-from upriver.spark.driver import Driver
+from upriver.spark.reader.driver import Driver
 from upriver.spark.options import ReadOptions
-from upriver.spark.pool import POOL
-from upriver.spark.reading import Reader
+from upriver.spark.reader.pool import POOL
+from upriver.spark.reader.executor import Reader
 pool.IDLE_S = 1e6  # however long a task takes here
 options = ReadOptions.parse({"connection": sys.argv[1]})
 for _ in range(3):

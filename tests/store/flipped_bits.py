@@ -13,12 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from old_formats import make_old
-from store_support import SMALL, changes, open_bucket
-
+from tests.store.old_formats import make_old
+from tests.store.store_support import SMALL, changes, open_bucket
 from upriver.errors import KeyNotFound, StoreError
 from upriver.model import VbucketState
-from upriver.store import keyindex
+from upriver.store.index import keyindex
 
 keyindex.WORTH_A_TABLE = 64
 VBUCKETS = 3

@@ -9,8 +9,8 @@ import lmdb
 import numpy as np
 import orjson
 
-from upriver.store import checksum
-from upriver.store.sealed import BLOCK, COUNT_BITS, DEAD, OLD_BLOCK, RECORD, TABLE_SEALED
+from upriver.store.disk import checksum
+from upriver.store.disk.sealed import BLOCK, COUNT_BITS, DEAD, OLD_BLOCK, RECORD, TABLE_SEALED
 
 
 def make_old(path: Path, number: int) -> None:

@@ -6,8 +6,8 @@ from struct import unpack
 
 import orjson
 import pytest
-from store_support import changes, open_bucket, records
 
+from tests.store.store_support import changes, open_bucket, records
 from upriver.errors import CannotApplyManifest, InvalidArguments, KeyNotFound, UnknownCollection, UnknownScope
 from upriver.model import VbucketState
 from upriver.store import Event, Manifest, Run, SnapshotStart
@@ -137,7 +137,7 @@ def test_events_come_in_the_documented_order_and_only_the_last_has_the_new_uid(b
 def test_the_value_of_an_event_is_uid_scope_collection_ttl(bucket, vb):
     bucket.apply_manifest(manifest("7", ("s", "8", {"name": "c", "uid": "9", "maxTTL": 60})))
     begin = changes(vb.stream(0))[-1]
-    assert begin.value == bytes.fromhex("0000000000000007" "00000008" "00000009" "0000003c")
+    assert begin.value == bytes.fromhex("000000000000000700000008000000090000003c")
     assert begin.head.collection_id == 9
 
 

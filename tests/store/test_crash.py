@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
-from store_support import Record, changes, open_bucket
 
+from tests.store.store_support import Record, changes, open_bucket
 from upriver.errors import KeyNotFound, TemporaryFailure
 from upriver.model import VbucketState
-from upriver.store import Bucket, Run, SnapshotStart, StoreOptions, keyindex
+from upriver.store import Bucket, Run, SnapshotStart, StoreOptions
+from upriver.store.index import keyindex
 
 CRASHES = int(os.environ.get("UPRIVER_CRASHES", "25"))
 VBUCKETS = 3

@@ -11,22 +11,22 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
-from old_formats import make_old
-from store_support import SMALL, changes, open_bucket
 
+from tests.store.old_formats import make_old
+from tests.store.store_support import SMALL, changes, open_bucket
 from upriver.errors import CorruptStore, DamagedVbucket, Status, StatusError
 from upriver.model import VbucketState
-from upriver.store import keyindex
-from upriver.store.check import check_bucket
-from upriver.store.checksum import checksum, copy_checked
+from upriver.store.disk.checksum import checksum, copy_checked
+from upriver.store.index import keyindex
+from upriver.store.upkeep.check import check_bucket
 
 KEYS = [b"document-%d" % number for number in range(900)]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_flipped_bit_is_noticed_or_harmless(tmp_path: Path, seed: int):
-    command = [sys.executable, "flipped_bits.py", str(tmp_path), str(seed), "120"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parent)
+    command = [sys.executable, "-m", "tests.store.flipped_bits", str(tmp_path), str(seed), "120"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, (lines[-1:], done.stderr[-2000:])
     came = [line["came"] for line in lines if "came" in line]
@@ -50,7 +50,7 @@ def test_the_checksum_sees_every_single_bit(size: int):
 def test_the_checksum_is_the_same_on_every_machine():
     data = np.arange(1000, dtype=np.uint64).view(np.uint8)
     found = [int(checksum(data, at, 1000 + at, np.uint64(at))) for at in (0, 1)]
-    assert found == [0xd306178bb4f27320, 0x1f77dc2f4a2cc913]
+    assert found == [0xD306178BB4F27320, 0x1F77DC2F4A2CC913]
 
 
 def fill(path: Path) -> None:

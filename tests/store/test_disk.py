@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import lmdb
 import pytest
-from store_support import BACKGROUND, SMALL, Clock, changes, open_bucket
 
+from tests.store.store_support import BACKGROUND, SMALL, Clock, changes, open_bucket
 from upriver.errors import CorruptStore, DiskFull, KeyNotFound, NotOurFile, StoreError, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.store import StoreOptions

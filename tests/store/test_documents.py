@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_support import SMALL, Clock, open_bucket
 
+from tests.store.store_support import SMALL, Clock, open_bucket
 from upriver.errors import (
     BadDelta,
     InvalidArguments,

@@ -6,13 +6,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from store_support import SMALL, changes, open_bucket, records
 
+from tests.store.store_support import SMALL, changes, open_bucket, records
 from upriver.errors import KeyNotFound, NotMyVbucket
 from upriver.model import Position, VbucketState
 from upriver.protocol.history import Accept, History, RollbackTo, decide
 from upriver.store import End, EndReason, Run, SnapshotStart
-from upriver.store import rollback as rollback_module
+from upriver.store.upkeep import rollback as rollback_module
 
 ROOMY = replace(SMALL, checkpoint_bytes=1 << 20)
 

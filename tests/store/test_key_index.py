@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from old_formats import make_old
-from store_support import SMALL, changes, open_bucket
 
+from tests.store.old_formats import make_old
+from tests.store.store_support import SMALL, changes, open_bucket
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
-from upriver.store import keyindex
-from upriver.store.keyindex import FAN, mergeable
+from upriver.store.index import keyindex
+from upriver.store.index.keyindex import FAN, mergeable
 
 KEYS = [b"key-%d" % number for number in range(60)]
 some_keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=30, unique=True)

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from store_support import SMALL, open_bucket, records
 
+from tests.store.store_support import SMALL, open_bucket, records
 from upriver.errors import KeyNotFound
 from upriver.model import FailoverLog, Position, VbucketState
 from upriver.protocol.history import Accept, History, RollbackTo, decide
-from upriver.store import Run, SnapshotStart, keyindex
+from upriver.store import Run, SnapshotStart
+from upriver.store.index import keyindex
 
 KEYS = [b"a", b"b", b"c", b"d", b"e"]
 Version = tuple[int, bytes, bytes | None]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_support import changes, open_bucket
 
+from tests.store.store_support import changes, open_bucket
 from upriver.model import VbucketState
 from upriver.store import Bucket, StoreOptions
-from upriver.store.disk import Disk
+from upriver.store.disk.file import Disk
 
 VBUCKETS = 16
 OPTIONS = StoreOptions(background=False, flush_bytes=256, quota_bytes=8 << 20)  # several commits for every change

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_support import SMALL, changes, open_bucket
-from test_manifest_crash import collections_by_events, manifest
 
+from tests.store.store_support import SMALL, changes, open_bucket
+from tests.store.test_manifest_crash import collections_by_events, manifest
 from upriver.errors import CannotApplyManifest, UnknownCollection
 from upriver.model import VbucketState
 from upriver.store import Bucket
-from upriver.store.flusher import meta_key
+from upriver.store.log.flusher import meta_key
 
 VBUCKETS, MOST = 32, 1000
 

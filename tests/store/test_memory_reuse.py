@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from store_support import SMALL, open_bucket, records
 
+from tests.store.store_support import SMALL, open_bucket, records
 from upriver.model import VbucketState
 from upriver.store import Run
 from upriver.store.arrays import MAPPED, POOL, octets, words

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_support import SMALL, Record, open_bucket, records
 
+from tests.store.store_support import SMALL, Record, open_bucket, records
 from upriver.model import VbucketState
 from upriver.store import End, EndReason, Live, Run, SnapshotStart, StreamEvent, VBucket, live_after
-from upriver.wire.columns import address_of
+from upriver.wire.bulk.decode import address_of
 
 KEYS = [b"a", b"b", b"c", b"d"]
 MUTATION, SYSTEM, PREPARE, COMMIT, ABORT = 0, 3, 4, 5, 6

@@ -7,8 +7,8 @@ import threading
 from dataclasses import replace
 
 import pytest
-from store_support import SMALL, open_bucket
 
+from tests.store.store_support import SMALL, open_bucket
 from upriver.errors import TemporaryFailure
 from upriver.model import VbucketState
 from upriver.store import Durability

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_support import SMALL, changes, events, markers, open_bucket, records
 
+from tests.store.store_support import SMALL, changes, events, markers, open_bucket, records
 from upriver.model import VbucketState
 from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, live_after
 

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from store_support import SMALL, Clock, changes, open_bucket
 
+from tests.store.store_support import SMALL, Clock, changes, open_bucket
 from upriver.errors import CorruptStore, DiskFull, KeyNotFound, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.store import bucket as bucket_module
-from upriver.store import compaction, expiry
-from upriver.store.disk import Disk
-from upriver.store.transition import Transition
+from upriver.store.collections.transition import Transition
+from upriver.store.disk.file import Disk
+from upriver.store.upkeep import compaction, expiry
 
 KEYS = [b"key-%d" % number for number in range(60)]
 

@@ -7,8 +7,8 @@ from struct import pack as pack_numbers
 from typing import Any
 
 import pytest
-from store_support import Clock, changes, open_bucket
 
+from tests.store.store_support import Clock, changes, open_bucket
 from upriver.errors import InvalidMessage, KeyNotFound, Status, StatusError
 from upriver.model import Datatype, VbucketState
 from upriver.wire.packed import Kind, pack

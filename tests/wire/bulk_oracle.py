@@ -10,7 +10,7 @@ from typing import Any
 
 from upriver.errors import FramingError, RemoteProtocolError
 from upriver.wire import Context, Dialect, Frame, FrameSplitter, Message, decode
-from upriver.wire.columns import BulkDecoder, Columns, Decoded, Shape
+from upriver.wire.bulk.decode import BulkDecoder, Columns, Decoded, Shape
 from upriver.wire.framing import cut_frame
 from upriver.wire.keys import split_key
 

@@ -9,12 +9,13 @@ import pytest
 from upriver import errors
 from upriver.errors import FramingError, InvalidMessage, LocalProtocolError, RemoteProtocolError, Status
 from upriver.model import Datatype
-from upriver.wire import Context, Dialect, Frame, FrameInfo, FrameSplitter, Magic, Opcode, cluster, dcp, decode, kv, upr
-from upriver.wire.columns import BulkDecoder
+from upriver.wire import Context, Dialect, Frame, FrameInfo, FrameSplitter, Magic, Opcode, decode
+from upriver.wire.bulk.decode import BulkDecoder
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import MAX_UNAUTHENTICATED_FRAME, encode_duration
 from upriver.wire.keys import encode_leb128, join_key, split_key
 from upriver.wire.message import UPR_CONTEXT
+from upriver.wire.messages import cluster, dcp, kv, upr
 from upriver.wire.values import MAX_INFLATED, deflate, inflate, join_xattrs, split_xattrs
 
 HELLO = dcp.Mutation(4, 1, key=b"hello", value=b"world", vbucket=7)

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bulk_oracle import by_objects, fuzz_bulk, in_bulk
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.wire.bulk_oracle import by_objects, fuzz_bulk, in_bulk
 from upriver.errors import FramingError, LocalProtocolError
-from upriver.wire import Context, Dialect, Frame, FrameInfo, Magic, Message, dcp, upr
-from upriver.wire.columns import BulkDecoder, Shape
+from upriver.wire import Context, Dialect, Frame, FrameInfo, Magic, Message
+from upriver.wire.bulk.decode import BulkDecoder, Shape
 from upriver.wire.framing import encode_frame_infos
 from upriver.wire.keys import encode_leb128
+from upriver.wire.messages import dcp, upr
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
 near = st.sampled_from  # values at the edge of a rule
@@ -294,8 +295,8 @@ GUARDED = """
 import ctypes, mmap, sys
 import numpy as np
 from upriver.wire import dcp, packed
-from upriver.wire.columns import BulkDecoder
-from upriver.wire.bulk_encode import FrameOptions, SendBuffer, encode_packed
+from upriver.wire.bulk.decode import BulkDecoder
+from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_packed
 
 page = mmap.PAGESIZE
 memory = mmap.mmap(-1, 4 * page)
@@ -328,7 +329,7 @@ def test_nothing_behind_the_input_is_ever_read() -> None:
 def test_importing_the_objects_loads_no_numbers_library() -> None:
     code = (
         "import sys, upriver.wire; heavy = {'numba', 'numpy', 'pyarrow'} & set(sys.modules); "
-        "import upriver.wire.columns, upriver.wire.bulk_encode, upriver.wire.bulk_streams; "
+        "import upriver.wire.bulk.decode, upriver.wire.bulk.encode, upriver.wire.bulk.streams; "
         "print(sorted(heavy), 'numba' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from upriver.errors import CorruptStore, LocalProtocolError
 from upriver.model import SEQNO_MAX
-from upriver.wire import Context, Dialect, FrameInfo, Message, dcp, packed, upr
-from upriver.wire.bulk_encode import (
+from upriver.wire import Context, Dialect, FrameInfo, Message, packed
+from upriver.wire.bulk.decode import BulkDecoder, Columns
+from upriver.wire.bulk.encode import (
     Encoded,
     FrameOptions,
     PackedEncoder,
@@ -23,8 +24,8 @@ from upriver.wire.bulk_encode import (
     pack_columns,
     rows_by_vbucket,
 )
-from upriver.wire.columns import BulkDecoder, Columns
 from upriver.wire.keys import join_key, split_key
+from upriver.wire.messages import dcp, upr
 from upriver.wire.packed import SUPERSEDED, Kind, Packed
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))

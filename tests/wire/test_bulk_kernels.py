@@ -12,7 +12,7 @@ import upriver
 
 ENCODE = """
 from upriver.wire import packed
-from upriver.wire.bulk_encode import FrameOptions, SendBuffer, encode_packed
+from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_packed
 print(encode_packed(packed.pack(0, b"\\0k", seqno=1), 0, 9, SendBuffer(), FrameOptions()).records_sent)
 """
 
@@ -31,6 +31,6 @@ def test_kernels_are_compiled_once_and_again_only_after_a_change(tmp_path: Path)
     first = compiled_after_a_run(tmp_path)
     assert len(first) == 1  # encoding compiles nothing that decoding needs
     assert compiled_after_a_run(tmp_path) == first
-    with (tmp_path / "upriver" / "wire" / "intrinsics.py").open("a") as inlined:
+    with (tmp_path / "upriver" / "wire" / "kernels" / "intrinsics.py").open("a") as inlined:
         inlined.write("# inlined into every kernel, though no kernel's own file has changed\n")
     assert len(compiled_after_a_run(tmp_path)) == 2

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_bulk_encode import by_objects, cut, mutations, options, runs
 
-from upriver.wire import dcp
-from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, SendBuffer
-from upriver.wire.bulk_live import Followers, New, News, Progress
-from upriver.wire.columns import address_of
+from tests.wire.test_bulk_encode import by_objects, cut, mutations, options, runs
+from upriver.wire.bulk.decode import address_of
+from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
+from upriver.wire.bulk.live import Followers, New, News, Progress
+from upriver.wire.messages import dcp
 from upriver.wire.packed import SUPERSEDED
 
 VBUCKETS = 8

@@ -11,12 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from upriver.model import Datatype
-from upriver.protocol.controls import ProducerOptions
-from upriver.protocol.producer_frames import StreamFrames
-from upriver.wire import FrameSplitter, dcp
-from upriver.wire.bulk_encode import FrameOptions, SendBuffer, Stop
-from upriver.wire.bulk_shape import Shape, ShapingEncoder, Workshop
+from upriver.protocol.producer.controls import ProducerOptions
+from upriver.protocol.producer.frames import StreamFrames
+from upriver.wire import FrameSplitter
+from upriver.wire.bulk.encode import FrameOptions, SendBuffer, Stop
+from upriver.wire.bulk.shape import Shape, ShapingEncoder, Workshop
 from upriver.wire.constants import Dialect, OpenFlag
+from upriver.wire.messages import dcp
 from upriver.wire.packed import SUPERSEDED, Kind, pack, unpack
 from upriver.wire.values import deflate, inflate, join_xattrs
 

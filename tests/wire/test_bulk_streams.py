@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upriver.model import SEQNO_MAX
-from upriver.wire import dcp
-from upriver.wire.bulk_streams import SlotState, StreamTable
-from upriver.wire.columns import BulkDecoder, Columns
+from upriver.wire.bulk.decode import BulkDecoder, Columns
+from upriver.wire.bulk.streams import SlotState, StreamTable
+from upriver.wire.messages import dcp
 
 
 def rows(*changes: tuple[int, int], opaque: int = 7) -> Columns:

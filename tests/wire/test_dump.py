@@ -4,14 +4,15 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_messages import frames
-from wire_vectors import MODERN, SEED
 
+from tests.wire.test_messages import frames
+from tests.wire.wire_vectors import MODERN, SEED
 from upriver.errors import FramingError
-from upriver.wire import Context, Dialect, Frame, FrameSplitter, Magic, dcp, session, upr
+from upriver.wire import Context, Dialect, Frame, FrameSplitter, Magic
 from upriver.wire.constants import Feature
-from upriver.wire.conversation import Conversation, Reader, find_frame
-from upriver.wire.dump import as_json, dump_frame, rows
+from upriver.wire.inspect.conversation import Conversation, Reader, find_frame
+from upriver.wire.inspect.dump import as_json, dump_frame, rows
+from upriver.wire.messages import dcp, session, upr
 
 SOUND = [v for v in (*SEED, *MODERN) if not isinstance(v.expected, FramingError)]
 MUTATION = dcp.Mutation(4, 1, key=b"\x08hello", value=b"world", vbucket=7, opaque=0x1007)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import InvalidMessage
-from upriver.wire import events
-from upriver.wire.events import _FLAT_COLLECTION as COLLECTION
-from upriver.wire.events import CollectionBegun, SystemEvent
-from upriver.wire.flatbuffer import read_table, write_table
+from upriver.wire.messages import events
+from upriver.wire.messages.events import _FLAT_COLLECTION as COLLECTION
+from upriver.wire.messages.events import CollectionBegun, SystemEvent
+from upriver.wire.messages.flatbuffer import read_table, write_table
 
 NUMBER_TYPES = {"Q": number_types.Uint64Flags, "I": number_types.Uint32Flags, "?": number_types.BoolFlags}
 

@@ -6,13 +6,14 @@ import pickle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from wire_strategies import messages_of
-from wire_vectors import MODERN, SEED
 
+from tests.wire.wire_strategies import messages_of
+from tests.wire.wire_vectors import MODERN, SEED
 from upriver.errors import FramingError, LocalProtocolError, RemoteProtocolError
-from upriver.wire import Context, Dialect, Frame, FrameSplitter, Magic, Opcode, OtherResponse, decode, kv
+from upriver.wire import Context, Dialect, Frame, FrameSplitter, Magic, Opcode, OtherResponse, decode
 from upriver.wire.constants import DCP_OPCODES, ServerOpcode
 from upriver.wire.message import declared_messages
+from upriver.wire.messages import kv
 
 CLASSES = declared_messages()
 CONTEXTS = [

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import InvalidMessage, LocalProtocolError, RemoteProtocolError, Status
-from upriver.wire.stream_value import CacheTransferSettings, StreamValue
+from upriver.wire.messages.stream_value import CacheTransferSettings, StreamValue
 
 ids = st.integers(0, 0xFFFFFFFF)
 settings = st.builds(CacheTransferSettings, st.none() | st.integers(0, 1 << 60), st.none() | st.booleans())

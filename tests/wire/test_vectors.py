@@ -1,11 +1,12 @@
 """The specification's own examples decode to what it says they mean, and encode to the same bytes."""
 
 import pytest
-from wire_vectors import MODERN, SEED, Vector
 
+from tests.wire.wire_vectors import MODERN, SEED, Vector
 from upriver.errors import FramingError, InvalidMessage, RemoteProtocolError
-from upriver.wire import Context, Frame, FrameSplitter, decode, events
-from upriver.wire.stream_value import StreamValue
+from upriver.wire import Context, Frame, FrameSplitter, decode
+from upriver.wire.messages import events
+from upriver.wire.messages.stream_value import StreamValue
 
 VECTORS = [*SEED, *MODERN]
 SOUND = [vector for vector in VECTORS if not isinstance(vector.expected, FramingError)]

@@ -9,9 +9,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from upriver.errors import PAYLOAD_STATUSES, Status
-from upriver.wire import FrameInfo, Message, Response, cluster, dcp, events, kv, subdoc, upr
+from upriver.wire import FrameInfo, Message, Response
 from upriver.wire.constants import RequestFrameId, ResponseFrameId
 from upriver.wire.layout import Bytes, FieldInfo, Number, Packed, Presence, Repeated, Section
+from upriver.wire.messages import cluster, dcp, events, kv, subdoc, upr
 
 blobs = st.binary(max_size=40)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from upriver.errors import FramingError
 from upriver.model import FailoverEntry
-from upriver.wire import Context, FrameInfo, Message, Opcode, OtherResponse, cluster, dcp, events, session, upr
+from upriver.wire import Context, FrameInfo, Message, Opcode, OtherResponse
 from upriver.wire.message import DEFAULT_CONTEXT, UPR_CONTEXT
-from upriver.wire.upr import VbucketStatus
+from upriver.wire.messages import cluster, dcp, events, session, upr
+from upriver.wire.messages.upr import VbucketStatus
 
 
 class Vector(NamedTuple):

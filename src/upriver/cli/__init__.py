@@ -26,24 +26,26 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
-    "buckets": Lazy("upriver.cli.buckets:buckets", "List, create and drop buckets."),
-    "cluster": Lazy("upriver.cli.cluster:cluster", "Run a cluster: failover, add, remove, rebalance."),
-    "collections": Lazy("upriver.cli.collections:collections", "List, create, alter and drop scopes and collections."),
-    "compile": Lazy("upriver.cli.compile:compile_kernels", "Compile now what a first start would compile."),
-    "demo": Lazy("upriver.cli.demo:demo", "Run the whole pipeline on this machine."),
-    "dump": Lazy("upriver.cli.dump:dump", "Write the changes of a bucket to Parquet or JSON lines."),
-    "fault": Lazy("upriver.cli.fault:fault", "Make a running node misbehave, to test its consumers."),
-    "inspect": Lazy("upriver.cli.inspect:inspect", "Show vbuckets, seqnos, failover logs and lag."),
-    "load": Lazy("upriver.cli.load:load", "Write documents from files into a bucket."),
-    "move": Lazy("upriver.cli.move:move", "Hand vbuckets over to another node."),
-    "replicate": Lazy("upriver.cli.replicate:replicate", "Carry the changes of one cluster to another."),
-    "serve": Lazy("upriver.cli.serve:serve", "Run a node."),
-    "stats": Lazy("upriver.cli.stats:stats", "Show the statistics of a node."),
-    "tail": Lazy("upriver.cli.tail:tail", "Print the changes of a bucket."),
-    "sync": Lazy("upriver.cli.sync:sync", "Keep lake tables equal to a bucket.", "spark"),
-    "user": Lazy("upriver.cli.user:user", "Manage the users of a node."),
-    "verify": Lazy("upriver.cli.verify:verify", "Compare lake tables with a bucket.", "spark"),
-    "wire": Lazy("upriver.cli.wire:wire", "Take frames of the protocol apart."),
+    "buckets": Lazy("upriver.cli.commands.buckets:buckets", "List, create and drop buckets."),
+    "cluster": Lazy("upriver.cli.commands.cluster:cluster", "Run a cluster: failover, add, remove, rebalance."),
+    "collections": Lazy(
+        "upriver.cli.commands.collections:collections", "List, create, alter and drop scopes and collections."
+    ),
+    "compile": Lazy("upriver.cli.commands.compile:compile_kernels", "Compile now what a first start would compile."),
+    "demo": Lazy("upriver.cli.commands.demo:demo", "Run the whole pipeline on this machine."),
+    "dump": Lazy("upriver.cli.commands.dump:dump", "Write the changes of a bucket to Parquet or JSON lines."),
+    "fault": Lazy("upriver.cli.commands.fault:fault", "Make a running node misbehave, to test its consumers."),
+    "inspect": Lazy("upriver.cli.commands.inspect:inspect", "Show vbuckets, seqnos, failover logs and lag."),
+    "load": Lazy("upriver.cli.commands.load:load", "Write documents from files into a bucket."),
+    "move": Lazy("upriver.cli.commands.move:move", "Hand vbuckets over to another node."),
+    "replicate": Lazy("upriver.cli.commands.replicate:replicate", "Carry the changes of one cluster to another."),
+    "serve": Lazy("upriver.cli.commands.serve:serve", "Run a node."),
+    "stats": Lazy("upriver.cli.commands.stats:stats", "Show the statistics of a node."),
+    "tail": Lazy("upriver.cli.commands.tail:tail", "Print the changes of a bucket."),
+    "sync": Lazy("upriver.cli.commands.sync:sync", "Keep lake tables equal to a bucket.", "spark"),
+    "user": Lazy("upriver.cli.commands.user:user", "Manage the users of a node."),
+    "verify": Lazy("upriver.cli.commands.verify:verify", "Compare lake tables with a bucket.", "spark"),
+    "wire": Lazy("upriver.cli.commands.wire:wire", "Take frames of the protocol apart."),
 }
 
 

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 from upriver.errors import ConfigError
 
 PATIENCE = 1 << 20
-CAPTURE_MAGICS = tuple(
-    bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1", "0a0d0d0a")
-)
+CAPTURE_MAGICS = tuple(bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1", "0a0d0d0a"))
 _WRAP = 1 << 32
 _IP_LINKS = (12, 14, 101, 228, 229)  # raw IP under the numbers that systems use for it
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from upriver.cli.capture import Event, Flow
 from upriver.wire.constants import Magic
-from upriver.wire.conversation import Conversation, Reader
-from upriver.wire.dump import FrameDump
+from upriver.wire.inspect.conversation import Conversation, Reader
+from upriver.wire.inspect.dump import FrameDump
 
 
 class Finding(NamedTuple):

@@ -16,7 +16,7 @@ from upriver.errors import ConfigError
 
 def check_directory(path: Path, as_json: bool) -> bool:
     """Print what is damaged below a data directory, or in one bucket's; True if nothing is."""
-    from upriver.store.check import Finding, Looked, check_bucket
+    from upriver.store.upkeep.check import Finding, Looked, check_bucket
 
     buckets = _buckets(path)
     looked = Looked()

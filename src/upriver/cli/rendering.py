@@ -6,7 +6,7 @@ import base64
 import json
 from typing import Any
 
-from upriver.client.arrow import kind_of
+from upriver.client._feed.arrow import kind_of
 from upriver.client.changes import Change, CollectionChanged, Deletion, Mutation, Rollback
 from upriver.model import Datatype
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from upriver.cli.capture import Flow
 from upriver.cli.follow import Finding
 from upriver.errors import FramingError, RemoteProtocolError, status_name
-from upriver.wire.dump import FrameDump, Row, rows
+from upriver.wire.inspect.dump import FrameDump, Row, rows
 
 _HEX_SHOWN = 8
 _ROW_RULE = "        +---------------+---------------+---------------+---------------+"

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from upriver.client.aio_kv import AsyncKvConnection
-from upriver.client.operations import Connect, Features, Operation, Operations, Pause, Step
+from upriver.client._requests.aio import AsyncKvConnection
+from upriver.client._requests.operations import Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.options import ConnectOptions
 from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
@@ -18,7 +18,7 @@ from upriver.protocol.topology import Address, Topology
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from upriver.client.aio_feed import AsyncFeed
+    from upriver.client._feed.aio_feed import AsyncFeed
     from upriver.client.changes import Change
 
 T = TypeVar("T")
@@ -172,14 +172,14 @@ class AsyncDatabase:
 
         Options as in ``ReadOptions``; ``checkpoint`` and ``request`` as in the blocking ``Database.feed``.
         """
-        from upriver.client.aio_feed import AsyncFeed
+        from upriver.client._feed.aio_feed import AsyncFeed
         from upriver.client.changes import ObjectMaker
 
         return AsyncFeed(self, ObjectMaker, read, batches=False)
 
     def change_batches(self, **read: Any) -> AsyncFeed[pa.RecordBatch]:
         """Changes as Arrow batches in the schema ``upriver.records.CHANGES``."""
-        from upriver.client.aio_feed import AsyncFeed
-        from upriver.client.arrow import BatchMaker
+        from upriver.client._feed.aio_feed import AsyncFeed
+        from upriver.client._feed.arrow import BatchMaker
 
         return AsyncFeed(self, BatchMaker, read, batches=True)

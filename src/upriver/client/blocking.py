@@ -12,21 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from upriver.client.kv import KvConnection
+from upriver.client._requests.blocking import KvConnection
+from upriver.client._requests.operations import Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.names import Names
-from upriver.client.operations import Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.options import ConnectOptions
 from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import Document, FailoverLog
-from upriver.protocol.feed import FeedRequest
+from upriver.protocol.feed.cluster_feed import FeedRequest
 from upriver.protocol.topology import Address, Topology
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from upriver.client.blocking_feed import BlockingFeed
+    from upriver.client._feed.blocking_feed import BlockingFeed
     from upriver.client.changes import Change
     from upriver.client.checkpoints import CheckpointStore
     from upriver.client.reading import ReadOptions
@@ -208,8 +208,8 @@ class Database:
         checkpoint: CheckpointStore | None = None,
         earlier: Sequence[BlockingFeed] = (),
     ) -> BlockingFeed:
-        from upriver.client.blocking_feed import BlockingFeed
-        from upriver.client.reader import Reader
+        from upriver.client._feed.blocking_feed import BlockingFeed
+        from upriver.client._feed.subscription import Reader
         from upriver.client.reading import plan, settings_of
 
         settings = settings_of(self.options, read, read.name or default_name())

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
-from upriver.client.made import Made
+from upriver.client._feed.bundle import Made
 from upriver.client.names import Names
 from upriver.model import Datatype
-from upriver.protocol.feed import CollectionChange, Documents, Feed, FeedEvent, RollbackEvent
-from upriver.wire.columns import Columns
+from upriver.protocol.feed.cluster_feed import CollectionChange, Documents, Feed, FeedEvent, RollbackEvent
+from upriver.wire.bulk.decode import Columns
 from upriver.wire.constants import Opcode
-from upriver.wire.events import CollectionBegun, CollectionEvent
+from upriver.wire.messages.events import CollectionBegun, CollectionEvent
 from upriver.wire.values import inflate, split_xattrs
 
 _WRAPPED = int(Datatype.SNAPPY | Datatype.XATTR)

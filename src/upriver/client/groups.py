@@ -20,8 +20,8 @@ from upriver.client.shared_values import SharedDocument, SharedFile, SharedRow, 
 from upriver.errors import CheckpointError, ForeignCheckpoint
 
 if TYPE_CHECKING:
+    from upriver.client._feed.blocking_feed import BlockingFeed
     from upriver.client.blocking import Database
-    from upriver.client.blocking_feed import BlockingFeed
 
 __all__ = ["Group", "Share", "SharedDocument", "SharedFile", "SharedRow", "SharedValue", "read_as_member", "share_of"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import ConfigError
 
 if TYPE_CHECKING:
-    from upriver.client.reader import Reader
+    from upriver.client._feed.subscription import Reader
 
 
 def _prometheus() -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from upriver.errors import RemoteProtocolError
-from upriver.wire.events import CollectionBegun, CollectionEnded, CollectionEvent, ScopeCreated
+from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, ScopeCreated
 
 Path = tuple[str, str]
 

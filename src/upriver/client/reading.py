@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
+from upriver.client._requests.operations import Operation, Operations
 from upriver.client.filters import Filter, Path, path_of
-from upriver.client.operations import Operation, Operations
 from upriver.client.options import ConnectOptions
 from upriver.client.positions import Positions, Standpoint
 from upriver.errors import ConfigError, ForeignCheckpoint, UnknownCollection, UnknownScope
 from upriver.model import Position
-from upriver.protocol.feed import FeedRequest, OnRollback
+from upriver.protocol.feed.cluster_feed import FeedRequest, OnRollback
 from upriver.protocol.session import FeedSettings
 from upriver.wire.constants import OpenFlag, StreamFlag
 
@@ -127,9 +127,7 @@ def settings_of(options: ConnectOptions, read: ReadOptions, name: str) -> FeedSe
         controls.append(("enable_out_of_order_snapshots", "true_with_seqno_advanced", False))
     if read.history:
         controls.append(("change_streams", "true", True))
-    return FeedSettings(
-        name, flags, options.window_bytes, options.noop_interval_s, read.compressed, tuple(controls)
-    )
+    return FeedSettings(name, flags, options.window_bytes, options.noop_interval_s, read.compressed, tuple(controls))
 
 
 def settled(operations: Operations, read: ReadOptions) -> Operation[ReadOptions]:

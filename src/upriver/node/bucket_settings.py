@@ -14,10 +14,10 @@ from typing import Any
 
 from upriver.errors import ConfigError
 from upriver.files import replace_file
-from upriver.node.arguments import choice_or_none, flag_or_none, number_or_none
-from upriver.node.http_wire import HttpError
+from upriver.node.commands.arguments import choice_or_none, flag_or_none, number_or_none
+from upriver.node.http.wire import HttpError
 from upriver.store import StoreOptions
-from upriver.store.manifest import MAX_TTL
+from upriver.store.collections.manifest import MAX_TTL
 
 _FILE = "upriver.settings"
 _MIB = 1 << 20

@@ -25,17 +25,17 @@ from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.bucket_settings import BucketSettings
-from upriver.node.live_fan import LiveFan
-from upriver.node.proposals import Proposals
-from upriver.protocol.consumer_streams import Registry
+from upriver.node.cluster.proposals import Proposals
+from upriver.node.dcp.live_fan import LiveFan
+from upriver.protocol.consumer.streams import Registry
 from upriver.store import Bucket, StoreOptions, claim
 
 if TYPE_CHECKING:
+    from upriver.node.cluster.durability import SyncWrites
+    from upriver.node.cluster.kept_map import KeptMap
     from upriver.node.connection import Connection
-    from upriver.node.durability import SyncWrites
-    from upriver.node.kept_map import KeptMap
+    from upriver.node.dcp.replicator import Replicator
     from upriver.node.persistence import PersistenceWaits
-    from upriver.node.replicator import Replicator
     from upriver.store import VBucket
 
 _NAME = re.compile(r"[A-Za-z0-9._%-]{1,100}\Z")
@@ -235,7 +235,10 @@ class Buckets:
         return bucket
 
     def create(
-        self, name: str, vbuckets: int | None = None, settings: BucketSettings = BucketSettings()  # noqa: B008
+        self,
+        name: str,
+        vbuckets: int | None = None,
+        settings: BucketSettings = BucketSettings(),  # noqa: B008
     ) -> NodeBucket:
         """A new bucket whose vbuckets are all active here."""
         if not _NAME.match(name) or name.startswith("."):

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from upriver.errors import FramingError, InvalidMessage, NoBucket, Status, StatusError
 from upriver.model import Datatype
-from upriver.node import answers, dispatch, kv_fast, log, tracing
-from upriver.node.roles import Access, Privilege
-from upriver.node.stored_values import body_of
+from upriver.node import dispatch, log, tracing
+from upriver.node.access.roles import Access, Privilege
+from upriver.node.commands import answers, kv_fast
+from upriver.node.commands.stored_values import body_of
 from upriver.wire import Context, Message
 from upriver.wire.constants import Feature, RequestFrameId
 from upriver.wire.framing import HEADER, HEADER_SIZE, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME, Frame, cut_frame, frame_size
@@ -25,8 +26,8 @@ from upriver.wire.keys import split_key
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
-    from upriver.node.consumer_role import ConsumerRole
-    from upriver.node.producer import Producer
+    from upriver.node.dcp.consumer import ConsumerRole
+    from upriver.node.dcp.producer import Producer
     from upriver.node.server import Node
     from upriver.store import Stored, VBucket
 

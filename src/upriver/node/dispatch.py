@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from upriver.errors import AccessDenied, InvalidArguments, NoBucket, NotSupported, Status, UnknownCommand
-from upriver.node.roles import NEEDED, Privilege, lacking
+from upriver.node.access.roles import NEEDED, Privilege, lacking
 from upriver.wire import Frame, Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import Magic, OpenFlag, RequestFrameId, ServerOpcode
-from upriver.wire.dcp import Open as DcpOpen
+from upriver.wire.messages.dcp import Open as DcpOpen
 
 if TYPE_CHECKING:
     from upriver.node.connection import Connection

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import ConfigError, InvalidArguments, NotSupported
 from upriver.model import VbucketState
 from upriver.node import log
-from upriver.node.producer import Producer
+from upriver.node.dcp.producer import Producer
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket

@@ -13,23 +13,25 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from upriver.errors import ConfigError, CorruptStore, UpriverError
-from upriver.node import auth, commands, log, warmup
+from upriver.node import log, warmup
+from upriver.node.access import auth
+from upriver.node.access.doors import Doors
 from upriver.node.buckets import Buckets, NodeBucket
 from upriver.node.budget import Memory
-from upriver.node.cluster_map import ClusterMap, NodeAddress
+from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress
+from upriver.node.cluster.durability import SyncWrites
+from upriver.node.cluster.kept_map import KeptMap
+from upriver.node.cluster.map_pushes import push_map
+from upriver.node.commands import handlers as commands
 from upriver.node.connection import Connection
 from upriver.node.data_directory import DataDirectory
-from upriver.node.doors import Doors
-from upriver.node.durability import SyncWrites
+from upriver.node.dcp.producer import SendBuffers
 from upriver.node.housekeeping import Housekeeping
-from upriver.node.kept_map import KeptMap
-from upriver.node.map_pushes import push_map
 from upriver.node.options import VERSION, NodeOptions
 from upriver.node.persistence import PersistenceWaits
-from upriver.node.producer import SendBuffers
 
 if TYPE_CHECKING:
-    from upriver.node.http import HttpServer
+    from upriver.node.http.routes import HttpServer
 
 _BACKLOG = 512
 

@@ -9,10 +9,10 @@ from upriver.model import VbucketState
 from upriver.node.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
 from upriver.wire import Context, json_text
-from upriver.wire.bulk_encode import FrameOptions, PackedEncoder, RowPacker, SendBuffer
-from upriver.wire.bulk_shape import Shape, ShapingEncoder, Workshop
-from upriver.wire.bulk_streams import StreamTable
-from upriver.wire.columns import BulkDecoder
+from upriver.wire.bulk.decode import BulkDecoder
+from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, RowPacker, SendBuffer
+from upriver.wire.bulk.shape import Shape, ShapingEncoder, Workshop
+from upriver.wire.bulk.streams import StreamTable
 from upriver.wire.packed import Kind, pack
 
 

@@ -19,11 +19,11 @@ from upriver.errors import (
     Status,
     StatusError,
 )
-from upriver.wire.cluster import GetClusterConfig
 from upriver.wire.constants import Feature, Opcode, OpenFlag
-from upriver.wire.dcp import Control, Open
 from upriver.wire.message import Message, OtherResponse, Response
-from upriver.wire.session import Hello, HelloResponse, SaslAuth, SaslListMechanisms, SelectBucket
+from upriver.wire.messages.cluster import GetClusterConfig
+from upriver.wire.messages.dcp import Control, Open
+from upriver.wire.messages.session import Hello, HelloResponse, SaslAuth, SaslListMechanisms, SelectBucket
 
 KV_FEATURES = (
     Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON,

@@ -13,8 +13,8 @@ from typing import Any
 import numpy.typing as npt
 
 from upriver.model import SEQNO_MAX, Position
-from upriver.wire.bulk_streams import SlotState, StreamTable
-from upriver.wire.columns import Columns
+from upriver.wire.bulk.decode import Columns
+from upriver.wire.bulk.streams import SlotState, StreamTable
 
 POINTS_KEPT = 32
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from upriver.model import Datatype
 from upriver.records.schema import CHANGES, WIRE, XATTRS, Event, signed
-from upriver.wire.columns import Columns, Shape
+from upriver.wire.bulk.decode import Columns, Shape
 from upriver.wire.keys import MAX_WIRE_KEY
 from upriver.wire.values import inflate, split_xattrs
 

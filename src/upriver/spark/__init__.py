@@ -8,7 +8,7 @@
 Nothing of Spark is imported before one of these is called.
 """
 
-from upriver.spark.sessions import register, session
-from upriver.spark.tables.entry import merge_sql, read_table, sync
+from upriver.spark.session import register, session
+from upriver.spark.sync.entry import merge_sql, read_table, sync
 
 __all__ = ["merge_sql", "read_table", "register", "session", "sync"]

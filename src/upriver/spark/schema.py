@@ -15,7 +15,7 @@ import pyarrow as pa
 from upriver.errors import ConfigError
 from upriver.records.schema import CHANGES
 from upriver.spark.options import KeyFormat, ReadOptions, ValueFormat
-from upriver.spark.value_schema import check_value_schema
+from upriver.spark.values.value_schema import check_value_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

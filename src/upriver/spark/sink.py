@@ -50,9 +50,9 @@ class _Documents:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from upriver.client.options import redacted
-        from upriver.spark.cluster import patiently
-        from upriver.spark.pool import POOL
-        from upriver.spark.reading import freeze_imports
+        from upriver.spark.reader.cluster import patiently
+        from upriver.spark.reader.executor import freeze_imports
+        from upriver.spark.reader.pool import POOL
         from upriver.spark.writing import Writer
 
         options = self._options

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from upriver.spark.driver import Driver
     from upriver.spark.options import ReadOptions, WriteOptions
-    from upriver.spark.reading import Task
+    from upriver.spark.reader.driver import Driver
+    from upriver.spark.reader.executor import Task
     from upriver.spark.sink import DcpBatchWriter, DcpStreamWriter
 
 
@@ -101,9 +101,9 @@ class _Rows:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:  # Spark's own stand-in for an empty list of partitions
             return
-        from upriver.spark.reading import Reader
+        from upriver.spark.reader.executor import Reader
         from upriver.spark.schema import arrow_schema, value_format
-        from upriver.spark.values import Shaper
+        from upriver.spark.values.forms import Shaper
 
         shape = Shaper(arrow_schema(self._schema), value_format(self._schema), self._options.since)
         for batch in Reader(partition.value, self._options).batches():
@@ -116,7 +116,7 @@ class DcpBatchReader(_Rows, DataSourceReader):
     """A read of every vbucket up to where it was when the DataFrame was planned."""
 
     def partitions(self) -> list[InputPartition]:
-        from upriver.spark.driver import Driver
+        from upriver.spark.reader.driver import Driver
 
         return [DcpPartition(task) for task in Driver(self._options).batch_tasks()]
 
@@ -128,7 +128,7 @@ class DcpStreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def _plans(self) -> Driver:
         """Made in the driver's instance only: the one that is pickled must stay plain."""
-        from upriver.spark.driver import Driver
+        from upriver.spark.reader.driver import Driver
 
         if self._driver is None:
             self._driver = Driver(self._options)

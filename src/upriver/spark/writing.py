@@ -13,19 +13,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from upriver.client._requests.operations import Ask, Operation
 from upriver.client.blocking import Database
-from upriver.client.operations import Ask, Operation
 from upriver.errors import ConfigError, ConnectFailed, Status, status_name
 from upriver.model import DEFAULT_COLLECTION, Datatype, vbucket_of
-from upriver.protocol.feed import backoff
+from upriver.protocol.feed.cluster_feed import backoff
 from upriver.protocol.topology import Address
 from upriver.records.schema import Event, unsigned
 from upriver.spark.options import Operation as Action
 from upriver.spark.options import WriteOptions
 from upriver.wire.constants import MetaOption, Opcode
 from upriver.wire.keys import join_key
-from upriver.wire.kv import Add, Delete, Get, Set, WithMeta
 from upriver.wire.message import Message, Response
+from upriver.wire.messages.kv import Add, Delete, Get, Set, WithMeta
 from upriver.wire.values import join_xattrs
 
 TEMPORARY = frozenset({

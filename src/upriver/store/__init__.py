@@ -4,11 +4,10 @@
 """
 
 from upriver.store.bucket import Bucket
-from upriver.store.disk import claim
+from upriver.store.collections.manifest import CollectionEntry, Event, Manifest, ScopeEntry
+from upriver.store.disk.file import claim
 from upriver.store.documents import Stored
-from upriver.store.manifest import CollectionEntry, Event, Manifest, ScopeEntry
-from upriver.store.options import Durability, StoreOptions
-from upriver.store.stream import (
+from upriver.store.log.stream import (
     End,
     EndReason,
     Live,
@@ -20,6 +19,7 @@ from upriver.store.stream import (
     StreamSource,
     live_after,
 )
+from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
 from upriver.store.withmeta import WithMeta
 

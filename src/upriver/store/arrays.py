@@ -14,7 +14,7 @@ from collections import deque
 
 import numpy as np
 
-from upriver.store.disk import Octets, Words
+from upriver.store.disk.file import Octets, Words
 
 MAPPED = 64 * 1024
 MOST_KEPT = 4 << 20

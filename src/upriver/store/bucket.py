@@ -12,20 +12,20 @@ from typing import Any
 
 from upriver.errors import CorruptStore, DamagedVbucket, NotMyVbucket, NotOurFile, OutOfRange, TemporaryFailure
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
-from upriver.store import kept_manifests
 from upriver.store import kernels as k
 from upriver.store.arrays import POOL, keep_heap
-from upriver.store.compaction import compact, wants_compaction
-from upriver.store.disk import BUCKET, FORMAT, READABLE, Disk, seal_vbucket
-from upriver.store.emptying import empty
-from upriver.store.expiry import expire_due
-from upriver.store.flusher import VB_META, Flusher, meta_key
-from upriver.store.manifest import Manifest
-from upriver.store.manifest_changes import ManifestChanges
+from upriver.store.collections import kept as kept_manifests
+from upriver.store.collections.changes import ManifestChanges
+from upriver.store.collections.manifest import Manifest
+from upriver.store.disk.file import BUCKET, FORMAT, READABLE, Disk, seal_vbucket
+from upriver.store.disk.sealed import seal_record
+from upriver.store.log.flusher import VB_META, Flusher, meta_key
+from upriver.store.log.stream import EndReason
 from upriver.store.options import StoreOptions
-from upriver.store.sealed import seal_record
 from upriver.store.shared import Shared
-from upriver.store.stream import EndReason
+from upriver.store.upkeep.compaction import compact, wants_compaction
+from upriver.store.upkeep.emptying import empty
+from upriver.store.upkeep.expiry import expire_due
 from upriver.store.vbucket import VBucket
 
 WORTH_KEEPING = 512  # records of a vbucket whose keys no table knows

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from upriver.errors import InvalidArguments, Locked, SyncWriteInProgress, TooBig
 from upriver.store import kernels as k
-from upriver.store import runs
-from upriver.store.disk import Octets
+from upriver.store.disk.file import Octets
 from upriver.store.documents import WRAPPED, Documents, prefix_of
+from upriver.store.log import runs
 from upriver.store.values import is_json
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY
 from upriver.wire.packed import HEADER_SIZE, Kind

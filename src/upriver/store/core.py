@@ -13,15 +13,15 @@ import numpy as np
 from upriver.errors import DamagedVbucket, InvalidArguments, OutOfRange, UnknownCollection
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store import kernels as k
-from upriver.store import runs
-from upriver.store.disk import BLOCK_KEY, Block, Octets, Words
-from upriver.store.keyindex import KeyIndex
-from upriver.store.memorylog import MemoryLog, OpenSegment
+from upriver.store.disk.file import BLOCK_KEY, Block, Octets, Words
+from upriver.store.index.keyindex import KeyIndex
+from upriver.store.log import runs
+from upriver.store.log.memory import MemoryLog, OpenSegment
 from upriver.store.shared import Shared
 from upriver.wire.packed import HEADER_SIZE, Kind, Packed, unpack
 
 if TYPE_CHECKING:
-    from upriver.store.stream import StreamSource
+    from upriver.store.log.stream import StreamSource
 
 SEVERAL = 4 * 1024  # a run of this many bytes is likely more than one record
 BULK = 32 * 1024  # from this many bytes on a run is taken in without the interpreter lock

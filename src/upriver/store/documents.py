@@ -337,9 +337,7 @@ class Documents(Core):
         """The datatype of a plain value."""
         return JSON if is_json(value) else 0
 
-    def _store(
-        self, wire_key: bytes, value: bytes, collection_id: int, flags: int, time: int, datatype: int
-    ) -> Stored:
+    def _store(self, wire_key: bytes, value: bytes, collection_id: int, flags: int, time: int, datatype: int) -> Stored:
         if datatype & WRAPPED:  # JSON is never believed, but seen: behind xattrs and compression too
             datatype = datatype & WRAPPED | self.detected(self._checked_body(value, datatype))
         elif len(value) > self.shared.options.max_value_bytes:

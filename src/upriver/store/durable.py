@@ -15,9 +15,9 @@ import numpy as np
 from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.model import SEQNO_MAX, Document
 from upriver.store import kernels as k
-from upriver.store import runs
-from upriver.store.disk import Octets
+from upriver.store.disk.file import Octets
 from upriver.store.documents import Documents, Stored
+from upriver.store.log import runs
 from upriver.store.replica import DISK_FLAG, Replica
 from upriver.wire.keys import split_key
 from upriver.wire.packed import HEADER_SIZE, Kind, Packed, pack, unpack
@@ -52,9 +52,7 @@ class DurableWrites(Documents, Replica):
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
         if not self._preparing or kind not in (Kind.MUTATION, Kind.DELETION):
-            return self._write_now(
-                kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno, extra
-            )
+            return self._write_now(kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno, extra)
         stored = self._write_now(
             Kind.PREPARE, wire_key, value, datatype, collection_id, flags=flags, time=time, cas=cas,
             rev_seqno=rev_seqno or self._lookup(wire_key).rev_seqno + 1,

@@ -58,12 +58,8 @@ def _copy(typingctx, target, target_at, source, source_at, count):
         pointer_type = ir.IntType(8).as_pointer()
         to_at = builder.bitcast(builder.gep(to.data, [args[1]]), pointer_type)
         of_at = builder.bitcast(builder.gep(of.data, [args[3]]), pointer_type)
-        kind = ir.FunctionType(
-            ir.VoidType(), [pointer_type, pointer_type, ir.IntType(64), ir.IntType(1)]
-        )
-        copy = builder.module.declare_intrinsic(
-            "llvm.memcpy", [pointer_type, pointer_type, ir.IntType(64)], kind
-        )
+        kind = ir.FunctionType(ir.VoidType(), [pointer_type, pointer_type, ir.IntType(64), ir.IntType(1)])
+        copy = builder.module.declare_intrinsic("llvm.memcpy", [pointer_type, pointer_type, ir.IntType(64)], kind)
         builder.call(copy, [to_at, of_at, args[4], ir.Constant(ir.IntType(1), 0)])
         return context.get_dummy_value()
 

@@ -438,9 +438,7 @@ def _ingest(
 
 
 @njit(cache=True)
-def ingest(
-    source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
-):
+def ingest(source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling):
     """``_ingest`` for a record or a few: keeps the interpreter lock, which is dear to get back."""
     return _ingest(
         source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling

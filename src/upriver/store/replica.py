@@ -9,8 +9,8 @@ import numpy as np
 from upriver.errors import InvalidArguments, NotMyVbucket, OutOfRange
 from upriver.model import FailoverLog, VbucketState
 from upriver.store import kernels as k
-from upriver.store.disk import Octets
-from upriver.store.events import Collections
+from upriver.store.collections.events import Collections
+from upriver.store.disk.file import Octets
 
 DISK_FLAG, CHECKPOINT_FLAG = 0x02, 0x04
 

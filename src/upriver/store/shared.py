@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from upriver.errors import TemporaryFailure
 from upriver.store.arrays import Scratch
-from upriver.store.disk import Disk
-from upriver.store.memorylog import Checkpoint, Gauge
+from upriver.store.collections.transition import Transition
+from upriver.store.disk.file import Disk
+from upriver.store.log.memory import Checkpoint, Gauge
 from upriver.store.options import StoreOptions
-from upriver.store.transition import Transition
 
 if TYPE_CHECKING:
+    from upriver.store.collections.manifest import Manifest
     from upriver.store.core import Core
-    from upriver.store.manifest import Manifest
 
 
 class Shared:

@@ -11,8 +11,8 @@ from upriver.store import kernels as k
 from upriver.store.bulk import Bulk
 from upriver.store.documents import prefix_of
 from upriver.store.durable import DurableWrites
-from upriver.store.rollback import roll_back
-from upriver.store.stream import EndReason, Run, StreamSource
+from upriver.store.log.stream import EndReason, Run, StreamSource
+from upriver.store.upkeep.rollback import roll_back
 from upriver.store.withmeta import WithMetaWrites
 from upriver.wire.packed import unpack
 

@@ -32,9 +32,7 @@ class WithMetaWrites(Documents):
         expiry: int = 0, datatype: int = 0, cas: int = 0, options: int = 0, add: bool = False,
     ) -> Stored:  # fmt: skip
         """``expiry`` is absolute. Loses with ``KeyExists``."""
-        incoming = Document(
-            key, value, collection_id, meta_cas, 0, rev_seqno, flags, expiry, datatype & ~Datatype.JSON
-        )
+        incoming = Document(key, value, collection_id, meta_cas, 0, rev_seqno, flags, expiry, datatype & ~Datatype.JSON)
         return self._with_meta(incoming, Kind.MUTATION, cas, WithMeta(options), add)
 
     def delete_with_meta(

@@ -1,13 +1,13 @@
 """Bytes to frames to messages and back, for DCP and for the older UPR dialect; pure, no sockets.
 
 ``FrameSplitter`` cuts a byte stream into frames, ``decode`` turns a frame into a message, and every message encodes
-itself. The same layouts in bulk, as columns, are in ``upriver.wire.columns`` (which loads numba).
+itself. The same layouts in bulk, as columns, are in ``upriver.wire.bulk.decode`` (which loads numba).
 """
 
-from upriver.wire import cluster, dcp, events, kv, session, subdoc, upr
 from upriver.wire.constants import Dialect, Magic, Opcode
 from upriver.wire.framing import Frame, FrameInfo, FrameSplitter
 from upriver.wire.message import Context, Message, OtherResponse, Response, decode
+from upriver.wire.messages import cluster, dcp, events, kv, session, subdoc, upr
 
 __all__ = [
     "Context", "Dialect", "Frame", "FrameInfo", "FrameSplitter", "Magic", "Message", "Opcode", "OtherResponse",

@@ -158,7 +158,20 @@ class Opcode(IntEnum):
 # Known once, refused today with NotSupported (1.6): TAP, old replication and checkpoint commands.
 REMOVED_OPCODES = frozenset(
     {
-        *range(0x30, 0x3D), *range(0x40, 0x48), 0x97, 0x9E, 0x9F, 0xA6, 0xA7, 0xAA, 0xAC, 0xB0, 0xB1, 0xC1, 0xC2, 0xF0,
+        *range(0x30, 0x3D),
+        *range(0x40, 0x48),
+        0x97,
+        0x9E,
+        0x9F,
+        0xA6,
+        0xA7,
+        0xAA,
+        0xAC,
+        0xB0,
+        0xB1,
+        0xC1,
+        0xC2,
+        0xF0,
         0xF2,
     }
 )
@@ -166,10 +179,25 @@ REMOVED_OPCODES = frozenset(
 # Writes that may wait for replicas (framing extra 1).
 DURABLE_OPCODES = frozenset(
     {
-        Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ, Opcode.DELETE,
-        Opcode.DELETEQ, Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ, Opcode.APPEND,
-        Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ, *range(Opcode.SUBDOC_DICT_ADD, Opcode.SUBDOC_COUNTER + 1),
-        Opcode.SUBDOC_MULTI_MUTATION, Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR,
+        Opcode.SET,
+        Opcode.SETQ,
+        Opcode.ADD,
+        Opcode.ADDQ,
+        Opcode.REPLACE,
+        Opcode.REPLACEQ,
+        Opcode.DELETE,
+        Opcode.DELETEQ,
+        Opcode.INCREMENT,
+        Opcode.INCREMENTQ,
+        Opcode.DECREMENT,
+        Opcode.DECREMENTQ,
+        Opcode.APPEND,
+        Opcode.APPENDQ,
+        Opcode.PREPEND,
+        Opcode.PREPENDQ,
+        *range(Opcode.SUBDOC_DICT_ADD, Opcode.SUBDOC_COUNTER + 1),
+        Opcode.SUBDOC_MULTI_MUTATION,
+        Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR,
     }
 )
 DCP_OPCODES = range(Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END + 1)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from upriver.wire.columns import address_of
+from upriver.wire.bulk.decode import address_of
 
 LARGE = 64 * 1024  # below it a parser is as good
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -25,7 +25,7 @@ class Member(NamedTuple):
 
 def depth_of(text: bytes) -> int | None:
     """How deep the arrays and objects of a JSON text are nested; None if it is not JSON."""
-    from upriver.wire import json_kernels as k
+    from upriver.wire.kernels import json as k
 
     stack = np.empty(k.MOST_LEVELS, np.uint8)
     source = _octets(text)
@@ -56,7 +56,7 @@ def find_member(container: bytes, part: str | int | None) -> tuple[Member | None
 
     ``container`` is known to be JSON and begins with its bracket. None means no member: so all of them are counted.
     """
-    from upriver.wire import json_kernels as k
+    from upriver.wire.kernels import json as k
 
     source, found = _octets(container), np.zeros(4, np.int64)
     name = _octets(part.encode() if isinstance(part, str) else b"")

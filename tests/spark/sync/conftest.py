@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from lakes import LakeWorld
+
+from tests.spark.sync.lakes import LakeWorld
 
 
 @pytest.fixture

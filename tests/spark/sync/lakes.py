@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 from deltalake import DeltaTable
-from spark_application import kill_session
-from spark_world import World
 
 import upriver.spark
-from upriver.spark.tables.options import SyncOptions
-from upriver.spark.tables.read import read_documents
-from upriver.spark.tables.verify import Comparison, verify
+from tests.spark.spark_application import kill_session
+from tests.spark.spark_world import World
+from upriver.lake.options import SyncOptions
+from upriver.lake.read import read_documents
+from upriver.lake.verify.judge import Comparison, verify
 
 DEFAULT = "_default._default"
 

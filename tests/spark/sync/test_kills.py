@@ -12,8 +12,8 @@ import time
 import orjson
 import pytest
 from deltalake import DeltaTable
-from lakes import LakeWorld, kill
 
+from tests.spark.sync.lakes import LakeWorld, kill
 from upriver.errors import ConfigError
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

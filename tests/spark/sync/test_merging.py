@@ -11,10 +11,10 @@ from typing import Any
 
 import duckdb
 import pytest
-from spark_world import World, drain, stream
 
+from tests.spark.spark_world import World, drain, stream
 from upriver.errors import ConfigError
-from upriver.spark.tables.merging import (
+from upriver.lake.merge_sql import (
     ends_sql,
     merge_batches,
     merge_sql,
@@ -23,7 +23,7 @@ from upriver.spark.tables.merging import (
     table_sql,
     wipe_sql,
 )
-from upriver.spark.tables.read import _VIEW
+from upriver.lake.read import _VIEW
 
 pytestmark = pytest.mark.spark
 

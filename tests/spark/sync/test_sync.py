@@ -11,20 +11,20 @@ from pathlib import Path
 import duckdb
 import pytest
 from deltalake import DeltaTable
-from lakes import DEFAULT, LakeWorld
-from spark_world import PATIENCE_S, World
 
 import upriver.spark
+from tests.spark.spark_world import PATIENCE_S, World
+from tests.spark.sync.lakes import DEFAULT, LakeWorld
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError, UpriverError
-from upriver.spark.offsets import Offset
-from upriver.spark.tables.lake import Lake
-from upriver.spark.tables.options import SyncOptions
-from upriver.spark.tables.plan import explain
-from upriver.spark.tables.progress import Journal
-from upriver.spark.tables.read import read_arrow, read_documents
-from upriver.spark.tables.run import first_cause
-from upriver.spark.tables.verify import verify
+from upriver.lake.journal import Journal
+from upriver.lake.layout import Lake
+from upriver.lake.options import SyncOptions
+from upriver.lake.read import read_arrow, read_documents
+from upriver.lake.verify.judge import verify
+from upriver.spark.reader.offsets import Offset
+from upriver.spark.sync.plan import explain
+from upriver.spark.sync.run import first_cause
 from upriver.testing import node
 
 pytestmark = pytest.mark.spark
@@ -200,7 +200,7 @@ def test_deletions_reach_current_itself_when_a_run_ends_and_within_the_limit_whi
 
 
 def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld) -> None:
-    from upriver.spark.tables.job import Applier
+    from upriver.spark.sync.job import Applier
 
     lake.world.put(500)
     options = SyncOptions.parse(lake.options())
@@ -213,9 +213,9 @@ def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld) 
 
 
 def test_large_steps_run_on_executors(spark, lake: LakeWorld) -> None:
-    from upriver.spark.tables.apply import TableOptions, Tables
-    from upriver.spark.tables.executors import spark_runner
-    from upriver.spark.tables.policy import Policy
+    from upriver.lake.apply.policy import Policy
+    from upriver.lake.tables import TableOptions, Tables
+    from upriver.spark.sync.executors import spark_runner
 
     lake.world.put(2000)
     lake.sync(spark)

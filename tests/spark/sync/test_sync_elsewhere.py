@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from lakes import DEFAULT, LakeWorld
-from spark_servers import HOME, connect_server
 
-from upriver.spark.sessions import prepare
+from tests.spark.spark_servers import HOME, connect_server
+from tests.spark.sync.lakes import DEFAULT, LakeWorld
+from upriver.spark.session import prepare
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

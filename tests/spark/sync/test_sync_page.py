@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.pipelines.graph_element_registry import GraphElementRegistry, graph_element_registration_context
-from spark_world import PATIENCE_S
 
 import upriver.spark
-from upriver.spark.tables.options import SyncOptions
+from tests.spark.spark_world import PATIENCE_S
+from upriver.lake.options import SyncOptions
 
 pytestmark = pytest.mark.spark
 PAGE = Path(__file__).parents[3] / "docs" / "sync.md"

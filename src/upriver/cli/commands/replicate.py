@@ -1,0 +1,117 @@
+"""``upriver replicate``: carry the changes of one cluster to another, as the third party between them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from upriver.cli.connecting import connection_string
+from upriver.cli.ranges import parse_ranges
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from upriver.cluster.third_party import Progress
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--vbuckets", help="Only these, like 0-511,600.  [default: all]")
+@click.option("--bucket", default="default", show_default=True, envvar="UPRIVER_BUCKET")
+@click.option("--username", envvar="UPRIVER_USERNAME", help="At both ends.")
+@click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
+@click.option("--demote", is_flag=True, help="Make active vbuckets of the target replicas; undoes what only they have.")
+@click.option("--once", is_flag=True, help="Stop when everything that the source has is there.")
+@click.option("--lag", "show_lag", is_flag=True, help="Show how far each vbucket is behind.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per second.")
+def replicate(source: str, target: str, vbuckets: str | None, **options: Any) -> None:
+    """Stream the vbuckets of SOURCE into replicas at TARGET until Ctrl-C.
+
+    The target's node asks for the streams itself and resumes where it is, rolled back if its history says so. This
+    process only carries the bytes, in both directions, untouched.
+    """
+    from upriver.client.options import ConnectOptions
+    from upriver.cluster.third_party import ThirdParty
+    from upriver.net.loop import run
+
+    common = {name: options[name] for name in ("bucket", "username", "password")}
+    ends = [ConnectOptions.parse(connection_string(each), **common) for each in (source, target)]
+    wanted = parse_ranges(vbuckets) if vbuckets else None
+    third = ThirdParty(ends[0], ends[1], wanted, demote=options["demote"])
+    try:
+        with _display(options["as_json"], options["show_lag"]) as show:
+            run(_run(third, show, options["once"]))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        third.close()
+
+
+async def _run(third: Any, show: Callable[[Progress], None], once: bool) -> None:
+    try:
+        await third.run(show, once=once)
+    except* Exception as errors:  # a task group wraps what went wrong
+        raise errors.exceptions[0] from None
+
+
+def summary(progress: Progress, lag_of_each: bool) -> dict[str, Any]:
+    lag = progress.lag
+    found: dict[str, Any] = {
+        "vbuckets": len(progress.source), "streaming": len(progress.streaming), "seqnos": sum(progress.source.values()),
+        "lag": sum(lag.values()), "bytes": progress.bytes_passed, "reconnects": progress.reconnects,
+    }  # fmt: skip
+    if lag_of_each:
+        found["lag_of"] = {str(vb): behind for vb, behind in lag.items()}
+    return found
+
+
+@contextmanager
+def _display(as_json: bool, show_lag: bool) -> Iterator[Callable[[Progress], None]]:
+    if as_json:
+        yield lambda progress: click.echo(json.dumps(summary(progress, show_lag)))
+        return
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(TextColumn("replicating"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    task = bar.add_task("connecting")
+    began = time.monotonic()
+    console = Console(stderr=True)
+    with _whole_lines(console), Live(bar, console=console, refresh_per_second=4) as live:
+
+        def show(progress: Progress) -> None:
+            facts = summary(progress, False)
+            rate = facts["bytes"] / max(1e-9, time.monotonic() - began) / 1e6
+            text = f"{facts['streaming']}/{facts['vbuckets']} streams, {facts['lag']:,} behind, {rate:,.1f} MB/s"
+            bar.update(task, total=max(1, facts["seqnos"]), completed=facts["seqnos"] - facts["lag"], description=text)
+            live.update(Group(bar, _lag_table(progress)) if show_lag else bar)
+
+        yield show
+
+
+@contextmanager
+def _whole_lines(console: Console) -> Iterator[None]:
+    """End the last line where there is no terminal: ``Live`` does so only on one."""
+    try:
+        yield
+    finally:
+        if not console.is_terminal:
+            console.line()
+
+
+def _lag_table(progress: Progress) -> Any:
+    from rich.table import Table
+
+    table = Table("vbucket", "source", "passed", "lag")
+    worst = sorted(progress.lag.items(), key=lambda entry: -entry[1])[:20]
+    for vb, behind in worst:
+        table.add_row(str(vb), str(progress.source[vb]), str(progress.passed.get(vb, 0)), str(behind))
+    return table

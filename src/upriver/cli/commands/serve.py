@@ -1,0 +1,116 @@
+"""``upriver serve``: run a node until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from upriver.errors import ConfigError
+
+DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
+COLLECT_S = 60.0
+MANY_STREAMS, MANY_ROUNDS = 5_000, 30  # with so many streams only every thirtieth time
+NEVER = 1 << 30
+SILENT_START_S = 4.0
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the buckets.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--kv-port", default=DEFAULT_KV_PORT, show_default=True, help="0 picks a free one.")
+@click.option("--advertised-kv-port", type=int, help="The port that others reach --kv-port under, through a proxy.")
+@click.option(
+    "--http-port", type=int, help="Management port, 0: a free one.  [default: 8091 beside --kv-port 11210, else none]"
+)
+@click.option("--tls-port", type=int, help="KV port with TLS; needs --certificate and --private-key.")
+@click.option("--certificate", type=click.Path(path_type=Path), help="PEM file for --tls-port.")
+@click.option("--private-key", type=click.Path(path_type=Path), help="PEM file for --tls-port.")
+@click.option("--client-ca", type=click.Path(path_type=Path), help="Accept client certificates signed by this CA.")
+@click.option("--bucket", default="default", show_default=True, help="Created at the first start.")
+@click.option("--vbuckets", default=1024, show_default=True)
+@click.option("--username", default="", help="A user while the node runs; `upriver user` makes lasting ones.")
+@click.option("--password", default="", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
+@click.option("--no-plain", is_flag=True, help="Refuse passwords in clear text without TLS.")
+@click.option("--default-bucket", default="", help="Bucket of clients that never select one.")
+@click.option("--member", is_flag=True, help="Of a cluster: wait for the map that its manager pushes.")
+@click.option("--enable-faults", is_flag=True, help="Allow `upriver fault`, for testing consumers.")
+@click.option("--enable-flush", is_flag=True, help="Allow clients to empty a bucket.")
+@click.option("--quota-mib", default=256, show_default=True, help="Memory for each bucket.")
+@click.option("--lazy", is_flag=True, help="Sync less: faster, survives kill -9 but perhaps not a power failure.")
+@click.option("--log-level", default="warning", show_default=True, type=click.Choice(["info", "warning", "error"]))
+def serve(**options: Any) -> None:
+    """Serve DCP and the key-value protocol; prints "ready couchbase://HOST:PORT" once it does.
+
+    Without any user the node is open to clients on the same machine and closed to all others.
+    """
+    from upriver.net.loop import run
+
+    level = options.pop("log_level").upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    run(_serve(_node_options(**options)))
+
+
+def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any) -> Any:
+    from upriver.node.options import NodeOptions
+    from upriver.store import Durability, StoreOptions
+
+    durability = Durability.LAZY if lazy else Durability.FSYNC
+    store = StoreOptions(quota_bytes=quota_mib << 20, durability=durability)
+    if options["http_port"] is None and options["kv_port"] == DEFAULT_KV_PORT:
+        options["http_port"] = DEFAULT_HTTP_PORT
+    if options["tls_port"] is not None and not (options["certificate"] and options["private_key"]):
+        raise ConfigError("--tls-port needs --certificate and --private-key")
+    return NodeOptions(plain_without_tls=not no_plain, store=store, **options)
+
+
+async def _serve(options: Any) -> None:
+    from upriver.node.server import serve as start
+
+    node = await _patiently(asyncio.ensure_future(start(options)))
+    collecting = asyncio.create_task(_collect_rarely(node))
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    for name, reason in node.buckets.broken.items():
+        click.secho(f"upriver: bucket {name} is NOT served: {reason}", fg="red", err=True)
+    click.echo(f"ready couchbase://{options.host}:{node.kv_port}")
+    if node.http_port:
+        click.echo(f"management http://{options.host}:{node.http_port}")
+    if node.tls_port:
+        click.echo(f"tls couchbases://{options.host}:{node.tls_port}")
+    sys.stdout.flush()
+    await stop.wait()
+    collecting.cancel()
+    await node.stop()
+
+
+async def _patiently(starting: asyncio.Future[Any]) -> Any:
+    """Wait for a node to start; the first time on a machine it compiles, and whoever waits should know."""
+    await asyncio.wait([starting], timeout=SILENT_START_S)
+    if not starting.done():
+        click.echo("still starting: the first start on a machine compiles, which may take a minute", err=True)
+    return await starting
+
+
+async def _collect_rarely(node: Any) -> None:
+    """Full garbage collections by the clock, and rarely while there is much to look at: they hold up all clients.
+
+    What is loaded by now stays for good and is left out of them; closed connections and streams are freed without.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], NEVER)
+    for each in itertools.count(1):
+        await asyncio.sleep(COLLECT_S)
+        streams = sum(len(conn.dcp.streams) for conn in node.connections if hasattr(conn.dcp, "streams"))
+        if streams < MANY_STREAMS or each % MANY_ROUNDS == 0:
+            gc.collect()

@@ -1,0 +1,135 @@
+"""Feed events to Arrow batches: rows pile up in the decoder's columns and leave as one batch, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from upriver.client._feed.bundle import Made
+from upriver.client.names import Names
+from upriver.protocol.feed.cluster_feed import CollectionChange, Documents, Feed, FeedEvent, RollbackEvent
+from upriver.protocol.topology import Address
+from upriver.records.batches import ChangeOptions, change_batch, row_batch
+from upriver.records.schema import Event
+from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, ScopeCreated
+
+DEFAULT_ROWS = 16_384
+COPY_BELOW = 1 / 16  # a batch that uses less of its columns than this is copied out, so that it pins no more
+
+
+class BatchMaker:
+    """Gathers rows per connection until there are ``rows`` of them, or something else must come between."""
+
+    def __init__(
+        self, feed: Feed, names: Names, rows: int = DEFAULT_ROWS, *, system_events: bool = True, **options: Any
+    ) -> None:
+        self.names, self.feed = names, feed
+        self._rows, self._system_events = rows, system_events
+        self._options = options
+        self._held: dict[Address, list[Documents]] = {}
+        self._moves = feed.moves
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._held)
+
+    def add(self, event: FeedEvent) -> Iterator[Made]:
+        """What is ready because of this event."""
+        if isinstance(event, Documents):
+            yield from self._add_rows(event)
+        elif isinstance(event, RollbackEvent):
+            yield from self._flush_before()
+            told = row_batch([_rollback_row(event)])
+            yield Made([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
+        elif isinstance(event, CollectionChange):
+            row = self._collection_row(event)
+            if self._system_events:
+                yield from self._flush_before()
+                yield Made([row_batch([row])], [], self.feed.standing.mark())
+
+    def _add_rows(self, event: Documents) -> Iterator[Made]:
+        if self.feed.moves != self._moves:
+            self._moves = self.feed.moves
+            yield from self._flush_before()  # one connection after the other: no vbucket may wait in two of them
+        held = self._held.get(event.link)
+        if held and held[-1].rows.columns is not event.rows.columns:
+            yield self._emit(event.link)  # rows of one decode that were left when their columns were taken
+            held = None
+        if held is None:
+            held = self._held[event.link] = []
+        held.append(event)
+        if event.rows.full or event.rows.last - held[0].rows.first >= self._rows:
+            yield from self.flush()
+
+    def flush(self) -> Iterator[Made]:
+        """All rows that wait, of all connections; only then is the place in the feed well defined."""
+        while self._held:
+            made = self._emit(next(iter(self._held)))
+            if not self._held:
+                made.mark = self.feed.standing.mark()
+            yield made
+
+    def _flush_before(self) -> Iterator[Made]:
+        """The same before something that the feed has already counted: its place is beyond what the caller gets."""
+        while self._held:
+            yield self._emit(next(iter(self._held)))
+
+    def _emit(self, address: Address) -> Made:
+        held = self._held.pop(address)
+        first, last, columns = held[0].rows.first, held[-1].rows.last, held[0].rows.columns
+        options = ChangeOptions(names=self.names.collections, **self._options)
+        batch = change_batch(columns, options, first, last)
+        link = self.feed.links.get(address)
+        ours = link is not None and link.decoder.columns is columns
+        if last - first < columns.shape.rows * COPY_BELOW and _used(columns) < columns.shape.value_bytes * COPY_BELOW:
+            batch = batch.take(pa.array(np.arange(batch.num_rows)))
+            if link and ours and last == columns.rows:
+                link.decoder.clear()
+        elif link and ours:
+            link.decoder.take()  # the batch keeps the memory; the decoder goes on with other
+        return Made(self._cut(batch), held)
+
+    def _cut(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """A read may bring far more rows than were asked for at once; slices cost nothing."""
+        if batch.num_rows < 2 * self._rows:
+            return [batch] if batch.num_rows else []
+        return [batch.slice(at, self._rows) for at in range(0, batch.num_rows, self._rows)]
+
+    def _collection_row(self, event: CollectionChange) -> dict[str, Any]:
+        content = event.message.content()
+        self.names.note(content)
+        scope, collection = self.names.path(content)
+        return {
+            "event": kind_of(content), "vbucket": event.vbucket, "seqno": event.message.by_seqno,
+            "epoch": event.epoch, "vbuuid": _signed(event.vbuuid), "scope": scope, "collection": collection,
+            "collection_id": getattr(content, "collection_id", None),
+        }  # fmt: skip
+
+
+def _used(columns: Any) -> int:
+    return int(columns.view("value_at")[columns.rows])
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def kind_of(content: CollectionEvent) -> Event:
+    """The event of the change feed for a collection event of the protocol."""
+    if isinstance(content, CollectionBegun):
+        if content.modified:
+            return Event.COLLECTION_MODIFIED
+        return Event.COLLECTION_FLUSHED if content.flush_uid else Event.COLLECTION_CREATED
+    if isinstance(content, CollectionEnded):
+        return Event.COLLECTION_DROPPED
+    return Event.SCOPE_CREATED if isinstance(content, ScopeCreated) else Event.SCOPE_DROPPED
+
+
+def _rollback_row(event: RollbackEvent) -> dict[str, Any]:
+    return {
+        "event": Event.ROLLBACK, "vbucket": event.vbucket, "seqno": event.to_seqno, "epoch": event.epoch,
+        "vbuuid": _signed(event.lost_branch),
+    }  # fmt: skip

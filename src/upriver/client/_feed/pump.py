@@ -1,0 +1,160 @@
+"""The blocking pump: moves bytes between a feed and its nodes in the calling thread, and connects again what is lost.
+
+Everybody who reads a feed without asyncio uses it: the client's ``BlockingFeed``, whose callers stay, and the tasks of
+Spark, which come and go with every micro-batch and therefore keep connections between them (``Keeper``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Protocol
+
+from upriver.client._feed.reconnects import Pacing
+from upriver.client.options import ConnectOptions
+from upriver.errors import ConnectFailed, UpriverError
+from upriver.net.blocking import Pipe, Poller
+from upriver.net.blocking import connect as connect_socket
+from upriver.protocol.feed.cluster_feed import Feed, FeedEvent
+from upriver.protocol.feed.node_link import FeedLink
+from upriver.protocol.topology import Address
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper(Protocol):
+    """Keeps connections of finished feeds for those that follow."""
+
+    def take(self, address: Address) -> tuple[Pipe, FeedLink] | None: ...
+    def give(self, address: Address, pipe: Pipe, link: FeedLink) -> None: ...
+
+
+class Pump:
+    """Pumps one feed; a context manager. ``on_lost`` is called when a connection is gone and will be tried again."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        options: ConnectOptions,
+        pacing: Pacing,
+        on_lost: Callable[[], None],
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.feed, self.pacing = feed, pacing
+        self._options, self._on_lost, self._keeper = options, on_lost, keeper
+        self._poller = Poller()
+        self._pipes: dict[Address, Pipe] = {}
+        self._listened_at = time.monotonic()
+
+    def __enter__(self) -> Pump:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the keeper have the connections whose streams have all ended in order; close the others."""
+        for address, pipe in list(self._pipes.items()):
+            if self._keeper and (link := self.feed.release(address)):
+                self._poller.remove(pipe)
+                del self._pipes[address]
+                pipe.write(link.data_to_send())
+                self._keeper.give(address, pipe, link)
+            else:
+                self._disconnect(address)
+        self.feed.links.clear()  # with their memory, which should not wait for the garbage collector
+        self._poller.close()
+
+    def events(self, timeout_s: float) -> Iterator[FeedEvent]:
+        """One round: connect what is missing, wait, and yield what came."""
+        self._come_back()
+        self._drop_dead()
+        self._maintain_links()
+        yield from self.feed.tick(time.monotonic())
+        self._flush()
+        by_pipe = {pipe: address for address, pipe in self._pipes.items()}
+        for pipe in self._poller.wait(timeout_s if self._pipes else 0):
+            yield from self._read(by_pipe[pipe], pipe)
+        if not self._pipes and not self.feed.done:
+            time.sleep(timeout_s)
+
+    def _come_back(self) -> None:
+        """While the caller was busy nobody listened: that silence is not the peers'."""
+        now = time.monotonic()
+        away, self._listened_at = now - self._listened_at, now
+        if away > 1.0:
+            self.feed.was_away(away)
+
+    def _drop_dead(self) -> None:
+        """Only at the beginning of a round: how long the last one took is not the peers' fault."""
+        now, within_s = time.monotonic(), self._options.connect_timeout_s
+        for address in self.feed.silent(now):
+            self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
+        for address in self.feed.late(now, within_s):
+            self._lost(address, ConnectFailed(f"{address} did not accept us within {within_s:g} s"))
+
+    def _read(self, address: Address, pipe: Pipe) -> Iterator[FeedEvent]:
+        if self._pipes.get(address) is not pipe:
+            return
+        link = self.feed.links[address]
+        try:
+            size = pipe.read_into(link.buffer())
+            if size == 0:
+                self._lost(address, ConnectFailed(f"{address} closed the connection"))
+            elif size > 0:
+                yield from self._progress(address, size)
+                if link.ready:
+                    self.pacing.ready(address, link.heard_at)
+                pipe.write(link.data_to_send())
+        except (OSError, UpriverError) as error:
+            self._lost(address, error)
+
+    def _progress(self, address: Address, size: int) -> Iterator[FeedEvent]:
+        for event in self.feed.received(address, size, time.monotonic()):
+            self.pacing.progressed(address)
+            yield event
+
+    def _flush(self) -> None:
+        for address, pipe in list(self._pipes.items()):
+            try:
+                pipe.write(self.feed.links[address].data_to_send())
+            except OSError as error:
+                self._lost(address, error)
+
+    def _maintain_links(self) -> None:
+        now = time.monotonic()
+        for address in self.feed.wanted() - self._pipes.keys():
+            if self.pacing.may_try(address, now):
+                self._connect(address, now)
+
+    def _connect(self, address: Address, now: float) -> None:
+        if self._keeper and (kept := self._keeper.take(address)):
+            pipe, link = kept
+            self.feed.adopt(address, link, now)
+        else:
+            try:
+                tls = self._options.ssl_context()
+                pipe = Pipe(connect_socket(address.host, address.port, self._options.connect_timeout_s, tls))
+            except ConnectFailed as error:
+                self._lost(address, error)
+                return
+            pipe.write(self.feed.connected(address, now).data_to_send())
+        self._pipes[address] = pipe
+        self._poller.add(pipe)
+
+    def _lost(self, address: Address, error: OSError | UpriverError) -> None:
+        now = time.monotonic()
+        _log.info("lost the connection to %s: %s", address, error)
+        self.pacing.failed(address, now)
+        self.feed.lost(address, now)
+        self._disconnect(address)
+        self.pacing.forgive(address, error)
+        self._on_lost()
+
+    def _disconnect(self, address: Address) -> None:
+        if pipe := self._pipes.pop(address, None):
+            with suppress(KeyError, ValueError):
+                self._poller.remove(pipe)
+            pipe.close()

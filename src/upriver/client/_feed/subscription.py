@@ -1,0 +1,237 @@
+"""A feed with everything around it that is not I/O: delivery, names, filters that follow them, what is held back.
+
+The shells pump events in, take items out, and run the ``chores``: conversations that a feed needs now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from upriver.client._feed.bundle import Maker
+from upriver.client._feed.outbox import Delivery
+from upriver.client._feed.reconnects import Pacing, jitter
+from upriver.client._requests.blocking import make_session
+from upriver.client._requests.operations import Operation, Operations, Pause
+from upriver.client.filters import Filter
+from upriver.client.names import Names
+from upriver.client.positions import Positions, Standpoint
+from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
+from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
+from upriver.protocol.feed.cluster_feed import (
+    CollectionChange,
+    Documents,
+    Feed,
+    FeedEvent,
+    FeedRequest,
+    FilterGone,
+    OnRollback,
+)
+from upriver.protocol.session import FeedSettings
+from upriver.wire.messages.events import CollectionEnded
+
+POLL_PERSISTENCE_S = 0.1
+POLL_LAG_S = 5.0
+ASK_OTHERS_S = 1.0
+MakeMaker = Callable[..., Maker]
+_log = logging.getLogger(__name__)
+
+
+class Reader:
+    """One feed being read."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        request: FeedRequest,
+        settings: FeedSettings,
+        names: Names,
+        read: ReadOptions,
+        filter: Filter | None,
+    ) -> None:
+        self.operations, self.read, self.names = operations, read, names
+        self.filter = filter  # what is read; None: whoever made the request knows
+        self.lacking: set[int] = set()  # vbuckets of which something must be read first: they claim no more than before
+        self.earlier: list[Reader] = []  # they read that, and are not done yet
+        self.pacing = Pacing()
+        options = operations.options
+        self.feed = Feed(
+            request, operations.topology, lambda: make_session(options, settings), settings.buffer_bytes,
+            parse=options.parse_map, noop_interval_s=settings.noop_interval_s, jitter=jitter,
+        )  # fmt: skip
+        self.rows = self.bytes = 0
+        self.track_lag = False
+        self._high_seqnos: dict[int, int] = {}
+        self._lag_at = 0.0
+        self.delivery: Delivery | None = None
+        self._made_by: tuple[MakeMaker, dict[str, Any]] | None = None
+        self._filter_stale, self._filter_at, self._filter_tries = False, 0.0, 0
+        self._dropped: dict[int, Standpoint] = {}  # where names of collections that we read went away
+        self._persistence_at = 0.0
+        self._map_wanted, self._map_at = False, 0.0
+
+    def deliver(self, make: MakeMaker, **options: Any) -> Delivery:
+        """Begin, or go on, to make items of what comes."""
+        if self.delivery and self._made_by == (make, options):
+            return self.delivery
+        if self.delivery and not self.delivery.idle:
+            raise LocalProtocolError("changes wait to be taken in another form; a feed gives batches or objects")
+        self._made_by = make, options
+        asked = {
+            "values": self.read.content is Content.VALUES, "xattrs": self.read.xattrs,
+            "system_events": self.read.system_events,
+        }  # fmt: skip
+        maker = make(self.feed, self.names, **{**asked, **options})
+        self.delivery = Delivery(self.feed, maker, linger_s=self.read.linger_s, hold_unsafe=self.read.wait_for_disk)
+        return self.delivery
+
+    def add(self, event: FeedEvent, now: float) -> None:
+        """Something came from the feed."""
+        if isinstance(event, Documents):
+            self.rows += event.rows.last - event.rows.first
+            self.bytes += event.rows.bytes
+        elif isinstance(event, FilterGone):
+            self._filter_stale = True
+        elif isinstance(event, CollectionChange) and self.read.collections:
+            self._watch_drop(event)
+        if self.delivery:
+            self.delivery.add(event, now)
+
+    def _watch_drop(self, event: CollectionChange) -> None:
+        """One of several collections is gone: when its name comes back, what it holds then must not be missed."""
+        content = event.message.content()
+        if isinstance(content, CollectionEnded) and self.names.path(content) in self.read.paths:
+            self.feed.remember(event.vbucket)
+            dropped = Standpoint(self.feed.standing.position(event.vbucket), (), event.epoch)
+            self._dropped.setdefault(event.vbucket, dropped)
+            self._filter_stale = True
+
+    def positions(self) -> Positions:
+        """What may be claimed of what the caller has been given."""
+        topology = self.feed.topology
+        place = Delivery(self.feed, _Nothing()) if self.delivery is None else self.delivery
+        found = {
+            vb: replace(self._not_beyond_drop(vb, standpoint), filter=self._filter_of(vb))
+            for vb, standpoint in place.standpoints().items()
+        }
+        for one in self.earlier:
+            found |= {vb: Standpoint(epoch=epoch, filter=self.filter) for vb, epoch in self._undone_by(one)}
+        return Positions(found, topology.bucket_uuid, topology.vbuckets)
+
+    def _undone_by(self, one: Reader) -> Iterator[tuple[int, int]]:
+        """The vbuckets of which the caller was told to undo everything, and their epochs."""
+        if self.read.on_rollback is OnRollback.EMIT and one.delivery:
+            for vb, standpoint in one.delivery.standpoints().items():
+                if standpoint.epoch != self.feed.standing.epoch[vb]:
+                    yield vb, standpoint.epoch
+
+    def begin_behind(self, one: Reader) -> None:
+        """An earlier reader has brought all that was lacking; both together are at our position."""
+        undone = dict(self._undone_by(one))
+        for vb in one.feed.vbuckets:
+            epoch = undone.get(vb, self.feed.standing.epoch[vb])
+            self.feed.begin_behind(vb, one.feed.standing.position(vb), epoch)
+        self.lacking.difference_update(one.feed.vbuckets)
+        self.earlier.remove(one)
+
+    def _filter_of(self, vb: int) -> Filter | None:
+        if vb in self.lacking and isinstance(self.read.start, Positions):
+            return self.read.start.standpoints[vb].filter
+        return self.filter
+
+    def _not_beyond_drop(self, vb: int, standpoint: Standpoint) -> Standpoint:
+        """While a name is gone, what comes under it anew does not pass our filter: another life must see that."""
+        dropped = self._dropped.get(vb)
+        if dropped is None or dropped.epoch != standpoint.epoch:
+            return standpoint
+        points = tuple(point for point in standpoint.points if point < dropped.position.snap_start)
+        return replace(dropped, points=points) if dropped.position.seqno < standpoint.position.seqno else standpoint
+
+    # ---------------------------------------------------------------------------------------------- chores
+
+    def want_map(self) -> None:
+        """A node cannot be reached: perhaps another one knows who owns its vbuckets now."""
+        self._map_wanted = True
+
+    def chore(self, now: float) -> Operation[None] | None:
+        """A conversation that should take place now, if any. None of them can end the feed: its streams would tell."""
+        if self._map_wanted and now >= self._map_at:
+            self._map_wanted, self._map_at = False, now + ASK_OTHERS_S
+            return _chore(self._refresh_map())
+        if self._filter_stale and now >= self._filter_at:
+            self._filter_tries += 1
+            self._filter_at = now + min(5.0, 0.1 * 2 ** min(self._filter_tries, 6))
+            return _chore(self._look_names_up())
+        if self.delivery and now >= self._persistence_at and (unsafe := self.delivery.unsafe()):
+            self._persistence_at = now + POLL_PERSISTENCE_S
+            return _chore(self._observe(unsafe))
+        if self.track_lag and now >= self._lag_at:
+            self._lag_at = now + POLL_LAG_S
+            return _chore(self._poll_seqnos())
+        return None
+
+    def _refresh_map(self) -> Operation[None]:
+        try:
+            self.feed.use((yield from self.operations.bootstrap()))
+        except UpriverError:
+            self._map_wanted = True
+            raise
+
+    def _look_names_up(self) -> Operation[None]:
+        if self.read.scope:
+            value, complete = (yield from filter_value(self.operations, self.read)), True
+        else:
+            found = yield from collection_ids(self.operations, self.read, missing_ok=True)
+            if not found:
+                return
+            value, complete = filter_of(found.values()), found.keys() == self.read.paths
+        self.feed.refilter(value, again=complete)
+        if complete:
+            self._filter_stale, self._filter_tries = False, 0
+            if self.delivery and self._dropped:
+                self.delivery.went_back(self._dropped.clear)
+
+    def _poll_seqnos(self) -> Operation[None]:
+        self._high_seqnos = yield from self.operations.high_seqnos(complete=False)
+
+    def lag(self) -> dict[int, int]:
+        """How many seqnos each vbucket was behind when somebody last looked; needs ``track_lag``."""
+        seqno = self.feed.standing.seqno
+        return {vb: max(0, self._high_seqnos[vb] - seqno(vb)) for vb in self.feed.vbuckets if vb in self._high_seqnos}
+
+    def _observe(self, branches: dict[int, int]) -> Operation[None]:
+        persisted = yield from self.operations.persisted(branches)
+        if self.delivery:
+            self.delivery.note_persisted(branches, persisted)
+
+
+def _chore(operation: Operation[None]) -> Operation[None]:
+    """One try of an operation: it comes again anyway, and while it waits the blocking feed would not listen."""
+    try:
+        step = next(operation)
+        while not isinstance(step, Pause):
+            try:
+                answer = yield step
+            except (ConnectFailed, StatusError, RemoteProtocolError) as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(answer)
+        operation.close()
+    except StopIteration:
+        return
+    except (ConnectFailed, StatusError, RemoteProtocolError) as error:
+        _log.info("%s is put off: %s", getattr(operation, "__name__", "").strip("_"), error)
+
+
+class _Nothing:
+    """A maker for feeds whose events are taken as they are."""
+
+    holds = False
+
+    def add(self, event: FeedEvent) -> Any:
+        return iter(())
+
+    def flush(self) -> Any:
+        return iter(())

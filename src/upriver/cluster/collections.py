@@ -1,0 +1,51 @@
+"""Collections of a cluster: the manager decides on what members were asked for, one after the other."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from upriver.errors import UpriverError
+from upriver.node.cluster.manifest_edits import EditRefused, edited
+from upriver.store import Manifest
+
+LOOK_EVERY_S = 0.2
+
+
+def decided(
+    manifest: Mapping[str, Any] | None, edits: Mapping[str, Any]
+) -> tuple[Mapping[str, Any] | None, dict[str, dict[str, Any]]]:
+    """The manifest after the edits, and what each of them is told: the uid that it is in, or why it cannot be done."""
+    outcomes: dict[str, dict[str, Any]] = {}
+    current = json.dumps(manifest).encode() if manifest else Manifest().to_json()
+    for name, edit in edits.items():
+        try:
+            current = edited(current, edit)
+            outcomes[name] = {"uid": json.loads(current)["uid"]}
+        except EditRefused as error:
+            outcomes[name] = {"status": int(error.status), "reason": error.reason, "field": error.field_name}
+    after = json.loads(current)
+    return (after if int(after["uid"], 16) else None), outcomes
+
+
+@contextmanager
+def answering(answer: Callable[[], None]) -> Iterator[None]:
+    """Call ``answer`` again and again in a thread: who makes a collection does not want to wait for a round."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(LOOK_EVERY_S):
+            try:
+                answer()
+            except (UpriverError, OSError):
+                continue  # there is no cluster yet, or no longer; whoever proposed something hears that in the end
+
+    thread = threading.Thread(target=run, name="answering-proposals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -1,0 +1,103 @@
+"""Bytes between a producer and a consumer, untouched, and the relay's own requests among them (``protocol.md`` 15.4).
+
+Pure. The relay owns opaques from 0xD0000000 on, which consumers' small counters never reach; answers to those are its
+own and are not forwarded. It looks at STREAM_END and SET_VBUCKET_STATE on their way, and notes seqnos; it answers
+nothing in anybody's name, noops included, so that a dead end stays visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from upriver.errors import Status
+from upriver.wire.bulk.scan import FrameScanner, SpanSplitter
+from upriver.wire.framing import cut_frame
+from upriver.wire.message import Context, Message, Response, decode
+from upriver.wire.messages.session import StatResponse
+
+FIRST_OPAQUE = 0xD000_0000
+
+
+class Side(Enum):
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+
+    @property
+    def other(self) -> Side:
+        return Side.CONSUMER if self is Side.PRODUCER else Side.PRODUCER
+
+
+@dataclass(slots=True)
+class Answered:
+    """A request of the relay's own was answered; statistics come in several answers, of which one is the last."""
+
+    side: Side
+    request: Message
+    response: Response
+    last: bool = True
+
+
+@dataclass(slots=True)
+class Seen:
+    """A message of interest passed from ``side``: a stream's end, or a step of a takeover."""
+
+    side: Side
+    message: Message
+
+
+RelayEvent = Answered | Seen
+
+
+class Relay:
+    """Both directions of one replication connection."""
+
+    def __init__(self, context: Context = Context(collections=True)) -> None:  # noqa: B008
+        self._context = context
+        self._scanners = {side: FrameScanner(FIRST_OPAQUE) for side in Side}
+        self._splitters = {side: SpanSplitter(self._scanners[side]) for side in Side}
+        self._out: dict[Side, list[bytes | memoryview]] = {side: [] for side in Side}
+        self._requests: dict[tuple[Side, int], Message] = {}
+        self._next = FIRST_OPAQUE
+        self.bytes_from = dict.fromkeys(Side, 0)
+
+    def seqno(self, vbucket: int) -> int:
+        """The last seqno that the producer sent for a vbucket."""
+        return int(self._scanners[Side.PRODUCER].seqnos[vbucket])
+
+    def request(self, side: Side, message: Message) -> None:
+        """Send a request of our own to one side; ``Answered`` will tell."""
+        message.opaque = self._next  # type: ignore[misc]  # ours to fill in: frozen only to the type checker
+        self._requests[side, self._next] = message
+        self._next += 1
+        self._out[side].append(message.encode())
+
+    def receive(self, side: Side, data: bytes) -> Iterator[RelayEvent]:
+        """Bytes from one side; what is not ours leaves for the other."""
+        self.bytes_from[side] += len(data)
+        for interesting, span in self._splitters[side].receive(data):
+            event = self._look(side, span) if interesting else None
+            if not isinstance(event, Answered):
+                self._out[side.other].append(span)
+            if event is not None:
+                yield event
+
+    def take(self, side: Side) -> list[bytes | memoryview]:
+        """What is to be sent to a side now."""
+        taken, self._out[side] = self._out[side], []
+        return taken
+
+    def _look(self, side: Side, span: memoryview) -> RelayEvent | None:
+        frame = cut_frame(span)
+        if not frame.magic.is_response:
+            return Seen(side, decode(frame, self._context))
+        request = self._requests.get((side, frame.opaque))
+        if request is None:
+            return None
+        response = decode(frame, self._context)
+        assert isinstance(response, Response)
+        last = not isinstance(response, StatResponse) or response.status != Status.SUCCESS or not response.key
+        if last:
+            del self._requests[side, frame.opaque]
+        return Answered(side, request, response, last)

@@ -1,0 +1,67 @@
+"""The bucket itself, asked directly: what there is, how much, and some vbuckets read from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from upriver.client.blocking import Database
+from upriver.errors import ConfigError
+from upriver.lake.change_log import table_name
+from upriver.lake.options import SyncOptions
+from upriver.model import Position
+from upriver.protocol.feed.cluster_feed import FeedRequest
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a bucket looks like at the start of a run."""
+
+    vbuckets: int
+    changes: int  # the sum of all high seqnos: no fewer than there are documents
+    collections: dict[str, int]  # table name -> collection id
+    uuid: str = ""  # the bucket's own; empty if the cluster does not say
+
+
+def database(options: SyncOptions) -> Database:
+    return Database(options.connect_options())
+
+
+def survey(options: SyncOptions) -> Survey:
+    """Ask the cluster."""
+    with database(options) as db:
+        names = {table_name(scope, name, cid): cid for cid, (scope, name) in db.collection_names().items()}
+        return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names, db.topology.bucket_uuid)
+
+
+def check(options: SyncOptions) -> Survey:
+    """Can the sync do what it is told? ``ConfigError`` or what the bucket says if not: a wrong name, no rights."""
+    found = survey(options)
+    asked = [options.with_(collections=(name,)) for name in options.collections] or [options]
+    for one in asked:
+        if not any(wanted(one, name) for name in found.collections):
+            what = one.collections[0] if one.collections else f"of scope {one.scope}"
+            known = ", ".join(sorted(found.collections))
+            raise ConfigError(f"bucket '{options.bucket}' has no collection {what}; it has {known}")
+    return found
+
+
+def wanted(options: SyncOptions, name: str) -> bool:
+    """Is this collection (``scope.collection``) part of the sync?"""
+    scope, _, collection = name.partition(".")
+    if options.scope and not options.collections:
+        return scope == options.scope
+    chosen = {part if "." in part else f"{options.scope or '_default'}.{part}" for part in options.collections}
+    return not chosen or f"{scope}.{collection}" in chosen
+
+
+def scan(db: Database, vbuckets: Sequence[int], ends: dict[int, int] | None = None) -> Iterator[pa.RecordBatch]:
+    """Everything that some vbuckets hold, from the beginning to where they are now (or to ``ends``)."""
+    highs = ends if ends is not None else db.high_seqnos()
+    todo = {vbucket: highs[vbucket] for vbucket in vbuckets if highs.get(vbucket, 0) > 0}
+    if todo:
+        request = FeedRequest(starts={vbucket: Position() for vbucket in todo}, ends=todo)
+        with db.feed(request) as feed:
+            yield from feed.batches()

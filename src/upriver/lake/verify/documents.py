@@ -1,0 +1,140 @@
+"""What a document says, from either side: the bytes of the bucket, and a row of a table as ``docs/sync.md`` has it.
+
+Numbers are compared by their value, exactly: ``1`` is ``1.0``, and 2^64 + 1 is nothing else. Fields that are null at
+the top level are absent; anything else must be the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from deltalake import DeltaTable
+
+# Beside the fields of the documents every row has these.
+META = frozenset({
+    "_key", "_seqno", "_vbucket", "_epoch", "_cas", "_changed_at", "_expires_at", "_deleted", "_rest", "_value",
+})  # fmt: skip
+_JSON = 0x01
+_ESCAPE = re.compile(r"\\x[89a-f][0-9a-f]")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def shown(key: bytes) -> str:
+    r"""A key as the tables write it: text as it is, and escapes for bytes that are no UTF-8.
+
+    So that no two keys look the same, backslashes are doubled in keys that have an escape, or text that looks like one.
+
+    >>> print(shown(b"a\\b"), shown(b"\xff"), shown(rb"\xff"), shown(b"\\\xff"))
+    a\b \xff \\xff \\\xff
+    """
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return key.replace(b"\\", b"\\\\").decode(errors="backslashreplace")
+    return text.replace("\\", "\\\\") if _ESCAPE.search(text) else text
+
+
+def exact(value: Any) -> Any:
+    """A number such that equal values are equal texts."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(text: str) -> int | float:
+    found: int | float = exact(float(text))
+    return found
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True)
+_DECODER = json.JSONDecoder(parse_float=_number, parse_constant=_refuse)
+
+
+def _sum(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One document on one side: checksums of its bytes, of its fields, and of what is known about it."""
+
+    fields: int | None  # None: no JSON object
+    raw: int | None  # None: the row does not have its bytes
+    about: int
+
+    def same(self, row: Said) -> bool:
+        """Does a row say what this document of the bucket says? One that has the bytes must have the very same."""
+        if self.about != row.about:
+            return False
+        return self.raw == row.raw if row.raw is not None else self.fields is not None and self.fields == row.fields
+
+
+def of_bucket(row: Mapping[str, Any]) -> Said:
+    """A mutation of the change feed."""
+    value = row["value"] or b""
+    found = _object(value) if (row["datatype"] or 0) & _JSON else None
+    about = _about(row["seqno"], row["cas"], row["timestamp"], row["expiry"] or 0)
+    return Said(None if found is None else _fields(found), _sum(value), about)
+
+
+def _object(value: bytes) -> dict[str, Any] | None:
+    try:
+        found = _DECODER.decode(value.decode())
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _fields(document: Mapping[str, Any]) -> int:
+    plain = {name: value for name, value in document.items() if value is not None}
+    return _sum(_ENCODER.encode(plain).encode())
+
+
+def _about(seqno: int | None, cas: int | None, changed: datetime | None, expires: int) -> int:
+    return hash((seqno, cas, changed, expires))
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Rows of a table of one schema, as documents."""
+
+    columns: tuple[str, ...]
+    nested: frozenset[str]  # columns of JSON text
+
+    @classmethod
+    def of(cls, table: DeltaTable) -> RowReader:
+        fields = [one for one in table.schema().fields if one.name not in META]
+        nested = frozenset(one.name for one in fields if one.metadata.get("upriver.kind") == "json")
+        return cls(tuple(one.name for one in fields), nested)
+
+    def __call__(self, row: Mapping[str, Any]) -> Said:
+        expires = row["_expires_at"]
+        seconds = 0 if expires is None else int((expires - _EPOCH).total_seconds())
+        about = _about(row["_seqno"], row["_cas"], row["_changed_at"], seconds)
+        if row["_value"] is not None:
+            return Said(None, _sum(row["_value"]), about)
+        try:
+            document = self._document(row)
+        except ValueError:
+            return Said(None, None, about)
+        return Said(_fields(document), None, about)
+
+    def _document(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        document = {
+            name: _DECODER.decode(row[name]) if name in self.nested else exact(row[name])
+            for name in self.columns
+            if row[name] is not None
+        }
+        rest = _DECODER.decode(row["_rest"]) if row["_rest"] is not None else {}
+        for name, value in rest.items():
+            if document.setdefault(name, value) != value:
+                raise ValueError(f"{name} has two values")
+        return document

@@ -1,0 +1,185 @@
+"""SASL on the KV port: which mechanisms there are, and the exchanges (``protocol.md`` 10.4).
+
+A user who does not exist is answered exactly as one with a wrong password. Hashing a clear password is slow on
+purpose and runs in one thread, so that somebody who guesses passwords does not slow the others. Every wrong guess is
+logged, and its answer takes longer than that of the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import secrets
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from upriver.errors import AuthenticationFailed, InvalidArguments, NotSupported, RemoteProtocolError, Status
+from upriver.node import log
+from upriver.node.access.roles import ADMIN
+from upriver.node.access.tls import certificate_users
+from upriver.node.access.users import Users
+from upriver.node.options import NodeOptions
+from upriver.protocol.scram import SCRAM_MECHANISMS, Mechanism, ScramServer, client_name, decode_plain
+from upriver.wire.constants import Opcode
+from upriver.wire.messages.session import SaslAuth, SaslListMechanisms
+
+if TYPE_CHECKING:
+    from upriver.node.connection import Connection
+
+
+FIRST_DELAY_S = 0.02
+LONGEST_DELAY_S = 2.0
+FORGET_S = 60.0
+MOST_REMEMBERED = 10_000
+
+
+class Logins:
+    """Checks clear passwords, and slows down those who guess."""
+
+    def __init__(self) -> None:
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="upriver-login")
+        self._failures: dict[tuple[str, str], tuple[int, float]] = {}  # (user, host): how often, and when last
+
+    async def password_is(self, users: Users, name: str, password: str) -> bool:
+        return await asyncio.get_running_loop().run_in_executor(self._hashing, users.password_is, name, password)
+
+    def close(self) -> None:
+        self._hashing.shutdown(wait=False, cancel_futures=True)
+
+    def succeeded(self, user: str, host: str) -> None:
+        self._failures.pop((user, host), None)
+
+    async def failed(self, user: str, host: str, how: str) -> None:
+        """Log it, and take longer for the answer than the last time."""
+        delay = self.note(user, host, time.monotonic())
+        log.warning("login_failed", user=user, peer=host, mechanism=how, answered_after_s=delay)
+        await asyncio.sleep(delay)
+
+    def note(self, user: str, host: str, now: float) -> float:
+        """One more failure; how long its answer takes."""
+        count, last = self._failures.pop((user, host), (0, now))
+        count = count + 1 if now - last < FORGET_S else 1
+        if len(self._failures) >= MOST_REMEMBERED:
+            del self._failures[next(iter(self._failures))]
+        self._failures[user, host] = (count, now)
+        return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(count - 1, 30))
+
+
+class Exchange:
+    """A SCRAM exchange between its two steps."""
+
+    def __init__(self, user: str, mechanism: str, server: ScramServer) -> None:
+        self.user = user
+        self.mechanism = mechanism
+        self.server = server
+
+
+def load(options: NodeOptions) -> Users:
+    """The users of a node: those in its data directory, and the one given at the start."""
+    users = Users(options.data / Users.FILE_NAME)
+    if options.username:
+        users.add_in_memory(options.username, options.password)
+    return users
+
+
+def user_of_certificate(users: Users, certificate: Mapping[str, Any] | None) -> str | None:
+    """The user whom a verified client certificate names, if there is such a user."""
+    return next((name for name in certificate_users(certificate) if name in users), None)
+
+
+def is_open(conn: Connection) -> bool:
+    """May this client do without logging in? Only while there is no user at all, and only on this machine."""
+    host = str((conn.transport.get_extra_info("peername") or ("",))[0]).partition("%")[0]
+    return bool(host) and conn.node.users.empty and ipaddress.ip_address(host).is_loopback
+
+
+def welcome(conn: Connection) -> None:
+    """Log in a new connection that needs no password: where access is open, or by its certificate."""
+    if is_open(conn):
+        conn.authenticate("", ADMIN)
+    elif conn.tls:
+        tls = conn.transport.get_extra_info("ssl_object")
+        user = user_of_certificate(conn.node.users, tls.getpeercert() if tls else None)
+        if user is not None:
+            conn.authenticate(user, conn.node.users.access(user))
+
+
+def mechanisms(conn: Connection) -> list[Mechanism]:
+    """What this connection may use, the strongest first; a clear password needs TLS if the node says so."""
+    plain = [Mechanism.PLAIN] if conn.tls or conn.node.options.plain_without_tls else []
+    return [*SCRAM_MECHANISMS, *plain]
+
+
+def list_mechanisms(conn: Connection, request: SaslListMechanisms) -> None:
+    if conn.dcp is not None:
+        raise NotSupported("a DCP connection cannot change its user")
+    conn.reply(request, value=" ".join(mechanisms(conn)).encode())
+
+
+async def authenticate(conn: Connection, request: SaslAuth) -> None:
+    """SASL_AUTH and SASL_STEP. Whatever goes wrong ends the exchange; the next SASL_AUTH starts another."""
+    if conn.dcp is not None:
+        raise NotSupported("a DCP connection cannot change its user")
+    exchange, conn.sasl = conn.sasl, None
+    mechanism = _mechanism(conn, request)
+    user = exchange.user if isinstance(exchange, Exchange) else ""
+    try:
+        if request.opcode == Opcode.SASL_STEP:
+            _finish(conn, request, exchange)
+        elif mechanism is Mechanism.PLAIN:
+            user, password = decode_plain(request.value)
+            await _check_plain(conn, request, user, password)
+        else:
+            _challenge(conn, request, mechanism)
+    except RemoteProtocolError as error:
+        raise InvalidArguments(str(error)) from error
+    except AuthenticationFailed:
+        if not is_open(conn):
+            conn.forget_user()  # who tries to become somebody else and fails is nobody
+        await conn.node.logins.failed(user, conn.host, mechanism)
+        raise
+
+
+def _mechanism(conn: Connection, request: SaslAuth) -> Mechanism:
+    offered = mechanisms(conn)
+    name = request.mechanism.decode("utf-8", "replace")
+    if name not in offered:
+        raise AuthenticationFailed(f"mechanism {name!r} is not offered here, but {', '.join(offered)}")
+    return Mechanism(name)
+
+
+async def _check_plain(conn: Connection, request: SaslAuth, name: str, password: str) -> None:
+    if is_open(conn):
+        conn.authenticate(name, ADMIN)
+    elif await conn.node.logins.password_is(conn.node.users, name, password):
+        _let_in(conn, name)
+    else:
+        raise AuthenticationFailed
+    conn.reply(request)
+
+
+def _let_in(conn: Connection, name: str) -> None:
+    conn.node.logins.succeeded(name, conn.host)
+    conn.authenticate(name, conn.node.users.access(name))
+
+
+def _challenge(conn: Connection, request: SaslAuth, mechanism: Mechanism) -> None:
+    name = client_name(request.value)
+    server = ScramServer(mechanism, conn.node.users.credentials(name, mechanism), secrets.token_urlsafe(24))
+    challenge = server.challenge(request.value)
+    conn.sasl = Exchange(name, mechanism, server)
+    conn.reply(request, status=Status.AUTH_CONTINUE, value=challenge)
+
+
+def _finish(conn: Connection, request: SaslAuth, exchange: object) -> None:
+    if not isinstance(exchange, Exchange) or request.mechanism != exchange.mechanism.encode():
+        raise InvalidArguments("SASL_STEP continues a SASL_AUTH of the same mechanism")
+    signature = exchange.server.finish(request.value)
+    _let_in(conn, exchange.user)
+    conn.reply(request, value=signature)
+
+
+HANDLERS = {SaslListMechanisms: list_mechanisms, SaslAuth: authenticate}
+BUCKETLESS = frozenset({SaslListMechanisms, SaslAuth})

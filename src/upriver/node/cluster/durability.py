@@ -1,0 +1,234 @@
+"""Durable writes: prepared here, acknowledged by a majority of the vbucket's nodes, then committed.
+
+A prepare outlives the client that made it: whoever is active resolves it, by commit when enough replicas have it, by
+abort when they do not in time. A vbucket that stops being active leaves it to its successor, and the client is told
+that the outcome is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from upriver.errors import DurabilityImpossible, KeyNotFound, NotMyVbucket, SyncWriteAmbiguous, UpriverError
+from upriver.model import VbucketState
+from upriver.node import log
+from upriver.node.cluster.durable_chains import chains_of
+from upriver.wire.constants import DurabilityLevel, RequestFrameId
+from upriver.wire.keys import split_key
+
+if TYPE_CHECKING:
+    from upriver.node.buckets import NodeBucket
+    from upriver.node.connection import Connection
+    from upriver.node.server import Node
+    from upriver.store import Stored, VBucket
+
+DocumentHandler = Callable[["Connection", Any, "VBucket"], Awaitable[None] | None]
+
+
+@dataclass(slots=True)
+class _Wait:
+    """One prepare and who has it besides us."""
+
+    seqno: int
+    done: asyncio.Future[None]
+    by: set[str] = field(default_factory=set)
+
+
+class SyncWrites:
+    """The durable writes of one bucket that are under way."""
+
+    def __init__(self, node: Node, bucket: NodeBucket) -> None:
+        self._node, self._bucket = node, bucket
+        self._waiting: defaultdict[int, list[_Wait]] = defaultdict(list)
+        self._tasks: dict[tuple[int, int], asyncio.Task[Stored]] = {}
+        bucket.on_seqno_acknowledged = self.acknowledged
+
+    def replicas_needed(self, vbucket_id: int) -> int:
+        """How many replicas make a majority together with us; ``DurabilityImpossible`` if there are too few."""
+        return max((chain.needed for chain in chains_of(self._node, self._bucket, vbucket_id)), default=0)
+
+    def acknowledged(self, vbucket_id: int, consumer: str, seqno: int) -> None:
+        """A replica has every prepare up to ``seqno``."""
+        for wait in self._waiting.get(vbucket_id, ()):
+            if wait.seqno <= seqno:
+                wait.by.add(consumer)
+        self._decide(vbucket_id)
+
+    def forget(self, vbucket_id: int, consumer: str) -> None:
+        """A replica begins anew: what it had, it may have lost; what it still has, it will say."""
+        for wait in self._waiting.get(vbucket_id, ()):
+            wait.by.discard(consumer)
+
+    def map_changed(self) -> None:
+        for vbucket_id in list(self._waiting):
+            self._decide(vbucket_id)
+
+    def _decide(self, vbucket_id: int) -> None:
+        """The majority is that of the newest map; a replica that it does not know does not count."""
+        waiting = self._waiting.get(vbucket_id)
+        if not waiting:
+            return
+        try:
+            found = chains_of(self._node, self._bucket, vbucket_id)
+            chains = [(chain.needed, chain.names) for chain in found]
+        except DurabilityImpossible:
+            return
+        for wait in waiting:
+            if not wait.done.done() and all(len(wait.by & names) >= needed for needed, names in chains):
+                wait.done.set_result(None)
+
+    def resolve(
+        self, vb: VBucket, key: bytes, collection_id: int, prepared: Stored, level: int, timeout_s: float | None
+    ) -> asyncio.Task[Stored]:
+        """Commit the prepare when it is durable, abort it when that takes too long; the client may go meanwhile."""
+        at = vb.id, prepared.seqno
+        work = self._resolve(vb, key, collection_id, prepared.seqno, level, timeout_s)
+        task = self._tasks[at] = self._node.loop.create_task(work)
+        task.add_done_callback(lambda done: self._finished(vb, prepared.seqno, done))
+        return task
+
+    def _finished(self, vb: VBucket, seqno: int, task: asyncio.Task[Stored]) -> None:
+        self._tasks.pop((vb.id, seqno), None)
+        if task.cancelled() or task.exception() is None:
+            return
+        log.info("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=str(task.exception()))
+        if isinstance(task.exception(), SyncWriteAmbiguous) and vb.state is VbucketState.ACTIVE:
+            self.resume(vb)  # the vbucket came back before this task knew that it had gone
+
+    async def _resolve(
+        self, vb: VBucket, key: bytes, collection_id: int, seqno: int, level: int, timeout_s: float | None
+    ) -> Stored:
+        wait = _Wait(seqno, self._node.loop.create_future())
+        self._waiting[vb.id].append(wait)
+        try:
+            needed = self.replicas_needed(vb.id)
+            async with asyncio.timeout(timeout_s):
+                if level >= DurabilityLevel.MAJORITY_AND_PERSIST_ON_ACTIVE:
+                    await self._bucket.waits.until(vb.id, seqno)
+                if needed:
+                    await wait.done
+            return vb.commit(key, collection_id, seqno)
+        except DurabilityImpossible:  # the map has changed since it was prepared
+            self._abort(vb, key, collection_id, seqno)
+            raise
+        except TimeoutError as error:
+            self._abort(vb, key, collection_id, seqno)
+            raise SyncWriteAmbiguous("a majority did not have it in time") from error
+        except (NotMyVbucket, KeyNotFound) as error:
+            raise SyncWriteAmbiguous("the vbucket has moved") from error
+        finally:
+            self._waiting[vb.id].remove(wait)
+
+    @staticmethod
+    def _abort(vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
+        try:
+            vb.abort(key, collection_id, seqno)
+        except (NotMyVbucket, KeyNotFound):
+            return  # it is somebody else's to resolve now
+
+    def state_changed(self, vb: VBucket) -> None:
+        """A vbucket that is not active any more resolves nothing; one that has become active resolves what it has."""
+        if vb.state is VbucketState.ACTIVE:
+            self.resume(vb)
+            return
+        for wait in self._waiting.get(vb.id, ()):
+            if not wait.done.done():
+                wait.done.set_exception(SyncWriteAmbiguous("the vbucket has moved"))
+
+    def resume_all(self) -> None:
+        """Resolve what was prepared here before the node stopped or crashed: until then those keys take no write.
+
+        A client may have been told that such a write is durable: its prepare was on disk, its commit was not.
+        """
+        for vb in self._bucket.store.existing():
+            if vb.state is VbucketState.ACTIVE and vb.pending:
+                self.resume(vb)
+
+    def resume(self, vb: VBucket) -> None:
+        """Resolve prepares that nobody here is waiting for: from before a restart, or of the node that was active."""
+        vb.drop_completed()
+        for wire_key, seqno in list(vb.pending.items()):
+            if (vb.id, seqno) not in self._tasks:
+                collection_id, key = split_key(wire_key)
+                self._resolve_old(vb, key, collection_id, seqno)
+
+    def _resolve_old(self, vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
+        try:
+            alone = not self.replicas_needed(vb.id)
+        except DurabilityImpossible:
+            alone = True
+        if alone:
+            self._commit_old(vb, key, collection_id, seqno)
+            return
+        from upriver.store import Stored
+
+        self.resolve(vb, key, collection_id, Stored(0, seqno, vb.uuid), DurabilityLevel.MAJORITY, None)
+
+    @staticmethod
+    def _commit_old(vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
+        """Nobody else can have decided otherwise. One that cannot be read must not keep the others from opening."""
+        try:
+            vb.commit(key, collection_id, seqno)
+        except UpriverError as error:
+            log.warning("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=error)
+
+    def commit_all(self, vb: VBucket) -> None:
+        """After a failover: what a majority had may have been acknowledged to a client, so none of it may be lost."""
+        vb.drop_completed()
+        for wire_key, seqno in list(vb.pending.items()):
+            collection_id, key = split_key(wire_key)
+            vb.commit(key, collection_id, seqno)
+
+    def cancel(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+
+def durably(handler: DocumentHandler) -> DocumentHandler:
+    """A command whose write is only prepared if the request asks for durability."""
+
+    def run(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
+        level = conn.durability(request)
+        if level is None:
+            return handler(conn, request, vb)
+        conn.require_bucket().sync_writes.replicas_needed(vb.id)
+        with vb.preparing(level):
+            return handler(conn, request, vb)
+
+    return run
+
+
+def finish(
+    conn: Connection, request: Any, vb: VBucket, stored: Stored, reply: Callable[[Stored], None]
+) -> Awaitable[None] | None:
+    """Call ``reply`` with what was stored: now, or when it is as durable as the request asks for."""
+    level = conn.durability(request)
+    if level is None:
+        reply(stored)
+        return None
+    collection_id, key = conn.split(request.key)
+    if not vb.is_prepared(key, collection_id, stored.seqno):
+        reply(stored)  # nothing had to be written
+        return None
+    sync_writes = conn.require_bucket().sync_writes
+    if level == DurabilityLevel.MAJORITY and not sync_writes.replicas_needed(vb.id):
+        reply(vb.commit(key, collection_id, stored.seqno))
+        return None
+    task = sync_writes.resolve(vb, key, collection_id, stored, level, _timeout_s(conn, request))
+    return _reply_when(task, reply)
+
+
+async def _reply_when(task: asyncio.Task[Stored], reply: Callable[[Stored], None]) -> None:
+    reply(await asyncio.shield(task))
+
+
+def _timeout_s(conn: Connection, request: Any) -> float:
+    """The client's own, in milliseconds behind the level, or ours."""
+    data = conn.frame_info(request, RequestFrameId.DURABILITY) or b""
+    given = int.from_bytes(data[1:3], "big")
+    longest = conn.node.options.limits.persistence_wait_s
+    return min(given / 1000, longest) if given else longest

@@ -1,0 +1,65 @@
+"""The collections manifest and the ids in it (``protocol.md`` 9.2)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from upriver.errors import CannotApplyManifest, InvalidArguments, TemporaryFailure
+from upriver.model import Datatype
+from upriver.node import log
+from upriver.node.cluster.manifest_edits import EditRefused
+from upriver.node.cluster.proposals import change_manifest
+from upriver.node.dispatch import Handler
+from upriver.wire import Message, Opcode
+from upriver.wire.messages import cluster
+
+if TYPE_CHECKING:
+    from upriver.node.connection import Connection
+
+_ID = Struct(">QI")
+
+
+async def set_manifest(conn: Connection, request: cluster.SetManifest) -> None:
+    """A member of a cluster hands it to whoever owns the manifest there."""
+    bucket = conn.require_bucket()
+    if bucket.member or bucket.waits_for_map:
+        await _propose(conn, request)
+        return
+    await bucket.apply_manifest(request.manifest)
+    log.info("manifest_applied", bucket=bucket.name, uid=f"{bucket.store.manifest.uid:x}")
+    conn.reply(request)
+
+
+async def _propose(conn: Connection, request: cluster.SetManifest) -> None:
+    text = bytes(request.manifest).decode("utf-8", "replace")
+    try:
+        await change_manifest(conn.require_bucket(), {"do": "replace", "manifest": text})
+    except EditRefused as error:
+        late = error.status == HTTPStatus.SERVICE_UNAVAILABLE
+        raise (TemporaryFailure if late else CannotApplyManifest)(error.reason) from error
+    conn.reply(request)
+
+
+def get_manifest(conn: Connection, request: cluster.GetManifest) -> None:
+    if request.vbucket:
+        raise InvalidArguments("the vbucket must be 0")
+    value = conn.require_bucket().store.manifest.to_json()
+    conn.reply(request, value=value, datatype=Datatype.JSON & conn.context.datatypes)
+
+
+def get_id(conn: Connection, request: Any) -> None:
+    manifest = conn.require_bucket().store.manifest
+    is_scope = request.opcode == Opcode.COLLECTIONS_GET_SCOPE_ID
+    path = request.path.decode("utf-8", "backslashreplace")
+    found = manifest.find_scope(path) if is_scope else manifest.find_collection(path)
+    conn.reply(request, extras=_ID.pack(manifest.uid, found.id))
+
+
+HANDLERS: dict[type[Message], Handler] = {
+    cluster.SetManifest: set_manifest,
+    cluster.GetManifest: get_manifest,
+    cluster.GetCollectionId: get_id,
+}
+BUCKETLESS: frozenset[type[Message]] = frozenset()

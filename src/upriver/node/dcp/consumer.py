@@ -1,0 +1,213 @@
+"""The consumer role of a connection: the pure ``Consumer`` between this connection's bytes and the bucket's store.
+
+Also the older Add Stream 0xB3, which may come on any connection and addresses a consumer by name and uuid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError, Status, UpriverError
+from upriver.model import VbucketState
+from upriver.node import log, tracing
+from upriver.node.commands import dcp as dcp_commands
+from upriver.protocol.consumer.machine import Consumer, Foreign, StateSet, StreamClosed
+from upriver.protocol.consumer.negotiation import ConsumerOptions
+from upriver.wire import Message
+from upriver.wire.constants import DurabilityLevel
+from upriver.wire.messages import dcp, upr
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from upriver.node.buckets import NodeBucket
+    from upriver.node.connection import Connection
+    from upriver.node.dispatch import Handler
+
+
+class BucketStore:
+    """The bucket as a consumer sees it: state changes also wake the operations that wait for them (7.4)."""
+
+    def __init__(self, bucket: NodeBucket) -> None:
+        self._bucket = bucket
+
+    @property
+    def under_pressure(self) -> bool:
+        """What came in waits for the disk in too great numbers."""
+        store = self._bucket.store
+        return store.dirty_bytes > store.options.dirty_bytes
+
+    def vbucket(self, number: int) -> Any:
+        return self._bucket.store.vbucket(number)
+
+    def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> Any:
+        """The loop does not wait for the disk: what clients write to a new owner gets there with its state at least."""
+        return self._bucket.set_state(number, state, takeover=takeover, durable=False)
+
+    def expect_xattrs(self) -> None:
+        """Documents with extended attributes have come: a SET here, once we are active, has to keep them."""
+        self._bucket.expect_xattrs()
+
+
+class ConsumerRole:
+    """What ``Connection.dcp`` is after an OPEN without the producer flag."""
+
+    def __init__(self, conn: Connection, bucket: NodeBucket, request: dcp.Open, consumer_name: str) -> None:
+        self.conn, self.bucket = conn, bucket
+        self.name = request.name.decode("utf-8", "backslashreplace")
+        self.uuid = request.reserved  # UPR calls the first word of OPEN the connection's sequence number
+        self.created = time.time()
+        options = ConsumerOptions(
+            consumer_name=consumer_name, collections=conn.context.collections, datatypes=conn.context.datatypes
+        )
+        self.machine = Consumer(BucketStore(bucket), bucket.passive_streams, options)
+        self._prepares = PrepareAcks(self.machine, bucket, self.flush)
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """Every byte of the connection goes through the machine; commands that are not DCP's go back to dispatch."""
+        try:
+            for event in self.machine.receive(data, time.monotonic()):
+                self._happened(event)
+        except (FramingError, RemoteProtocolError) as error:
+            self.flush()
+            self.conn.close(f"consumer: {error}")
+            return
+        except UpriverError as error:  # the store cannot go on: a full disk, a damaged file
+            log.failure("consumer_failed", connection=self.conn.id, name=self.name)
+            self.conn.abort(f"consumer: {error}")
+            return
+        self._prepares.send()
+        self.flush()
+
+    def _happened(self, event: Foreign | StateSet | StreamClosed) -> None:
+        if isinstance(event, Foreign):
+            tracing.begin()
+            self.conn.handle(event.frame)
+        elif isinstance(event, StateSet):
+            log.info("vbucket_state", vbucket=event.vbucket, state=event.state.name.lower(), by="takeover")
+        else:
+            log.info("passive_stream_end", vbucket=event.vbucket, status=event.status, name=self.name)
+
+    def flush(self) -> None:
+        data = self.machine.data_to_send()
+        if data:
+            self.conn.write(data)
+
+    def tick(self, now: float) -> str | None:
+        """Acknowledge what has gathered; called by the housekeeping round."""
+        self.machine.tick(now)
+        self.flush()
+        return None
+
+    def on_response(self, response: object) -> bool:
+        """Every response goes through ``receive``; one that comes another way answers nothing."""
+        return False
+
+    def schedule(self) -> None:
+        """Nothing waits for the socket here: answers are small and the producer is told when to stop."""
+
+    def close(self) -> None:
+        self.machine.receive_eof()
+        self._prepares.close()  # it leads back to us, and the columns of a consumer are large; so all is freed now
+        if self.bucket.dcp_connections.get(self.name) is self.conn:
+            del self.bucket.dcp_connections[self.name]
+
+    def stats(self) -> Mapping[str, Any]:
+        streams = self.machine.streams.values()
+        return {
+            "type": "consumer",
+            "created": int(self.created),
+            "num_streams": len(streams),
+            "total_bytes_received": self.machine.received_bytes,
+            "total_backoffs": self.machine.backoffs,
+        }
+
+    def stream_stats(self) -> Iterator[tuple[int, dict[str, object]]]:
+        """What is known of each passive stream, with its vbucket."""
+        for stream in list(self.machine.streams.values()):
+            yield (
+                stream.vbucket,
+                {
+                    "flags": stream.flags,
+                    "opaque": stream.opaque,
+                    "state": stream.phase.name.lower(),
+                    "cur_snapshot_start": stream.snapshot_start,
+                    "cur_snapshot_end": stream.snapshot_end,
+                },
+            )
+
+
+class PrepareAcks:
+    """Tells the producer which prepares are safe here: at once, or when they are on disk if their level says so.
+
+    An acknowledgement covers every prepare before it, so behind one that waits for the disk all others wait too.
+    """
+
+    def __init__(self, machine: Consumer, bucket: NodeBucket, flush: Callable[[], None]) -> None:
+        self._machine, self._bucket, self._flush = machine, bucket, flush
+        self._waiting: Counter[int] = Counter()
+
+    def close(self) -> None:
+        """Nobody is there to be told any more."""
+        self._flush = lambda: None
+
+    def send(self) -> None:
+        for vb, seqno, level in self._machine.take_prepared():
+            if level < DurabilityLevel.PERSIST_TO_MAJORITY and not self._waiting[vb]:
+                self._machine.acknowledge_prepares(vb, seqno)
+                continue
+            self._waiting[vb] += 1
+            self._bucket.waits.until(vb, seqno).add_done_callback(partial(self._on_disk, vb, seqno))
+
+    def _on_disk(self, vb: int, seqno: int, done: asyncio.Future[None]) -> None:
+        self._waiting[vb] -= 1
+        if not done.cancelled():
+            self._machine.acknowledge_prepares(vb, seqno)
+            self._flush()
+
+
+def open_consumer(conn: Connection, request: dcp.Open, consumer_name: str) -> None:
+    role = ConsumerRole(conn, conn.require_bucket(), request, consumer_name)
+    conn.dcp = role
+    conn.receive_raw = role.receive
+
+
+async def add_streams(conn: Connection, request: upr.UprAddStreams) -> None:
+    """Answered when every handshake has ended, with one status per vbucket (12.2)."""
+    name = request.name.decode("utf-8", "backslashreplace")
+    found = conn.require_bucket().dcp_connections.get(name)
+    role = found.dcp if found is not None else None
+    if not isinstance(role, ConsumerRole) or role.uuid != request.connection_uuid:
+        raise InvalidArguments(f"no consumer connection {name!r} with uuid {request.connection_uuid}")
+    statuses = await _handshakes(role, request.vbuckets)
+    answer = upr.UprAddStreamsResponse(statuses, opaque=request.opaque)
+    conn.write(answer.encode())
+
+
+async def _handshakes(role: ConsumerRole, vbuckets: tuple[int, ...]) -> tuple[upr.VbucketStatus, ...]:
+    loop = asyncio.get_running_loop()
+    waits: dict[int, asyncio.Future[int]] = {vb: loop.create_future() for vb in dict.fromkeys(vbuckets)}
+
+    def done(vb: int, status: int) -> None:
+        if not waits[vb].done():
+            waits[vb].set_result(status)
+
+    role.machine.add_streams(list(waits), done)
+    role.flush()
+    await asyncio.gather(*waits.values())
+    return tuple(upr.VbucketStatus(vb, _upr_status(waits[vb].result())) for vb in vbuckets)
+
+
+def _upr_status(status: int) -> int:
+    """The older command knows five outcomes; any other handshake just failed (12.2)."""
+    return status if status in upr.UPR_STREAM_STATUSES else Status.EINTERNAL
+
+
+HANDLERS: dict[type, Handler] = {upr.UprAddStreams: add_streams}
+BUCKETLESS: frozenset[type[Message]] = frozenset()
+dcp_commands.open_consumer = open_consumer

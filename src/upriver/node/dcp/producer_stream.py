@@ -1,0 +1,425 @@
+"""One stream of a producer connection: from the store's runs to frames in a send buffer.
+
+Documents go through the bulk encoder, run by run. What the encoder stops at, and everything that is not a document,
+becomes a single frame in ``_frames``. A snapshot's marker is written only when the first thing that it announces
+is (a filter may leave nothing), so that no marker ever stands alone.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from upriver.errors import StoreError
+from upriver.node import log
+from upriver.node.dcp.producer_encoder import Encoder, make_encoder
+from upriver.protocol.flow import PREPARE_SURCHARGE
+from upriver.protocol.producer.controls import Oso
+from upriver.protocol.producer.frames import MarkerFacts, StreamFrames
+from upriver.protocol.producer.stream_filter import StreamFilter
+from upriver.protocol.producer.stream_request import Attempt
+from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire import Opcode
+from upriver.wire.bulk.encode import Encoded, PackedEncoder, SendBuffer, Stop
+from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, UprStreamEndStatus
+from upriver.wire.packed import Kind, Packed, unpack
+
+if TYPE_CHECKING:
+    from upriver.node.dcp.live_fan import Group
+    from upriver.node.dcp.producer import Producer
+    from upriver.node.dcp.takeover import Takeover
+    from upriver.store import StreamSource, VBucket
+    from upriver.wire.bulk.live import Progress
+
+RUN_BYTES = 64 * 1024  # of one vbucket, before another gets its turn
+_ANTI_LAG = 10_000  # seqnos that a filter hides before the client is told how far the stream is (6.6)
+# As plain numbers: an IntFlag takes longer to compare than the whole marker to build.
+_MEMORY, _DISK, _ACK = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.ACK)
+_PREPARE_OPCODE = int(Opcode.DCP_PREPARE)
+
+
+class Outcome(Enum):
+    """What a turn of ``fill`` ended with."""
+
+    IDLE = auto()  # nothing more now; the store wakes us
+    MORE = auto()  # had its share
+    FULL = auto()  # the send buffer is
+    WINDOW = auto()  # flow control is
+    ENDED = auto()  # the stream end is in the buffer
+
+
+class ProducerStream:
+    """Made for a request that was granted; ``fill`` it until it ends. Kept small: there can be 100,000 of them."""
+
+    __slots__ = (
+        "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_last_advanced", "_live", "_live_encoder",
+        "_marker", "_marker_end", "_offset", "_oso_greatest", "_partial", "_run", "_snapshot", "can_advance",
+        "dialect", "end_seqno", "ended",
+        "filter", "flags", "frames", "group", "items_sent", "last_read_seqno", "last_sent_seqno", "opaque", "options",
+        "producer", "queued", "snap_end", "snap_start", "source", "start_seqno", "stream_id", "takeover", "vbucket",
+        "vbucket_id", "vbuuid",
+    )  # fmt: skip
+
+    def __init__(self, producer: Producer, attempt: Attempt, opaque: int) -> None:
+        options = producer.options
+        self.producer = producer
+        self.options = options
+        self.vbucket_id, self.stream_id, self.opaque = attempt.vbucket_id, attempt.stream_id, opaque
+        self.flags, self.start_seqno, self.end_seqno = attempt.flags, attempt.start, attempt.end
+        self.vbuuid, self.snap_start, self.snap_end = attempt.vbuuid, attempt.snap_start, attempt.snap_end
+        self.dialect = attempt.dialect
+        self.frames = StreamFrames(options, attempt.dialect, attempt.vbucket_id, opaque, attempt.stream_id)
+        self.filter = StreamFilter(
+            collections=options.collections, ids=attempt.collection_ids, scope_id=attempt.scope_id,
+            flatbuffers=options.flatbuffers,
+        )  # fmt: skip
+        self.can_advance = options.can_advance and attempt.dialect is Dialect.DCP
+        self.queued = False  # in the producer's ready queue
+        self.group: Group | None = None  # while the bucket's fan serves it
+        self.ended = False
+        self.last_sent_seqno = 0
+        self.last_read_seqno = attempt.start
+        self.items_sent = 0
+        self.takeover: Takeover | None = None
+        self.vbucket: VBucket = attempt.facts  # type: ignore[assignment]  # the facts are the store's own
+        self.source: StreamSource
+        self._frames: list[bytes] = []
+        self._marker: bytes | None = None
+        self._snapshot: SnapshotStart | None = None
+        self._in_oso = False
+        self._oso_greatest = 0
+        self._run: Run | None = None
+        self._offset = 0
+        self._partial = attempt.snap_start < attempt.start < attempt.snap_end  # resumes inside a snapshot
+        self._marker_end = 0
+        self._last_advanced = 0
+        self._invisible = 0  # the last prepare or abort of a collection that the stream follows
+        self._initial = attempt.start == 0 and OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in options.flags
+        # Of the usual kind, whose markers the bulk encoder can write too.
+        self._live = attempt.dialect is Dialect.DCP and not (attempt.stream_id or options.force_value_compression)
+        self._encoder: Encoder | None = None  # made when there is something to encode, and after changes
+        self._live_encoder: PackedEncoder | None = None
+
+    def _make_encoder(self) -> Encoder:
+        return make_encoder(self.options, self.frames, self.filter, self._initial, self.producer.upr_expirations)
+
+    @property
+    def backfilling(self) -> bool:
+        return self.source.backfilling
+
+    @property
+    def needs_backfill(self) -> bool:
+        """Whether its next step is to read from disk."""
+        return self.source.backfilling or self.source.position < self.vbucket.memory.floor
+
+    @property
+    def state(self) -> str:
+        """As the statistics name it."""
+        if self.ended:
+            return "dead"
+        if self.takeover is not None and not self.backfilling:
+            return self.takeover.state
+        return "backfilling" if self.backfilling else "in-memory"
+
+    # ------------------------------------------------------------------------------------------ the turn
+
+    def fill(self, out: SendBuffer, upto: int) -> Outcome:
+        """Put this stream's next frames into ``out``, until it has had its share or ``out`` holds ``upto`` bytes."""
+        began = out.used
+        while True:
+            if self._frames and not self._send_frames(out):
+                return Outcome.WINDOW
+            if self.ended:
+                return Outcome.ENDED
+            if out.used >= upto:
+                return Outcome.FULL
+            if out.used - began >= RUN_BYTES:
+                return Outcome.MORE
+            try:
+                stuck = self._step(out)
+            except StoreError as error:
+                log.warning("backfill_failed", name=self.producer.name, vbucket=self.vbucket_id, reason=error)
+                self.end(StreamEndStatus.BACKFILL_FAIL)
+            else:
+                if stuck is not None:
+                    return stuck
+
+    @property
+    def plain_encoder(self) -> PackedEncoder | None:
+        """What encodes its snapshots from memory, markers included, if they are of the usual kind and nothing waits."""
+        if self._run is not None or self._frames or self._partial or self.takeover is not None:
+            return None
+        return self._live_encoder
+
+    def note(self, progress: Progress, upto: int) -> None:
+        """The bucket's fan has sent it so much, and read up to there."""
+        self.last_read_seqno = upto
+        self.items_sent += progress.records
+        self.last_sent_seqno = progress.last_sent or self.last_sent_seqno
+        self._last_advanced = progress.last_advanced or self._last_advanced
+
+    def _step(self, out: SendBuffer) -> Outcome | None:
+        if self._run is not None:
+            return self._encode(out, self._run)
+        event = self.source.poll()
+        if event is not None:
+            self._take(event)
+            return None
+        if self.takeover is not None:
+            self.takeover.caught_up()
+            return None if self._frames else Outcome.IDLE
+        return Outcome.IDLE
+
+    def _send_frames(self, out: SendBuffer) -> bool:
+        """Single frames, each only while the window is open; False when it closes before the last."""
+        window = self.options.window
+        for sent, frame in enumerate(self._frames):
+            if not window.is_open:
+                del self._frames[:sent]
+                return False
+            out.append(frame)
+            surcharge = PREPARE_SURCHARGE if frame[1] == _PREPARE_OPCODE else 0
+            window.charge(len(frame) + surcharge)
+        self._frames.clear()
+        return True
+
+    def push(self, frame: bytes) -> None:
+        """A frame of its own, behind what waits already."""
+        self._frames.append(frame)
+
+    # ------------------------------------------------------------------------------------------ events of the store
+
+    def _take(self, event: StreamEvent) -> None:
+        if isinstance(event, Run):
+            self._run, self._offset = event, 0
+        elif isinstance(event, SnapshotStart):
+            self._begin_snapshot(event)
+        elif isinstance(event, End):
+            self.end(_END_STATUS[event.reason])
+        elif isinstance(event, OsoStart):
+            self._in_oso, self._oso_greatest = True, 0
+            self.push(self.frames.oso(OsoFlag.START))
+        elif isinstance(event, OsoEnd):
+            self._end_oso(event)
+
+    def _begin_snapshot(self, event: SnapshotStart) -> None:
+        self._snapshot = event
+        self._invisible = 0
+        if self._initial and event.flags & _MEMORY:
+            self._initial = False
+            self._encoder = self._live_encoder = None
+        # A client that cannot be told SEQNO_ADVANCED must get an end that a document reaches.
+        self._marker_end = event.end if self.can_advance else event.last_matching
+        if not self._marker_end:
+            self._marker = None
+            return
+        flags = event.flags
+        if self.takeover is not None and flags & _MEMORY and not self.frames.upr:
+            flags |= _ACK
+        self._marker = self.frames.marker(
+            MarkerFacts(
+                min(event.start, self._marker_end), self._marker_end, flags, event.max_visible, event.high_completed,
+                event.purge_seqno, event.high_prepared,
+            )
+        )  # fmt: skip
+
+    def _end_oso(self, event: OsoEnd) -> None:
+        self._in_oso = False
+        if self.options.oso is Oso.WITH_SEQNO_ADVANCED and event.max_seqno > self._oso_greatest:
+            self.push(self.frames.seqno_advanced(event.max_seqno))
+        self.push(self.frames.oso(OsoFlag.END))
+
+    def end(self, status: StreamEndStatus) -> None:
+        """Nothing more after the frames that wait; the producer drops the stream once its end is sent."""
+        if self.ended:
+            return
+        self._stop()
+        self.push(self.frames.stream_end(self._wire_status(status)))
+        self.producer.ending(self)
+
+    def _wire_status(self, status: StreamEndStatus) -> int:
+        if self.frames.upr:
+            return UprStreamEndStatus.OK if status is StreamEndStatus.OK else UprStreamEndStatus.STATE_CHANGED
+        if status is StreamEndStatus.FILTER_EMPTY and not self.options.collections:
+            return StreamEndStatus.OK
+        return status
+
+    def drop(self) -> None:
+        """Gone without a word: the client closed it, or the connection went."""
+        self._stop()
+        self._frames.clear()
+
+    def _stop(self) -> None:
+        self.producer.unfollow(self)
+        self.ended = True
+        self._run = self._marker = None
+        self.source.close()
+        if self.takeover is not None:
+            self.takeover.over()
+
+    # ------------------------------------------------------------------------------------------ documents
+
+    def _encode(self, out: SendBuffer, run: Run) -> Outcome | None:
+        window, before = self.options.window, out.used
+        if not window.is_open:
+            return Outcome.WINDOW
+        if self._marker is not None:
+            out.append(self._marker)
+        encoder = self._encoder
+        if encoder is None:
+            encoder = self._encoder = self._make_encoder()
+            self._live_encoder = encoder.as_they_are if self._live else None
+        done = encoder.encode(
+            run.data, out, offset=self._offset, after=run.after, upto=self._upto(run),
+            budget=window.room - (out.used - before),
+        )  # fmt: skip
+        if done.records_sent or done.stop in (Stop.WINDOW, Stop.FULL):
+            if self._marker is not None:
+                self._marker_sent()
+        elif self._marker is not None:
+            out.used = before  # nothing that it announces came: take the marker back
+        window.charge(out.used - before)
+        self._note(done)
+        return self._after_encode(run, done)
+
+    def _upto(self, run: Run) -> int:
+        """UPR streams end exactly at their end seqno (12.1)."""
+        return min(run.upto, self.end_seqno) if self.frames.upr else run.upto
+
+    def _marker_sent(self) -> None:
+        self._marker = None
+        self._partial = False
+        if self.takeover is not None:
+            self.takeover.marker_sent(self._snapshot)
+
+    def _note(self, done: Encoded) -> None:
+        self._offset = done.next_offset
+        self.items_sent += done.records_sent
+        self._invisible = done.invisible or self._invisible
+        if done.last_seqno:
+            self.last_sent_seqno = done.last_seqno
+            self._oso_greatest = max(self._oso_greatest, done.last_seqno)
+        if done.last_scanned_seqno:
+            self.last_read_seqno = done.last_scanned_seqno
+
+    def _after_encode(self, run: Run, done: Encoded) -> Outcome | None:
+        if done.stop is Stop.SPECIAL:
+            self._take_single(run)
+            return None
+        if done.stop is Stop.WINDOW:
+            return Outcome.WINDOW
+        if done.stop is Stop.FULL:
+            return Outcome.FULL
+        self._run_finished(run)
+        return None
+
+    def _take_single(self, run: Run) -> None:
+        """The record at the offset, as a frame of its own if this stream sees it."""
+        head, key, value = unpack(run.data, self._offset)
+        self._offset += head.size
+        frame = self._single(head, key, value)
+        if frame is None:
+            return
+        if self._marker is not None:
+            self.push(self._marker)
+            self._marker_sent()
+        self.push(frame)
+        self.items_sent += 1
+        self.last_sent_seqno = self.last_read_seqno = head.seqno
+        self._oso_greatest = max(self._oso_greatest, head.seqno)
+
+    def _single(self, head: Packed, key: bytes, value: bytes) -> bytes | None:
+        kind = head.kind
+        if kind == Kind.SYSTEM_EVENT:
+            return self._system_event(head, key, value)
+        if not self.filter.sees_collection(head.collection_id):
+            return None
+        if kind in (Kind.PREPARE, Kind.ABORT) and not self.options.sync_writes:
+            self._invisible = head.seqno
+            return None
+        if kind == Kind.PREPARE:
+            return self.frames.prepare(head, key, value)
+        if kind == Kind.ABORT:
+            return self.frames.abort(head, key)
+        if kind == Kind.COMMIT:
+            return self._commit(head, key, value)
+        if self._initial and kind != Kind.MUTATION:
+            return None
+        return self.frames.document(head, key, value)
+
+    def _commit(self, head: Packed, key: bytes, value: bytes) -> bytes:
+        """To a replica a commit; to everyone else, and from disk, the document it made."""
+        from_disk = self._snapshot is not None and self._snapshot.flags & _DISK
+        if self.options.sync_writes and not from_disk:
+            return self.frames.commit(head, key)
+        return self.frames.document(head, key, value, deleted=self.frames.commit_deletes(head))
+
+    def _system_event(self, head: Packed, key: bytes, value: bytes) -> bytes | None:
+        before = self.filter.collection_ids
+        passes = self.filter.passes(head.extra >> 8, value) and not self.frames.upr
+        if self.filter.collection_ids != before:
+            self._encoder = self._live_encoder = None
+        return self.frames.system_event(head, key, value) if passes else None
+
+    # ------------------------------------------------------------------------------------------ ends of runs
+
+    def _run_finished(self, run: Run) -> None:
+        self._run = None
+        self.last_read_seqno = run.upto
+        snapshot = self._snapshot
+        if snapshot is not None and not self._in_oso:
+            if run.upto >= snapshot.end:
+                self._finish_snapshot(snapshot)
+            elif self.can_advance and self.filter.is_filtered and not run.memory:
+                self._catch_up(run)
+        if self.frames.upr and run.upto >= self.end_seqno:
+            self.end(StreamEndStatus.OK)
+
+    def _finish_snapshot(self, snapshot: SnapshotStart) -> None:
+        """Nothing of it is left; if its end was not a document of ours, say that it is reached (6.6)."""
+        self._snapshot = None
+        if self._marker is not None:
+            self._finish_unseen(snapshot)
+        elif self.can_advance and self._marker_end and self.last_sent_seqno != self._marker_end:
+            self._advance(self._marker_end)
+        if self.filter.is_empty:
+            self.end(StreamEndStatus.FILTER_EMPTY)
+
+    def _finish_unseen(self, snapshot: SnapshotStart) -> None:
+        """Nothing in it was for this stream: worth a word only if the client must know that it got this far."""
+        marker, self._marker = self._marker, None
+        if not self.can_advance or marker is None:
+            return
+        if self._partial or snapshot.flags & _DISK or self._follows_all:
+            self.push(marker)
+            self._marker_sent()
+            self._advance(snapshot.end)
+        elif self._invisible:
+            self.push(self.frames.marker(MarkerFacts(self._invisible, self._invisible, snapshot.flags)))
+            self._advance(self._invisible)
+
+    @property
+    def _follows_all(self) -> bool:
+        return self.filter.collection_ids is None
+
+    def _catch_up(self, run: Run) -> None:
+        """A long stretch that the filter hides: say how far the stream is, so that a resume does not begin far back."""
+        if run.upto - max(self.last_sent_seqno, self._last_advanced) < _ANTI_LAG:
+            return
+        if self._marker is not None:
+            self.push(self._marker)
+            self._marker_sent()
+        self._advance(run.upto)
+
+    def _advance(self, seqno: int) -> None:
+        self._last_advanced = seqno
+        self.push(self.frames.seqno_advanced(seqno))
+
+
+_END_STATUS = {
+    EndReason.OK: StreamEndStatus.OK,
+    EndReason.STATE_CHANGED: StreamEndStatus.STATE_CHANGED,
+    EndReason.ROLLBACK: StreamEndStatus.STATE_CHANGED,
+    EndReason.BACKFILL_FAILED: StreamEndStatus.BACKFILL_FAIL,
+    EndReason.FILTER_EMPTY: StreamEndStatus.FILTER_EMPTY,
+}

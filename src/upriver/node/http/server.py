@@ -1,0 +1,230 @@
+"""The server of the management port around ``http_wire``, and the table of routes.
+
+A route is a method, a path whose ``*`` parts become arguments, and a function. Add one with ``route``. Without users
+everything is open to clients on this machine that call it by its own name: a web page whose name was made to point
+here is refused, as is a browser's request from another site in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from upriver.errors import ConfigError, KeyExists, KeyNotFound, StatusError, UpriverError
+from upriver.node import log
+from upriver.node.access.doors import Strangers
+from upriver.node.access.roles import ADMIN, NOTHING, Access, Privilege, lacking
+from upriver.node.http.wire import (
+    IDLE_S,
+    MAX_HEAD,
+    Answer,
+    HttpError,
+    Request,
+    Stream,
+    error_answer,
+    read_request,
+    send,
+    send_stream,
+)
+
+if TYPE_CHECKING:
+    from upriver.node.server import Node
+
+_OPEN_TO_ALL = frozenset({"/pools", "/versions"})
+_OF_BUCKETS = ("b", "bs", "buckets", "bucketsStreaming")
+
+Result = Answer | Stream
+View = Callable[..., Result | Awaitable[Result]]
+_routes: list[tuple[str, list[str], View]] = []
+
+
+def route(method: str, pattern: str) -> Callable[[View], View]:
+    """Serve ``pattern`` with the decorated function: ``view(node, request, *parts)``, sync or async."""
+
+    def register(view: View) -> View:
+        _routes.append((method, pattern.strip("/").split("/"), view))
+        return view
+
+    return register
+
+
+def find_view(request: Request) -> tuple[View, list[str]]:
+    """The view of a request and its arguments; 404, or 405 if only the method is wrong."""
+    methods = []
+    for method, pattern, view in _routes:
+        arguments = _match(pattern, request.segments)
+        if arguments is not None:
+            if method == request.method or (method, request.method) == ("GET", "HEAD"):
+                return view, arguments
+            methods.append(method)
+    if methods:
+        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path} knows {', '.join(sorted(methods))}")
+    raise HttpError(HTTPStatus.NOT_FOUND, f"there is nothing at {request.path}")
+
+
+def _match(pattern: list[str], segments: list[str]) -> list[str] | None:
+    if len(pattern) != len(segments):
+        return None
+    if any(want not in ("*", have) for want, have in zip(pattern, segments, strict=True)):
+        return None
+    return [have for want, have in zip(pattern, segments, strict=True) if want == "*"]
+
+
+class HttpServer:
+    """Listens; ``port`` is the real one. ``close`` ends open streams too."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._limits = node.options.limits
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: Strangers[asyncio.Task[None]] = Strangers(self._limits.max_strangers)
+        self._server: asyncio.Server
+        self.port = 0
+
+    async def listen(self, host: str, port: int) -> None:
+        self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        host = _peer(writer)
+        leaving = self._strangers.add(task, host)
+        if leaving is not None:
+            leaving.cancel()
+        try:
+            await self._serve(reader, writer, task, host)
+        except (ConnectionError, TimeoutError):
+            pass  # the client has gone, or does not read: there is nobody to tell
+        except asyncio.CancelledError:
+            writer.transport.abort()  # the node stops, or others need the place
+        except Exception:
+            log.failure("http_failed")
+        finally:
+            self._tasks.discard(task)
+            self._strangers.remove(task, host)
+            writer.close()
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None], host: str
+    ) -> None:
+        idle_s = self._limits.silent_s
+        while True:
+            try:
+                request = await read_request(reader, idle_s)
+                if request is None:
+                    return
+                idle_s = IDLE_S
+                self._take_place(task, host)
+            except HttpError as error:
+                await send(writer, error_answer(error).encode(keep_alive=False))
+                return
+            result = await self._answer(request, host)
+            if isinstance(result, Stream):
+                await send_stream(writer, result)
+                return
+            await send(writer, result.encode(request.keep_alive, with_body=request.method != "HEAD"))
+            if not request.keep_alive:
+                return
+
+    def _take_place(self, task: asyncio.Task[None], host: str) -> None:
+        """Whoever has sent a request is no stranger any more."""
+        was_stranger = self._strangers.remove(task, host)
+        known = len(self._tasks) - len(self._strangers)
+        if was_stranger and known > self._limits.max_http_connections:
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; try again later")
+
+    async def _answer(self, request: Request, host: str) -> Result:
+        try:
+            request = replace(request, access=await self._access(request, host))
+            view, arguments = find_view(request)
+            _check_rights(request)
+            result = view(self._node, request, *arguments)
+            return await result if isinstance(result, Awaitable) else result
+        except HttpError as error:
+            return error_answer(error)
+        except (KeyNotFound, KeyExists, StatusError, ConfigError) as error:
+            return error_answer(HttpError(_status_of(error), str(error)))
+        except Exception:
+            log.failure("http_request_failed", method=request.method, path=request.path)
+            return error_answer(HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the node's log says more"))
+
+    async def _access(self, request: Request, host: str) -> Access:
+        """What whoever sent this may do; ``HttpError`` for strangers."""
+        node = self._node
+        origin = request.headers.get("origin")
+        if origin and origin.partition("://")[2] != request.headers.get("host"):
+            raise HttpError(HTTPStatus.FORBIDDEN, "requests from other web sites are refused")
+        if node.users.empty and _is_loopback(host):
+            _check_host(request.headers.get("host", ""), node.options.host)
+            return ADMIN
+        given = request.basic_credentials()
+        if given is not None and await node.logins.password_is(node.users, *given):
+            node.logins.succeeded(given[0], host)
+            return node.users.access(given[0])
+        if request.path in _OPEN_TO_ALL:
+            return Access()
+        if given is not None:
+            await node.logins.failed(given[0], host, "HTTP")
+        raise HttpError(HTTPStatus.UNAUTHORIZED, "a user name and its password are needed")
+
+
+def _check_host(given: str, own: str) -> None:
+    """Without passwords, the name by which a browser found us is all that tells our pages from a stranger's."""
+    try:
+        name = urlsplit(f"//{given}").hostname or ""
+    except ValueError:
+        name = given
+    if name and name not in ("localhost", own) and not _is_loopback(name):
+        raise HttpError(HTTPStatus.FORBIDDEN, f"this node is not {name!r}: call it by its address, or add a user")
+
+
+def _check_rights(request: Request) -> None:
+    """Every user may look at what concerns no bucket, or a bucket of theirs; to change things needs more."""
+    needed, bucket = _needed(request)
+    have = request.access.inside(bucket) if bucket else request.access.outside
+    allowed = bool(have) if needed is NOTHING and bucket else not needed & ~have
+    if not allowed:
+        reason = "the user has no role in this bucket" if needed is NOTHING else lacking(needed)
+        raise HttpError(HTTPStatus.FORBIDDEN, reason)
+
+
+def _needed(request: Request) -> tuple[Privilege, str]:
+    """The privilege that a request needs, and the bucket where."""
+    parts = request.segments
+    is_read = request.method in ("GET", "HEAD")
+    if parts[:1] == ["upriver"]:
+        return Privilege.NODE_ADMIN, ""
+    if parts[:2] == ["pools", "default"] and len(parts) > 3 and parts[2] in _OF_BUCKETS:
+        if len(parts) == 4 and request.method == "DELETE":
+            return Privilege.NODE_ADMIN, ""
+        return (NOTHING if is_read else Privilege.BUCKET_ADMIN), parts[3]
+    return (NOTHING if is_read else Privilege.NODE_ADMIN), ""
+
+
+def _status_of(error: UpriverError) -> HTTPStatus:
+    return HTTPStatus.NOT_FOUND if isinstance(error, KeyNotFound) else HTTPStatus.BAD_REQUEST
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    peer = writer.get_extra_info("peername")
+    return str(peer[0]).partition("%")[0] if peer else ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,245 @@
+"""A sub-document mutation from reading the document to writing it back, deleted documents included.
+
+Nothing can come between read and write: both happen on the event loop's thread, or, if a large document is changed in
+another, a foreign change in between is noticed and the mutation begins anew. Most documents are stored like any other.
+One with macros, or a tombstone with attributes, needs its CAS fixed beforehand and goes in with metadata.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypedDict
+
+from upriver.errors import KeyExists, KeyNotFound, Status, StatusError
+from upriver.model import Datatype, Document
+from upriver.node.crc32c import crc32c
+from upriver.node.subdoc import paths, xattrs
+from upriver.node.subdoc.specs import Spec
+from upriver.node.subdoc.view import View, change
+from upriver.node.subdoc.xattrs import Stamp
+from upriver.wire.constants import DocFlag, MetaOption, Opcode, PathFlag
+
+if TYPE_CHECKING:
+    from upriver.store import Stored, VBucket
+
+_CLOCK_MASK = ~0xFFFF  # CAS is the clock in ns without its low 16 bits (10.5)
+_RELATIVE_EXPIRY_S = 30 * 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which document a mutation means, and on which conditions."""
+
+    vb: VBucket
+    collection_id: int
+    key: bytes
+    flags: DocFlag
+    cas: int = 0
+    expiry: int = 0
+    preserve_ttl: bool = False
+    lww: bool = False  # the bucket resolves conflicts by CAS
+    user_flags: int | None = None  # of the document from now on; None leaves them as they are
+
+    @property
+    def may_create(self) -> bool:
+        return bool(self.flags & (DocFlag.MKDOC | DocFlag.ADD))
+
+
+class MetaOfWrite(TypedDict):
+    """What both with-meta commands of the store take."""
+
+    rev_seqno: int
+    meta_cas: int
+    flags: int
+    cas: int
+    options: MetaOption
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a mutation. ``deleted``: it was one of a deleted document."""
+
+    stored: Stored
+    values: list[bytes]
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first path that failed; nothing was written. Not the error itself, whose frames would be kept with it."""
+
+    index: int
+    status: Status
+    context: str
+    deleted: bool
+
+
+def read(vb: VBucket, key: bytes, collection_id: int, *, deleted_too: bool) -> Document:
+    """The document, or its tombstone if that will do."""
+    try:
+        return vb.get(key, collection_id)
+    except KeyNotFound:
+        if not deleted_too:
+            raise
+    return vb.get_meta(key, collection_id)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A mutation between reading the document and writing it back."""
+
+    target: Target
+    wanted: Sequence[Spec]
+    existing: Document | None
+    stamp: Stamp
+    view: View
+    result: list[bytes] | Failure
+
+    @classmethod
+    def begin(cls, target: Target, wanted: Sequence[Spec]) -> Draft:
+        """Read the document and check all that does not need its body."""
+        existing = _existing(target)
+        _check_body_allowed(target, existing, wanted)
+        return cls(target, wanted, existing, _stamp(target, existing, wanted), _fresh(target, existing), [])
+
+    def apply(self) -> None:
+        """Change the copy, path by path; the only part that takes long, and that may run in another thread."""
+        self.result = _apply(self.target, self.view, self.wanted, self.stamp)
+        checksum = xattrs.MACRO_CRC32C.encode()
+        if any(spec.value.strip() == checksum for spec in self.wanted) and not isinstance(self.result, Failure):
+            # The checksum is that of the body after all paths: now it is known, so once more with it.
+            self.stamp = replace(self.stamp, value_crc32c=crc32c(self.view.body))
+            self.view = _fresh(self.target, self.existing)
+            self.result = _apply(self.target, self.view, self.wanted, self.stamp)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the document, and what macros say about the write, are still as they were at the beginning."""
+        now = _existing(self.target)
+        if now is None or self.existing is None:
+            unchanged = now is self.existing
+        else:
+            unchanged = (now.cas, now.deleted) == (self.existing.cas, self.existing.deleted)
+        vb = self.target.vb
+        stamped = self.stamp.seqno == vb.high_seqno + 1 and self.stamp.cas > vb.max_cas
+        return unchanged and (stamped or not self._macros)
+
+    @property
+    def _macros(self) -> bool:
+        return any(spec.flags & PathFlag.EXPAND_MACROS for spec in self.wanted)
+
+    def store(self) -> Outcome | Failure:
+        """Write it, unless a path failed."""
+        if isinstance(self.result, Failure):
+            return self.result
+        stored = _store(self.target, self.existing, self.view, self.stamp, self._macros)
+        deleted = self.view.deleted and (self.existing is None or self.existing.deleted)
+        return Outcome(stored, self.result, deleted)
+
+
+def _existing(target: Target) -> Document | None:
+    """The document before; checks everything that depends on whether it exists."""
+    flags = target.flags
+    try:
+        found = read(
+            target.vb, target.key, target.collection_id,
+            deleted_too=bool(flags & (DocFlag.ACCESS_DELETED | DocFlag.REVIVE)),
+        )  # fmt: skip
+    except KeyNotFound:
+        if not target.may_create or target.cas:
+            raise
+        return None
+    if flags & DocFlag.ADD:
+        raise KeyExists("the document exists")
+    if flags & DocFlag.REVIVE and not found.deleted:
+        paths.fail(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is not deleted")
+    locked = not found.deleted and target.vb.is_locked(target.key, target.collection_id)
+    if target.cas and target.cas != found.cas and not locked:  # a lock is the store's to judge
+        raise KeyExists("the CAS has changed")
+    return found
+
+
+def _stays_deleted(target: Target, existing: Document | None) -> bool:
+    if existing is None:
+        return bool(target.flags & DocFlag.CREATE_AS_DELETED)
+    return existing.deleted and not target.flags & DocFlag.REVIVE
+
+
+def _check_body_allowed(target: Target, existing: Document | None, wanted: Sequence[Spec]) -> None:
+    if not _stays_deleted(target, existing):
+        return
+    if any(not spec.is_xattr or spec.opcode == Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR for spec in wanted):
+        paths.fail(Status.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE, "a deleted document has only attributes")
+
+
+def _fresh(target: Target, existing: Document | None) -> View:
+    document = existing or Document(target.key, collection_id=target.collection_id)
+    view = View.of(document, target.vb.uuid)
+    view.deleted = _stays_deleted(target, existing)
+    return view
+
+
+def _apply(target: Target, view: View, wanted: Sequence[Spec], stamp: Stamp) -> list[bytes] | Failure:
+    was_deleted = view.deleted
+    values = []
+    for index, spec in enumerate(wanted):
+        try:
+            values.append(change(view, spec, stamp, create=target.may_create))
+        except StatusError as error:
+            return Failure(index, error.status, error.context, was_deleted)
+    if not view.body and not view.deleted and not any(spec.opcode == Opcode.SET for spec in wanted):
+        view.set_text("{}")  # a new document with nothing but attributes
+    return values
+
+
+def _stamp(target: Target, existing: Document | None, wanted: Sequence[Spec]) -> Stamp:
+    """The next CAS and seqno, fixed now because macros write them into the document."""
+    vb = target.vb
+    cas = max(time.time_ns() & _CLOCK_MASK, vb.max_cas + 1)
+    macros = [spec.value for spec in wanted if spec.flags & PathFlag.EXPAND_MACROS]
+    if existing is None or not any(value.strip().startswith(b'"${$document') for value in macros):
+        return Stamp(cas, vb.high_seqno + 1)
+    body = View.of(existing, vb.uuid).body
+    checksum = any(b"crc32c" in value or b"document}" in value for value in macros)
+    return Stamp(cas, vb.high_seqno + 1, 0, xattrs.document_attribute(existing, vb.uuid, body, checksum=checksum))
+
+
+def _store(target: Target, existing: Document | None, view: View, stamp: Stamp, macros: bool) -> Stored:
+    value, datatype = view.joined()
+    flags = target.user_flags
+    if flags is None:
+        flags = existing.flags if existing else 0
+    cas = 0 if existing is None or existing.deleted else target.cas
+    if not view.deleted and not macros:
+        return target.vb.set(
+            target.key, value, target.collection_id, flags=flags, expiry=target.expiry, datatype=datatype, cas=cas,
+            preserve_ttl=target.preserve_ttl,
+        )  # fmt: skip
+    options = MetaOption.SKIP_CONFLICT_RESOLUTION | (MetaOption.FORCE_ACCEPT if target.lww else 0)
+    meta = MetaOfWrite(rev_seqno=_revision(target), meta_cas=stamp.cas, flags=flags, cas=cas, options=options)
+    if view.deleted:
+        kept = datatype & Datatype.XATTR
+        deleted_at = int(time.time())
+        return target.vb.delete_with_meta(
+            target.key, target.collection_id, delete_time=deleted_at, value=value, datatype=kept, **meta
+        )
+    expiry = _expiry(target, existing)
+    return target.vb.set_with_meta(target.key, value, target.collection_id, expiry=expiry, datatype=datatype, **meta)
+
+
+def _revision(target: Target) -> int:
+    """One more than that of the version before, be it a tombstone."""
+    try:
+        return target.vb.get_meta(target.key, target.collection_id).rev_seqno + 1
+    except KeyNotFound:
+        return 1
+
+
+def _expiry(target: Target, existing: Document | None) -> int:
+    """When the document ends, as an absolute time. A mutation takes the expiry away unless told to preserve it."""
+    if target.preserve_ttl and existing is not None and not existing.deleted:
+        return existing.expiry
+    relative = 0 < target.expiry <= _RELATIVE_EXPIRY_S
+    return target.expiry + int(time.time()) if relative else target.expiry

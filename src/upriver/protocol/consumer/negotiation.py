@@ -1,0 +1,99 @@
+"""What a consumer asks of a producer before its first stream: one control at a time, in a fixed order (15.1)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from upriver.errors import RemoteProtocolError, Status
+from upriver.protocol.session import KV_FEATURES
+from upriver.wire.constants import Feature
+from upriver.wire.messages.session import Hello
+
+
+class WrongRole(RemoteProtocolError):
+    """A command for the other role, or an answer that cannot be: disconnect (1.6, 15.1, 15.2)."""
+
+
+def replication_hello(agent: str) -> Hello:
+    """For both ends of a replication connection: values stay compressed, so that replicas are equal to the byte."""
+    return Hello(f'{{"a":"{agent}"}}'.encode(), (*KV_FEATURES, Feature.SNAPPY))
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """How this node consumes."""
+
+    window: int = 10 * 1024 * 1024
+    consumer_name: str = ""  # set: durable writes are replicated, and acknowledged
+    noop_interval_s: float = 1.0
+    collections: bool = True
+    datatypes: int = 7
+
+    def controls(self) -> list[tuple[str, str]]:
+        """What to ask of the producer, in the order of 15.1."""
+        durable = [("enable_sync_writes", "true"), ("consumer_name", self.consumer_name)] if self.consumer_name else []
+        return [
+            ("enable_noop", "true"),
+            ("set_noop_interval", f"{self.noop_interval_s:f}"),
+            ("set_priority", "high"),
+            ("supports_cursor_dropping_vulcan", "true"),
+            ("supports_hifi_MFU", "true"),
+            ("send_stream_end_on_client_close_stream", "true"),
+            ("enable_expiry_opcode", "true"),
+            *durable,
+            ("include_deleted_user_xattrs", "true"),
+            ("v7_dcp_status_codes", "true"),
+            ("flatbuffers_system_events", "true"),
+            ("max_marker_version", "2.2"),
+            ("connection_buffer_size", str(self.window)),
+        ]
+
+
+class Negotiation:
+    """The controls that are left to send, and what the producer agreed to."""
+
+    def __init__(self, options: ConsumerOptions) -> None:
+        self._options = options
+        self._left = deque(options.controls())
+        self._sent: tuple[str, str] | None = None
+        self.opaque = 0  # of the control on its way
+        self.agreed: set[str] = set()
+        self.started = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.started and self._sent is None and not self._left
+
+    @property
+    def v7_statuses(self) -> bool:
+        return "v7_dcp_status_codes" in self.agreed
+
+    @property
+    def flow_control(self) -> bool:
+        return "connection_buffer_size" in self.agreed
+
+    @property
+    def sync_writes(self) -> bool:
+        return "enable_sync_writes" in self.agreed and "consumer_name" in self.agreed
+
+    def next(self, opaque: int) -> tuple[str, str] | None:
+        """The next control to send, under this opaque; None when there is none left."""
+        self.started = True
+        self._sent = self._left.popleft() if self._left else None
+        self.opaque = opaque
+        return self._sent
+
+    def answered(self, opaque: int, status: int) -> None:
+        """``WrongRole`` if the connection cannot go on after this answer."""
+        if self._sent is None or opaque != self.opaque:
+            raise WrongRole("the answer to a control that was not sent", "opaque", 12)
+        (name, value), self._sent = self._sent, None
+        if status == Status.SUCCESS:
+            self.agreed.add(name)
+        elif status == Status.UNKNOWN_COMMAND:
+            self._left.clear()  # a producer of the older dialect has no controls at all (12.1)
+        elif name == "set_noop_interval" and "." in value:
+            self._left.appendleft((name, str(max(1, round(self._options.noop_interval_s)))))
+        elif name in ("set_noop_interval", "connection_buffer_size"):
+            raise WrongRole(f"the producer refuses {name}", "status", 6)

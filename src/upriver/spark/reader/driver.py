@@ -1,0 +1,322 @@
+"""The planning half of a reader, in the driver's process: where to start, where a batch ends, who reads what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from upriver.errors import ConfigError
+from upriver.model import FailoverLog
+from upriver.spark.options import OnRollback, ReadOptions
+from upriver.spark.reader.cluster import Cluster
+from upriver.spark.reader.executor import Task
+from upriver.spark.reader.filters import EVERYTHING, Wanted, resolve
+from upriver.spark.reader.offsets import Offset, Place
+from upriver.spark.reader.packing import pack
+from upriver.spark.reader.planning import Known, Range, View, behind, claim, look, plan, ranges
+from upriver.spark.reader.reports import ReportDesk, own_address
+
+ALL_LOGS_EVERY_S = 3.0
+CLOSE_AFTER_S = 1.0  # without anything to do, before an empty batch says what the last one did
+LONGEST_HOLD_S = 5.0
+HIDDEN_FOR_S = 30.0  # how long changes that the filter hides are not worth a batch
+MOST_COLLECTIONS = 16  # that are asked for one by one
+LONGEST_STRETCH, STRETCHED_ROWS = 64.0, 1_000_000  # of a batch that the filter leaves almost empty
+PROBE_ROWS = 1_000  # of a first batch that has a limit of bytes, if nobody knows what a row weighs
+
+Recall = Callable[[dict[str, Any]], Known | None]
+
+
+class Driver:
+    """Plans for one query. Its memory only saves work: every promise rests on the offsets that Spark keeps.
+
+    ``recall`` is for those who keep what tasks reported: it tells what is known of the batch that ended at an offset.
+    """
+
+    def __init__(self, options: ReadOptions, recall: Recall | None = None) -> None:
+        self.options, self._recall = options, recall
+        self.cluster = Cluster(options)
+        self.known = Known()
+        self._first: Offset | None = None
+        self._anchored = False
+        self._ceiling: dict[int, int] | None = None
+        self._view: View | None = None  # since the last batch was planned
+        self._viewed_at = 0.0
+        self._all_logs_at = 0.0
+        self._looked = False
+        self._end: Offset | None = None
+        self._ran: Offset | None = None  # the end of the batch whose tasks were made here last
+        self._idle_since = 0.0
+        self._misses: dict[int, int] = {}  # how often in a row a vbucket was left unread
+        self._held: dict[int, float] = {}  # until when it is not tried again
+        self._guess: float | None = None  # of what a row weighs
+        self._filtered = bool(options.collections or options.scope)
+        self._wanted: Wanted | None = None
+        self._resolved = False
+        self._most: int | None = None
+        self._full = False  # whether the last batch took all that its limit allowed
+        self._stretch = 1.0
+        self._desk: ReportDesk | None = None
+
+    def close(self) -> None:
+        self.cluster.close()
+        if self._desk:
+            self._desk.close()
+
+    # ---------------------------------------------------------------------------------------------- where to start
+
+    def initial_offset(self) -> dict[str, Any]:
+        """Where a new query begins. Spark asks again, also after a crash, so it is remembered, and anchored in the
+        first batch unless it is the same every time."""
+        if self._first is None:
+            self._first = self._resolve(self.options.starting)
+        return self._first.to_json()
+
+    def _resolve(self, starting: Any) -> Offset:
+        topology = self.cluster.topology()
+        vbuckets = topology.vbuckets
+        if starting == "earliest":
+            return Offset.earliest(vbuckets, topology.bucket_uuid, (self._want().filter,))
+        if isinstance(starting, Mapping) and "dcp" in starting:
+            return self._checked(Offset.from_json(starting)).settled()
+        wanted = starting if isinstance(starting, Mapping) else {str(vb): starting for vb in range(vbuckets)}
+        highs, logs = self.cluster.highs(), self.cluster.logs(range(vbuckets))
+        places = [_place(wanted.get(str(vb), "earliest"), highs.get(vb, 0), logs[vb]) for vb in range(vbuckets)]
+        if unknown := set(wanted) - {str(vb) for vb in range(vbuckets)}:
+            raise ConfigError(f"offsets name vbucket {min(unknown)!r}; the bucket has 0 to {vbuckets - 1}")
+        filters = (self._want().filter,)
+        return Offset(tuple(places), anchor=True, baseline=True, bucket=topology.bucket_uuid, filters=filters)
+
+    def _checked(self, offset: Offset) -> Offset:
+        """The offset, if it is of this bucket."""
+        topology = self.cluster.topology()
+        vbuckets, uuid = topology.vbuckets, topology.bucket_uuid
+        if offset.vbuckets != vbuckets:
+            raise ConfigError(
+                f"the offset has {offset.vbuckets} vbuckets and the bucket {vbuckets}: it is of another bucket; "
+                "start with a new checkpoint"
+            )
+        if offset.bucket and uuid and offset.bucket != uuid and not self.options.adopt:
+            raise ConfigError(
+                f"the offset is of bucket {offset.bucket}, and this one is {uuid}: it was deleted and created again, "
+                "or it is of another cluster. Start with a new checkpoint, or set adopt=true: then everything is "
+                "rolled back, and this one is read from the beginning"
+            )
+        return offset
+
+    # ---------------------------------------------------------------------------------------------- where to end
+
+    def freeze(self) -> None:
+        """AvailableNow: nothing beyond what there is now."""
+        self._ceiling = self.cluster.highs()
+
+    def latest_offset(self, start: dict[str, Any], most: tuple[int | None, int | None]) -> dict[str, Any]:
+        """The end of the next batch; ``start`` itself, the very same text, if there is nothing to do."""
+        at = self._checked(Offset.from_json(start))
+        if at.anchor and not self._anchored and at == self._first:
+            self._anchored = True
+            self._end = at
+            return start
+        end = self._plan(at, most)
+        while end is at and self._ceiling is not None and self._held:  # AvailableNow must not end without them
+            time.sleep(max(0.05, min(self._held.values()) - time.monotonic()))
+            end = self._plan(at, most)
+        self._end = end
+        return start if end is at else end.to_json()
+
+    def _plan(self, at: Offset, most: tuple[int | None, int | None]) -> Offset:
+        view, wanted = self._look(at), self._want(at)
+        if wanted.filter.nothing:
+            return at  # until a collection of one of the names is made
+        fail = self.options.on_rollback is OnRollback.FAIL
+        self._most = self._rows(*most)
+        end = plan(at, view, self.known, most=self._most, ceiling=self._top(at, view, wanted), fail_on_rollback=fail,
+                   close=self._may_close(), wanted=wanted)  # fmt: skip
+        return at if end is at else replace(end, bucket=self.cluster.topology().bucket_uuid or at.bucket)
+
+    def _top(self, at: Offset, view: View, wanted: Wanted) -> Mapping[int, int] | None:
+        """How far vbuckets may go. What a filter hides is not worth a batch of its own, but now and then it is: the
+        place of a reader must not fall behind what is purged."""
+        if self._ceiling is not None or view.matching is None or wanted.filter not in at.filters[:1]:
+            return self._ceiling
+        matters = any(view.matching.get(vb, 0) > place.seqno for vb, place in enumerate(at.places))
+        if matters or time.monotonic() - self._idle_since > HIDDEN_FOR_S:
+            return None
+        return {vb: place.seqno for vb, place in enumerate(at.places)}
+
+    def _may_close(self) -> bool:
+        """An empty batch is worth while when a run ends, or when nothing has happened for a while."""
+        if self._recall is not None:
+            return False  # what was reported is kept elsewhere
+        return self._ceiling is not None or time.monotonic() - self._idle_since > CLOSE_AFTER_S
+
+    def _rows(self, rows: int | None, size: int | None) -> int | None:
+        limits = [] if rows is None else [max(rows, min(int(rows * self._stretch), STRETCHED_ROWS))]
+        if size is not None:
+            limits.append(max(1, int(size / self._row_bytes())) if self._row_bytes() else PROBE_ROWS)
+        return min(limits) if limits else None
+
+    def _weigh(self, rows: int) -> None:
+        """How many seqnos a row takes: with a filter, most of them may be others'. Without one, a seqno is a row."""
+        limit = self.options.max_rows_per_trigger
+        if limit is None or not self._filtered:
+            return
+        if rows > limit:
+            self._stretch = max(1.0, self._stretch * limit / rows)
+        elif rows < limit / 4 and self._full:
+            self._stretch = min(LONGEST_STRETCH, self._stretch * 4)
+
+    def _row_bytes(self) -> float:
+        """What a row weighs, as tasks have seen; before that, as the nodes say. 0 if nobody knows."""
+        if seen := self._reports().row_bytes:
+            return seen
+        if self._guess is None:
+            self._guess = self.cluster.row_bytes()
+        return self._guess
+
+    def _look(self, at: Offset) -> View:
+        """What the cluster says. While nothing happens, what it said a moment ago; after a batch, always fresh."""
+        now = time.monotonic()
+        if self._view is not None and now - self._viewed_at < self.options.poll_milliseconds / 1000:
+            return self._view
+        everything = now - self._all_logs_at > ALL_LOGS_EVERY_S
+        if everything:
+            self._all_logs_at = now
+        if self._view is None:
+            self._idle_since = now
+            self._learn(at, now)
+        # AvailableNow must see every vbucket, or it would end too early; a stream can leave some for later.
+        highs = self.cluster.reachable_highs if self._ceiling is None else self.cluster.highs
+        self._wanted = None  # what the names mean may have changed
+        also = [*self.known.left(at), *behind(at, self._want(at))]
+        matching = self._matching(self._want(at))
+        view = look(at, highs, self.cluster.logs, everything=everything, also=also, revision=self._revision)
+        view = replace(view, matching=matching)
+        if not self._looked and any(place.seqno for place in at.places):
+            # Only a reader that was away for days can have been passed by a purge; while it runs, executors notice.
+            self._looked, view = True, replace(view, purges=self.cluster.purges())
+        self._held = {vb: until for vb, until in self._held.items() if until > now}
+        held = {vb: high for vb, high in view.highs.items() if vb not in self._held}
+        self._view, self._viewed_at = replace(view, highs=held), now
+        return self._view
+
+    def _revision(self) -> tuple[int, int]:
+        return self.cluster.topology().revision
+
+    def _matching(self, wanted: Wanted) -> dict[int, int] | None:
+        """Up to where vbuckets have something of the filter, if few questions tell."""
+        ids = [number for number in wanted.scope_of if wanted.filter.has(number, wanted.scope_of)]
+        if not self._filtered or not 0 < len(ids) <= MOST_COLLECTIONS:
+            return None
+        return self.cluster.matching(ids)
+
+    def _learn(self, at: Offset, now: float) -> None:
+        """What became of the batch that ended at ``at``, if this driver ran it or somebody has kept the reports."""
+        if self.options.on_rollback is OnRollback.FAIL:
+            self.known.heard = True  # tasks fail rather than leave anything unread
+        if at == self._ran and self._desk:
+            self.known.heard = True
+            self._desk.learn(self.known)
+            self._weigh(self._desk.rows)
+        elif self._recall is not None:
+            self.known = self._recall(at.to_json()) or self.known
+        self._misses = {vb: self._misses.get(vb, 0) + 1 for vb in self.known.left(at)}
+        # Executors and driver may disagree about who owns a vbucket for as long as a cluster is torn apart.
+        pauses = {vb: min(LONGEST_HOLD_S, 0.1 * 2 ** min(misses, 10)) for vb, misses in self._misses.items()}
+        self._held = {vb: now + pause for vb, pause in pauses.items() if self._misses[vb] > 1}
+
+    def lag(self) -> dict[str, Any]:
+        """How far the planned end is behind the database; shown in the query's progress as ``latestOffset``."""
+        highs = self._view.highs if self._view else {}
+        places = self._end.places if self._end else ()
+        behind = {vb: highs[vb] - place.seqno for vb, place in enumerate(places) if highs.get(vb, 0) > place.seqno}
+        return {"highSeqnos": " ".join(str(highs.get(vb, 0)) for vb in range(len(places))),
+                "lagPerVbucket": {str(vb): lag for vb, lag in behind.items()}, "lag": sum(behind.values())}  # fmt: skip
+
+    # ---------------------------------------------------------------------------------------------- who reads what
+
+    def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[Task]:
+        """The tasks of a batch, a new one or one that is replayed after a crash."""
+        goal = Offset.from_json(end)
+        if goal.anchor or start == end:
+            self._ran = goal
+            return []
+        at = Offset.from_json(start)
+        view = self._view or self._look(at)
+        todo = ranges(at, goal, view, self.known, self._want(goal))
+        # From here on executors read: what the cluster said before says nothing about what they will get.
+        self._view, self.known, self._ran = None, Known(), goal
+        self._full = self._most is not None and sum(one.backlog for one in todo) >= self._most
+        return self._pack(todo, follow=False)
+
+    def batch_tasks(self) -> list[Task]:
+        """The tasks of a batch query: from its start to where every vbucket is now, or to ``endingOffsets``."""
+        start = self._resolve(self.options.starting)
+        view = look(start, self.cluster.highs, self.cluster.logs, everything=True)
+        ends = self._batch_ends(view)
+        if max(self.options.vbuckets, default=0) >= start.vbuckets:
+            raise ConfigError(f"vbuckets={max(self.options.vbuckets)}: the bucket has 0 to {start.vbuckets - 1}")
+        todo = [
+            Range(
+                vb,
+                claim(vb, place, view, self.known),
+                ends[vb],
+                view.logs[vb].uuid,
+                place.epoch,
+                place.points,
+                filter=self._want().filter.wire(),
+            )
+            for vb, place in enumerate(start.places)
+            if ends.get(vb, 0) > place.seqno and (not self.options.vbuckets or vb in self.options.vbuckets)
+        ]
+        try:
+            return self._pack(todo, follow=True)
+        finally:
+            self.close()
+
+    def _batch_ends(self, view: View) -> dict[int, int]:
+        if self.options.ending_offsets == "latest":
+            return dict(view.highs)
+        wanted = self._resolve(self.options.ending_offsets)
+        return {vb: min(place.seqno, view.highs.get(vb, 0)) for vb, place in enumerate(wanted.places)}
+
+    def _pack(self, todo: list[Range], *, follow: bool) -> list[Task]:
+        topology = self.cluster.topology()
+        owners = {one.vbucket: topology.active(one.vbucket) for one in todo}
+        groups = pack(todo, owners, self.options.task_limit)
+        channels = [None] * len(groups) if follow else self._reports().open_plan(len(groups))
+        return [Task(tuple(group), channel, follow) for group, channel in zip(groups, channels, strict=True)]
+
+    def _want(self, at: Offset | None = None) -> Wanted:
+        """What is to be read. A name that does not exist is an error at first; later on, its collection was dropped."""
+        if self._wanted is None:
+            needed = self._filtered or (at is not None and at.filters not in ((), (EVERYTHING,)))
+            if needed:
+                self._wanted = resolve(self.options, self.cluster.manifest(), strict=not self._resolved)
+            else:
+                self._wanted = Wanted()
+            self._resolved = True
+        return self._wanted
+
+    def _reports(self) -> ReportDesk:
+        if self._desk is None:
+            seed = self.options.connect_options().seeds[0]
+            self._desk = ReportDesk(own_address(seed.host, seed.port))
+        return self._desk
+
+
+def _place(wanted: Any, high: int, log: FailoverLog) -> Place:
+    """A place that a user named: ``earliest``, ``latest``, a seqno, or a seqno with its branch."""
+    if wanted == "earliest":
+        return Place()
+    if wanted == "latest":
+        return Place(log.uuid, high, (high,) if high else ())
+    found = wanted if isinstance(wanted, Mapping) else {"seqno": wanted}
+    try:
+        seqno, vbuuid = int(found["seqno"]), found.get("vbuuid", log.uuid)
+        return Place(int(vbuuid, 16) if isinstance(vbuuid, str) else int(vbuuid), seqno, (seqno,) if seqno else ())
+    except (KeyError, TypeError, ValueError) as error:
+        example = '17, "earliest", "latest" or {"seqno": 17, "vbuuid": "a1b2"}'
+        raise ConfigError(f"{wanted!r} is no place in a vbucket; write {example}") from error

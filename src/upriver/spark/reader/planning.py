@@ -1,0 +1,367 @@
+"""The plan of a micro-batch, pure: what may be claimed of its start, what was rolled back, where it ends.
+
+**The claim.** A producer deduplicates inside a snapshot, so a reader that stops in the middle of one may lack the old
+version of a document whose new version it has not seen yet. If history then forks in between, the old version is
+alive again and never sent, unless the reader is honest about the snapshot. Spark wants the end of a batch before the
+batch is read, so the driver cannot know in which snapshot it will end. What it knows is enough:
+
+1. *Executors read a batch only from the branch it was planned on* (``Range.vbuuid``). Told to roll back, or let in on
+   another branch, they leave the vbucket alone, and say so: a task that cannot tell the driver what it left unread
+   fails. The driver may be the one with the old map, and see nothing wrong when it looks. So what it sees never makes
+   up for what was not read: the next plan goes back to a complete seqno and reads again, with a rollback row.
+2. Let a batch end at ``(U, s)`` and let ``H`` be the high seqno read *after* the batch was over, and *before* a
+   failover log that still has ``U`` on top. Then everything the batch received was deduplicated by writes of branch
+   ``U`` no higher than ``H``: seqnos only grow on a branch. So ``snap_end = H`` covers every snapshot that data were
+   taken from. ``snap_start`` is the newest seqno at which the reader was complete. That claim is honest.
+3. The reader is complete at ``s`` if an executor read up to ``s`` and no snapshot that it took data from, nor the
+   ``snap_end`` that was claimed for its start, reaches beyond ``s``; and every other attempt of its task that came to
+   an end says the same (``reports``). Then ``snap_start = s = snap_end``. Nothing that the driver sees by itself makes
+   a vbucket complete. Knowing less than that is harmless.
+4. If ``U`` is not on top any more, ``H`` belongs to another branch and says nothing of what ``U`` had deduplicated:
+   ``snap_end`` is unknown, the largest u64. By 5.6 the request then passes only from a complete start; any other is
+   rolled back to ``snap_start`` or lower.
+5. A rollback to ``R`` does not go to ``R`` but to the newest *complete* seqno ``P <= R``. Inside a completed, larger
+   snapshot an older version at or below ``R`` may have been deduplicated by a write above ``R`` that is now undone;
+   what was delivered up to ``R`` is no state that ever was. At ``P`` it is, and ``P`` lies in the common history. The
+   batch is a ``rollback`` row with ``P``, and then the new branch from ``P`` on. ``P`` and the new ``epoch`` are part
+   of the end offset, so a replay repeats them. Executors never raise an epoch themselves: an offset would not know.
+6. *Whoever does not know whether a batch was read must suppose that it was not.* The end of a batch says which
+   vbuckets it reads (``Offset.reads``). The driver that ran it knows what was left. A driver that comes after it does
+   not, unless somebody has kept the reports (a sync does, in its lake); it treats all of them as unread (1). So that
+   this costs nothing when a query ends in order or has nothing to do, an empty batch *closes* the last one: its end
+   says that everything was read, and where the reader is complete.
+7. *The filter is part of the position.* A place says which filter everything up to it was read with. If more is wanted,
+   one batch reads of this vbucket what is missing, from 0 up to the place, and nothing else; then the place has the new
+   filter. Older points are not points any more: what was new at them may have been deduplicated by later writes. The
+   place itself is complete if it was before, and what was missing came complete. If some of what is missing was wanted
+   once before, its reader may hold documents whose deletions it has missed since, so the vbucket is rolled back to 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from upriver.errors import HistoryLost
+from upriver.model import SEQNO_MAX, FailoverLog, Position
+from upriver.protocol.history import History, RollbackTo, decide
+from upriver.spark.reader.filters import Filter, Wanted
+from upriver.spark.reader.offsets import FILTERS_KEPT, Offset, Place, with_point
+
+EVERYTHING_WANTED = Wanted()
+LOOKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the cluster said after the last batch was over; made by ``look``.
+
+    ``matching`` is up to where each vbucket has something that the filter lets through, if that is known. It only
+    decides how much of a limit a range takes: nothing that is delivered depends on it.
+    """
+
+    highs: Mapping[int, int]
+    logs: Mapping[int, FailoverLog]
+    purges: Mapping[int, int] = field(default_factory=dict)
+    matching: Mapping[int, int] | None = None
+
+
+def look(
+    start: Offset,
+    read_highs: Callable[[], Mapping[int, int]],
+    read_logs: Callable[[Sequence[int]], Mapping[int, FailoverLog]],
+    *,
+    everything: bool = False,
+    also: Iterable[int] = (),
+    revision: Callable[[], Any] = lambda: None,
+) -> View:
+    """Ask the cluster, until all answers are of one ``revision`` of its map: a high seqno of one owner says nothing
+    about the log of another, even if that has our branch on top. If the map does not hold still, nothing is known."""
+    for _ in range(LOOKS):
+        before = revision()
+        view = _look(start, read_highs, read_logs, everything, also)
+        if revision() == before:
+            return view
+    return View({}, {})
+
+
+def _look(
+    start: Offset,
+    read_highs: Callable[[], Mapping[int, int]],
+    read_logs: Callable[[Sequence[int]], Mapping[int, FailoverLog]],
+    everything: bool,
+    also: Iterable[int],
+) -> View:
+    """Ask in the order that makes the answers mean something.
+
+    High seqnos before logs: a log with the offset's branch on top then says that the high seqno was of that branch
+    (2). Where another branch is on top, the high seqno may be of the lost one, and its end must not be planned on
+    the new one; so it is read again after the log. Logs are read of vbuckets that moved and of ``also``, or of all.
+    """
+    highs = dict(read_highs())
+    wanted = highs.keys() if everything else {*moved(start, highs), *also} & highs.keys()
+    logs = dict(read_logs(sorted(wanted)))
+    if forked := [vb for vb, log in logs.items() if log.uuid != start.places[vb].vbuuid]:
+        again = read_highs()
+        for vb in forked:
+            highs[vb] = again.get(vb, -1)
+    return View({vb: high for vb, high in highs.items() if high >= 0}, logs)
+
+
+def behind(start: Offset, wanted: Wanted) -> list[int]:
+    """The vbuckets whose places lack some of what is wanted."""
+    return [vb for vb, place in enumerate(refiltered(start, wanted).places) if place.filter]
+
+
+def moved(start: Offset, highs: Mapping[int, int]) -> list[int]:
+    """The vbuckets about which the high seqnos say that something happened."""
+    return [vb for vb, place in enumerate(start.places) if highs.get(vb, place.seqno) != place.seqno]
+
+
+@dataclass(slots=True)
+class Known:
+    """What tasks said about the batch that ended where we plan from (3, 6).
+
+    ``heard`` is set if it is known what was left unread; then everything else that the batch was to read was read.
+    """
+
+    complete: dict[int, tuple[int, int]] = field(default_factory=dict)  # vbucket: (vbuuid, seqno)
+    unread: dict[int, int] = field(default_factory=dict)  # vbucket: no higher than where its producer wants us back
+    heard: bool = False
+
+    def was_read(self, vb: int, offset: Offset) -> bool:
+        """Whether everything up to the place in ``offset`` was delivered."""
+        if vb in offset.unread:
+            return False
+        return vb not in offset.reads or (self.heard and vb not in self.unread)
+
+    def left(self, offset: Offset) -> list[int]:
+        """The vbuckets that were not read up to their places."""
+        return [vb for vb in sorted(offset.reads | offset.unread) if not self.was_read(vb, offset)]
+
+    def is_complete(self, vb: int, place: Place) -> bool:
+        """Whether what was delivered up to ``place`` is a whole state (3)."""
+        return place.seqno == place.consistent or self.complete.get(vb) == (place.vbuuid, place.seqno)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """One vbucket's part of a batch, as plain values that travel to an executor."""
+
+    vbucket: int
+    claim: Position
+    end: int
+    vbuuid: int  # the branch it was planned on; 0: any
+    epoch: int
+    points: tuple[int, ...] = ()  # older complete seqnos, newest first
+    rolled_back: bool = False  # begin with a rollback row at the claim's seqno
+    lost_vbuuid: int = 0
+    filter: bytes = b""  # the value of the stream request
+    without: tuple[int, ...] = ()  # collections to leave out of what comes
+    addition: bool = False  # to a place that is not complete itself (7)
+
+    @property
+    def backlog(self) -> int:
+        return self.end - self.claim.seqno
+
+
+def claim(vb: int, place: Place, view: View, known: Known) -> Position:
+    """What a stream request from ``place`` may truthfully say."""
+    if place.seqno == 0:
+        return Position()
+    log = view.logs.get(vb)
+    if known.is_complete(vb, place):
+        return Position(place.vbuuid, place.seqno, place.seqno, place.seqno)
+    on_top = log is not None and log.uuid == place.vbuuid and vb in view.highs
+    snap_end = max(place.seqno, view.highs[vb]) if on_top else SEQNO_MAX
+    return Position(place.vbuuid, place.seqno, place.consistent, snap_end)
+
+
+def rollback_of(vb: int, place: Place, view: View, known: Known) -> int | None:
+    """Where the producer would send a reader at ``place`` back to, or None if it would let it in."""
+    history = History(view.logs[vb], view.highs[vb], view.purges.get(vb, 0))
+    decision = decide(history, claim(vb, place, view, known))
+    return decision.seqno if isinstance(decision, RollbackTo) else None
+
+
+def plan(
+    start: Offset,
+    view: View,
+    known: Known,
+    *,
+    most: int | None = None,
+    ceiling: Mapping[int, int] | None = None,
+    fail_on_rollback: bool = False,
+    close: bool = False,
+    wanted: Wanted = EVERYTHING_WANTED,
+) -> Offset:
+    """The end of the next batch: at most ``most`` seqnos further, no vbucket beyond ``ceiling``.
+
+    ``start`` itself if there is nothing to do; with ``close``, an end that only says what the last batch did (6).
+    Vbuckets without a failover log in the view stay where they are.
+    """
+    given, start = start, refiltered(start, wanted)
+    left = frozenset(known.left(start))
+    places = [p if vb in left else _settled(vb, p, known, start.baseline) for vb, p in enumerate(start.places)]
+    bases: dict[int, Place] = {}
+    rollbacks: set[int] = set()
+    for vb in sorted(view.highs.keys() & view.logs.keys()):
+        target = _target(vb, start.places[vb], view, known, unread=vb in left)
+        if target is not None and fail_on_rollback:
+            raise HistoryLost(vb, target, start.places[vb].vbuuid)
+        if target is None and _again(start, places[vb], wanted):
+            target = 0
+        if target is not None:
+            rollbacks.add(vb)
+            target = target if _readable(start, places[vb], wanted) else 0
+        bases[vb] = places[vb] if target is None else _rolled_back(places[vb], target, start.baseline, vb in left)
+    additions, waiting, spent = _additions(bases, rollbacks, most)
+    moving = {vb: base for vb, base in bases.items() if vb not in additions and vb not in waiting}
+    ends = _ends(moving, view, None if most is None else max(0, most - spent), ceiling or {})
+    reads = frozenset(vb for vb, base in moving.items() if ends[vb] > base.seqno) | additions
+    if not reads and not rollbacks and not (close and start.reads - left):
+        return given
+    for vb in (reads | rollbacks) - additions:
+        places[vb] = replace(bases[vb], vbuuid=view.logs[vb].uuid, seqno=ends[vb])
+    for vb in additions:
+        places[vb] = replace(bases[vb], vbuuid=view.logs[vb].uuid, points=(), filter=0)
+    return replace(start, places=tuple(places), rollbacks=frozenset(rollbacks), anchor=False,
+                   reads=reads, unread=left - rollbacks)  # fmt: skip
+
+
+def refiltered(start: Offset, wanted: Wanted) -> Offset:
+    """The same places, with what is wanted now as the first filter; places that have all of it get that one."""
+    have = start.filters or (wanted.filter,)
+    lacking = {have[place.filter] for place in start.places if place.seqno and wanted.missing(have[place.filter])}
+    filters = (wanted.filter, *sorted(lacking, key=Filter.text))
+    former = dict.fromkeys((*start.former, *((have[0],) if have[0] != wanted.filter else ())))
+    if len(filters) + len(former) > FILTERS_KEPT:
+        former = {Filter(): None}
+    numbers = [filters.index(have[place.filter]) if have[place.filter] in lacking else 0 for place in start.places]
+    places = tuple(_with_filter(place, number) for place, number in zip(start.places, numbers, strict=True))
+    if (places, filters, tuple(former)) == (start.places, start.filters, start.former):
+        return start
+    return replace(start, places=places, filters=filters, former=tuple(former))
+
+
+def _with_filter(place: Place, number: int) -> Place:
+    number = number if place.seqno else 0
+    return place if place.filter == number else replace(place, filter=number)
+
+
+def _again(start: Offset, place: Place, wanted: Wanted) -> bool:
+    """Whether the place lacks something that its reader has had before."""
+    have = start.filters[place.filter]
+    missing = wanted.missing(have) if place.filter else None
+    more = [one for one in start.former if replace(wanted, filter=one).missing(have)]
+    return missing is not None and any(wanted.overlaps(missing, one) for one in more)
+
+
+def _readable(start: Offset, place: Place, wanted: Wanted) -> bool:
+    """Whether a stream with the filter of the place can be had: a producer refuses one that names what was dropped."""
+    return place.filter == 0 or wanted.exists(start.filters[place.filter])
+
+
+def _additions(
+    bases: Mapping[int, Place], rollbacks: set[int], most: int | None
+) -> tuple[frozenset[int], frozenset[int], int]:
+    """The vbuckets that are to catch up with a wider filter, those that must wait for it, and the seqnos that it takes.
+
+    A vbucket that is rolled back goes on with the filter it has, and catches up in a later batch; if nobody can read
+    with that filter any more, it was rolled back to 0, where it begins with what is wanted.
+    """
+    lacking = [vb for vb, base in bases.items() if base.filter and vb not in rollbacks]
+    chosen: list[int] = []
+    spent = 0
+    for vb in lacking:
+        if most is not None and chosen and spent + bases[vb].seqno > most:
+            break
+        chosen.append(vb)
+        spent += bases[vb].seqno
+    return frozenset(chosen), frozenset(lacking[len(chosen) :]), spent
+
+
+def _target(vb: int, place: Place, view: View, known: Known, *, unread: bool) -> int | None:
+    """Where to go back to, if not further; None to go on."""
+    target = rollback_of(vb, place, view, known)
+    if not unread:
+        return target
+    return min(place.seqno if target is None else target, known.unread.get(vb, place.seqno))
+
+
+def _settled(vb: int, place: Place, known: Known, baseline: bool) -> Place:
+    """The place with what was learned about it."""
+    if not known.is_complete(vb, place):
+        return place
+    return replace(place, points=with_point(place.points, place.seqno, keep_oldest=baseline))
+
+
+def _rolled_back(place: Place, target: int, baseline: bool, unread: bool) -> Place:
+    """The place after the rollback (5). Below its baseline a query promised nothing, so it may stand anywhere."""
+    anywhere = baseline and (not unread or place.points)
+    point = place.newest_point(target) or (target if anywhere else 0)
+    points = tuple(p for p in place.points if p <= point)
+    points = with_point(points, point, keep_oldest=baseline)
+    return Place(place.vbuuid, point, points, place.epoch + 1, place.filter if point else 0)
+
+
+def _ends(bases: Mapping[int, Place], view: View, most: int | None, ceiling: Mapping[int, int]) -> dict[int, int]:
+    tops = {vb: max(place.seqno, min(view.highs[vb], ceiling.get(vb, SEQNO_MAX))) for vb, place in bases.items()}
+    matching = tops if view.matching is None else view.matching
+    # What the filter does not let through takes nothing of the limit, as far as that is known.
+    costs = {vb: min(tops[vb], matching.get(vb, tops[vb])) - place.seqno for vb, place in bases.items()}
+    shares = share({vb: cost for vb, cost in costs.items() if cost > 0}, most)
+    return {vb: tops[vb] if shares.get(vb, 0) >= costs[vb] else place.seqno + shares.get(vb, 0)
+            for vb, place in bases.items()}  # fmt: skip
+
+
+def share(backlogs: Mapping[int, int], most: int | None) -> dict[int, int]:
+    """``most`` seqnos divided in proportion to the backlogs, to the last one.
+
+    >>> share({0: 100, 1: 50, 2: 1}, 30)
+    {0: 20, 1: 10}
+    """
+    total = sum(backlogs.values())
+    if most is None or total <= most:
+        return dict(backlogs)
+    shares = {vb: backlog * most // total for vb, backlog in backlogs.items()}
+    left = most - sum(shares.values())
+    by_remainder = sorted(backlogs, key=lambda vb: (-(backlogs[vb] * most % total), vb))
+    for vb in by_remainder[:left]:
+        shares[vb] += 1
+    return {vb: size for vb, size in shares.items() if size}
+
+
+def ranges(start: Offset, end: Offset, view: View, known: Known, wanted: Wanted = EVERYTHING_WANTED) -> list[Range]:
+    """What executors must read to get from ``start`` to ``end``; nothing for an anchor."""
+    if end.anchor:
+        return []
+    have = start.filters or end.filters or (wanted.filter,)
+    found = []
+    for vb, (place, goal) in enumerate(zip(start.places, end.places, strict=True)):
+        if place.seqno != goal.seqno or vb in end.rollbacks:
+            one = _range(vb, place, goal, end, view, known)
+            found.append(replace(one, filter=_filter_at(end, goal, wanted)))
+        elif vb in end.reads and (missing := wanted.missing(have[place.filter])):
+            addition = not known.is_complete(vb, place)
+            found.append(Range(vb, Position(), goal.seqno, goal.vbuuid, goal.epoch, filter=missing.filter.wire(),
+                               without=missing.without, addition=addition))  # fmt: skip
+    return found
+
+
+def _filter_at(end: Offset, goal: Place, wanted: Wanted) -> bytes:
+    return (end.filters[goal.filter] if end.filters else wanted.filter).wire()
+
+
+def _range(vb: int, place: Place, goal: Place, end: Offset, view: View, known: Known) -> Range:
+    if vb not in end.rollbacks:
+        # The plan wrote down whether the start was consistent. A driver that died since has forgotten it; were it to
+        # claim less than the plan did, the producer would refuse a batch that no later plan would make good.
+        complete = place.seqno != 0 and place.seqno in goal.points
+        here = Position(place.vbuuid, place.seqno, place.seqno, place.seqno)
+        at = here if complete else claim(vb, place, view, known)
+        return Range(vb, at, goal.seqno, goal.vbuuid, goal.epoch, place.points)
+    to = goal.consistent
+    at = Position(place.vbuuid if to else 0, to, to, to)
+    return Range(vb, at, goal.seqno, goal.vbuuid, goal.epoch, goal.points, rolled_back=True, lost_vbuuid=place.vbuuid)

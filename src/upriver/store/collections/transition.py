@@ -1,0 +1,106 @@
+"""What a new manifest does to the vbuckets that have an older one: worked out once, then the same for each of them.
+
+A thousand vbuckets with a thousand events each are a million records. So the records are laid out once, without their
+seqnos, and a vbucket only puts its own into a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from upriver.store import kernels as k
+from upriver.store.collections.manifest import Change, CollectionEntry, Event, Manifest
+from upriver.store.disk.file import Octets, Words
+from upriver.wire.messages.events import CollectionBegun, CollectionEnded, ScopeCreated, ScopeDropped, to_record
+from upriver.wire.packed import AT_SEQNO, Kind, pack
+
+_SEQNO_BYTES = np.arange(AT_SEQNO, AT_SEQNO + 8)
+
+
+class Transition:
+    """From ``old`` to ``new``, as events; all but the last carry the old uid (9.3).
+
+    ``emptied`` are the collections whose documents go: they end, or begin anew.
+    """
+
+    def __init__(self, old: Manifest, new: Manifest) -> None:
+        self.old, self.new = old, new
+        changes = list(old.changes(new))
+        self.events = len(changes)
+        self._lay_out(changes)
+        touched = [(at, change) for at, change in enumerate(changes) if change.collection is not None]
+        begun = {_id(change): at for at, change in touched if change.event is Event.BEGIN_COLLECTION}
+        self._rows: Words = np.array([[number, 0, at, at, at] for number, at in begun.items()], np.uint64)
+        self._altered = [(at, _id(change)) for at, change in touched if change.event is Event.MODIFY_COLLECTION]
+        self.emptied = {_id(change) for _, change in touched if change.event is Event.END_COLLECTION}
+        self.emptied |= begun.keys() & old.collections.keys()
+        self._emptied: Words = np.array(sorted(self.emptied), np.uint64)
+
+    def _lay_out(self, changes: list[Change]) -> None:
+        last = len(changes) - 1
+        uids = self.old.uid, self.new.uid
+        records = [_record(change, uids[at == last]) for at, change in enumerate(changes)]
+        self._run: Octets = np.frombuffer(b"".join(records), np.uint8)
+        self._ends: npt.NDArray[np.int64] = np.cumsum([len(record) for record in records], dtype=np.int64)
+        self._seqnos_at = np.concatenate([[0], self._ends])[:-1, None] + _SEQNO_BYTES
+
+    def pieces(self, first: int, most_bytes: int) -> Iterator[tuple[int, Octets]]:
+        """The records with seqnos from ``first`` on, in runs of at most so many bytes (or of one), and how many."""
+        run = self._run.copy()
+        seqnos = np.arange(first, first + self.events, dtype="<u8")
+        run[self._seqnos_at] = seqnos.view(np.uint8).reshape(-1, 8)
+        done, begin = 0, 0
+        while done < self.events:
+            fitting = int(np.searchsorted(self._ends, begin + most_bytes, side="right"))
+            upto = max(done + 1, fitting)
+            end = int(self._ends[upto - 1])
+            yield upto - done, run[begin:end]
+            done, begin = upto, end
+
+    def table(self, before: Words, first: int) -> Words:
+        """The collection table of a vbucket after the events, of which the first has seqno ``first``."""
+        after = before
+        if self.emptied:
+            after = before[~np.isin(before[:, k.C_ID], self._emptied)]
+        if self._altered:
+            after = self._alter(after.copy(), first)
+        if self._rows.size:
+            fresh = self._rows.copy()
+            fresh[:, [k.C_HIGH, k.C_START, k.C_VISIBLE]] += np.uint64(first)
+            after = np.concatenate([after, fresh])
+        return after
+
+    def _alter(self, table: Words, first: int) -> Words:
+        place = {number: row for row, number in enumerate(table[:, k.C_ID].tolist())}
+        for at, number in self._altered:
+            if number in place:
+                table[place[number], [k.C_HIGH, k.C_VISIBLE]] = first + at
+        return table
+
+
+def _id(change: Change) -> int:
+    assert change.collection is not None
+    return change.collection.id
+
+
+def _record(change: Change, uid: int) -> bytes:
+    event, version, key, value = to_record(_content(change, uid))
+    collection_id = change.collection.id if change.collection is not None else 0
+    return pack(Kind.SYSTEM_EVENT, key, value, seqno=0, cas=0, collection_id=collection_id, extra=event << 8 | version)
+
+
+def _content(change: Change, uid: int) -> ScopeCreated | ScopeDropped | CollectionBegun | CollectionEnded:
+    event, scope, entry = change
+    if entry is None:
+        return ScopeCreated(scope.name, uid, scope.id) if event is Event.CREATE_SCOPE else ScopeDropped(uid, scope.id)
+    if event is Event.END_COLLECTION:
+        return CollectionEnded(uid, scope.id, entry.id)
+    return _begun(entry, uid, scope.id, modified=event is Event.MODIFY_COLLECTION)
+
+
+def _begun(entry: CollectionEntry, uid: int, scope_id: int, modified: bool) -> CollectionBegun:
+    flags = entry.max_ttl, entry.history, entry.metered, entry.flush_uid or 0
+    return CollectionBegun(entry.name, uid, scope_id, entry.id, *flags, modified=modified)

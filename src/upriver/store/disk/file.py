@@ -1,0 +1,447 @@
+"""The LMDB file of one bucket: named trees, keys, transactions, and turning its failures into ours.
+
+Trees: ``log`` (vbucket, last seqno) -> block of packed records; ``dead`` the same key -> the seqnos that the block's
+records replaced; ``index`` (vbucket, generation) -> key table; ``meta`` everything small. Every transaction lasts for
+one call. What is read is checked (``sealed``): damage raises ``DamagedVbucket``.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from struct import Struct
+from types import TracebackType
+from typing import IO, Any
+
+import lmdb
+import numpy as np
+
+from upriver.errors import CorruptStore, DamagedVbucket, DirectoryInUse, DiskFull, NotOurFile
+from upriver.store.disk import lmdbfile, sealed
+from upriver.store.disk.nodes import file_begin, value_end
+from upriver.store.disk.sealed import EXACT, NO_WORDS, Block, Damage, Octets, Words
+from upriver.store.options import MIB, Durability, StoreOptions
+
+__all__ = ["EXACT", "NO_WORDS", "Block", "Disk", "Octets", "Words"]
+
+FORMAT = 3
+READABLE = (1, 2, 3)  # format 1 had one key table a vbucket, format 2 no checksums
+BUCKET = b"bucket"
+PRESENT = b"present"  # which vbuckets have a record
+VB_META = b"v"
+BLOCK_KEY = Struct(">HQ")
+VB_KEY = Struct(">H")
+TABLE_KEY = Struct(">HI")
+FAILURES = (lmdb.Error, struct.error)  # what a damaged page can end in
+PRIVATE = 0o600  # mode of the files that hold documents
+GROWTH = 64 * MIB  # the file is lengthened ahead of need in such steps
+SLACK = MIB // 4  # behind the last page: LMDB may look there if a number in a page is damaged, and must find a file
+
+
+class Disk:
+    """One open data file."""
+
+    def __init__(self, path: Path, options: StoreOptions, *, read_only: bool = False) -> None:
+        """``read_only`` is for a look, even while another process has the file open; nothing is claimed or changed."""
+        lmdbfile.check(path)
+        self.path = path
+        self.file = path / lmdbfile.DATA
+        self.fresh = not self.file.exists()
+        self._read_only = read_only
+        self._owner: IO[bytes] | None = None
+        if not read_only:
+            path.mkdir(parents=True, exist_ok=True)
+            self._owner = claim(path)
+        try:
+            lmdbfile.compare_note(path)
+        except BaseException:
+            self._let_go()
+            raise
+        self._options = options
+        self._env = self._open(options)
+        self.strict = True  # every block, list, table and record has a checksum; False in a store that had none
+        self.damage: dict[int, DamagedVbucket] = {}  # what was noticed first, by vbucket
+        self.on_damage: Callable[[DamagedVbucket], None] | None = None  # in any thread
+        self._stuck = False  # the file could not grow when it was last tried
+        self._page_size = int(self._env.stat()["psize"])
+        self._length = self.measure()
+        self._begin: np.uint64 | None = None
+        try:
+            self._trees = self._open_trees()
+        except BaseException:
+            self.close()
+            raise
+        self.log, self.dead, self.index, self.meta = self._trees.values()
+
+    def _open(self, options: StoreOptions) -> Any:
+        if not self._read_only:
+            _hide(self.file)
+        size = options.map_bytes or max(64 * 1024 * MIB, shutil.disk_usage(self.path).total)
+        try:
+            return lmdb.open(
+                str(self.path), map_size=size, max_dbs=8, max_readers=1024, meminit=False, readahead=False,
+                metasync=options.durability is Durability.FSYNC, max_spare_txns=8, mode=PRIVATE,
+                readonly=self._read_only,
+            )  # fmt: skip
+        except lmdb.Error as failure:
+            self._let_go()
+            raise _ours(failure, self.file) from failure
+
+    def _open_trees(self) -> dict[bytes, Any]:
+        """All four, or in a new file four new ones: a tree whose name is damaged must not be taken for an empty one."""
+        names = (b"log", b"dead", b"index", b"meta")
+        try:
+            found: dict[bytes, Any] = {}
+            for name in names:
+                try:
+                    found[name] = self._env.open_db(name, create=False)
+                except lmdb.NotFoundError:
+                    continue
+            with self._env.begin() as transaction:
+                used = any(transaction.stat(tree)["entries"] for tree in found.values())
+                odd = [name for name, tree in found.items() if any(tree.flags(transaction).values())]
+            if odd or ((used or self._read_only) and len(found) < len(names)):
+                missing = odd or [name for name in names if name not in found]
+                raise CorruptStore(f"{self.file} is damaged: the tree {missing[0].decode()} is not as it should be")
+            return {name: found.get(name) or self._env.open_db(name) for name in names}
+        except lmdb.Error as failure:
+            raise _ours(failure, self.file) from failure
+
+    def close(self, clean: bool = False) -> None:
+        """``clean``: all is written, and what is read next time must be the same."""
+        self._env.close()
+        if clean:
+            lmdbfile.note_closed(self.path)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._owner is not None:
+            self._owner.close()
+
+    # ---- damage ----
+
+    def damaged(self, vbucket: int, what: object) -> DamagedVbucket:
+        """Note it, tell who listens if it is the first of this vbucket, and return what to raise."""
+        error = DamagedVbucket(vbucket, str(self.file), str(what))
+        if vbucket not in self.damage:
+            self.damage[vbucket] = error
+            if self.on_damage is not None:
+                self.on_damage(error)
+        return error
+
+    def block(self, vbucket: int, last: int, value: Any) -> Block:
+        """A block that is whole."""
+        try:
+            return sealed.open_block(vbucket, last, value, self.strict)
+        except Damage as damage:
+            raise self.damaged(vbucket, damage) from damage
+
+    def dead_list(self, vbucket: int, last: int, value: Any) -> Words:
+        try:
+            return sealed.open_dead(vbucket, last, value, self.strict)
+        except Damage as damage:
+            raise self.damaged(vbucket, damage) from damage
+
+    def vbucket_record(self, vbucket: int, value: Any) -> dict[str, Any]:
+        if value is None:
+            raise self.damaged(vbucket, "its record is missing")
+        try:
+            return sealed.open_record(meta_key(vbucket), value, self.strict)
+        except Damage as damage:
+            raise self.damaged(vbucket, f"its record {damage}") from damage
+
+    def bucket_record(self, key: bytes, value: Any) -> dict[str, Any]:
+        try:
+            return sealed.open_record(key, value, self.strict)
+        except Damage as damage:
+            name = key.decode("ascii", "backslashreplace")
+            raise CorruptStore(f"{self.file} is damaged: the record '{name}' {damage}") from damage
+
+    def begin_writing(self) -> None:
+        """Call it before the first change."""
+        lmdbfile.forget_closed(self.path)
+
+    @contextmanager
+    def write(self, expected_bytes: int = 0) -> Iterator[Any]:
+        """A write transaction that is durable when the block ends; raises ``DiskFull`` and leaves no trace."""
+        try:
+            self._lengthen(2 * expected_bytes + MIB)
+            with self._env.begin(write=True, buffers=True) as transaction:
+                yield transaction
+            self._lengthen(0)
+        except (lmdb.Error, OSError) as failure:
+            raise _ours(failure, self.file, self._is_cramped()) from failure
+
+    def _is_cramped(self) -> bool:
+        """LMDB calls a write that was cut short an input/output error; mostly it is a disk without room."""
+        return self._stuck or shutil.disk_usage(self.path).free < GROWTH
+
+    def begin(self) -> Any:
+        """A plain read transaction, for who sees to ``FAILURES`` himself."""
+        return self._env.begin(buffers=True)
+
+    def read(self, vbucket: int | None = None) -> Reading:
+        """A context manager that gives a read transaction, on behalf of a vbucket."""
+        return Reading(self, self._env.begin(buffers=True), vbucket)
+
+    def value(self, cursor: Any, vbucket: int | None = None) -> Any:
+        """What is under a cursor of a read transaction, if all of it is in the file."""
+        key = cursor.key()
+        end = int(value_end(np.frombuffer(key, np.uint8), self._page_size)) if len(key) else 1 << 62
+        if end > self._length and end > self.measure():  # it may have grown
+            what = "a value goes on behind the end of the file"
+            raise self.damaged(vbucket, what) if vbucket is not None else CorruptStore(f"{self.file}: {what}")
+        return cursor.value()
+
+    @property
+    def place(self) -> tuple[np.uint64, int, int]:
+        """Where the file begins in memory, the size of its pages, and its length."""
+        if self._begin is None:
+            self._begin = self._find_begin()
+        return self._begin, self._page_size, self._length
+
+    def _find_begin(self) -> np.uint64:
+        """As two pages of the file say, in case that one of them is damaged."""
+        begins = []
+        with self.read() as transaction:
+            for tree in (None, self.meta):
+                cursor = transaction.cursor(db=tree) if tree is not None else transaction.cursor()
+                if not cursor.first():
+                    raise CorruptStore(f"{self.file} is damaged: a tree is empty")
+                begins.append(file_begin(np.frombuffer(cursor.key(), np.uint8), self._page_size))
+        if begins[0] != begins[1]:
+            raise CorruptStore(f"{self.file} is damaged: a page is not where it should be")
+        return np.uint64(begins[0])
+
+    def measure(self) -> int:
+        """How long the file is by now."""
+        self._length = os.stat(self.file).st_size
+        return self._length
+
+    def get(self, transaction: Any, key: bytes, vbucket: int | None = None) -> Any:
+        """The record of this name in the meta tree, or None."""
+        cursor = transaction.cursor(db=self.meta)
+        return self.value(cursor, vbucket) if cursor.set_key(key) else None
+
+    def vbucket_value(self, cursor: Any, number: int) -> Any:
+        """A vbucket's record as it lies there, by a cursor of the meta tree; None if it is missing."""
+        return self.value(cursor, number) if cursor.set_key(meta_key(number)) else None
+
+    def _lengthen(self, ahead: int) -> None:
+        """Keep the file as long as what is in use and some more, so that a short file at open always means damage."""
+        info = self._env.info()
+        used = (info["last_pgno"] + 1) * self._env.stat()["psize"]
+        ahead += SLACK
+        if os.stat(self.file).st_size >= used + ahead or used + ahead > info["map_size"]:
+            return
+        try:
+            os.truncate(self.file, used + ahead + (GROWTH if ahead > GROWTH // 8 else 0))
+            self._stuck = False
+        except OSError:
+            if os.stat(self.file).st_size < used:
+                raise  # a page in use lies behind the end
+            self._stuck = True  # but there may be free pages inside: the commit will tell
+
+    def tables(self, vbucket: int) -> list[Words]:
+        """The key tables of a vbucket as of the last commit, oldest first.
+
+        They stay where they are, and outlive the transaction that found them, until a commit takes them away and
+        the next one begins: LMDB writes only to pages that nothing in the last commit refers to.
+        """
+        with self.read(vbucket) as transaction:
+            found = self.tables_in(transaction, vbucket, guarded=True)
+            self.check_tables(transaction, vbucket, found)
+            return [table for _, table in found]
+
+    def check_tables(self, transaction: Any, vbucket: int, found: list[tuple[int, Words]]) -> None:
+        """These are all, and whole; it is the vbucket's record that says which there are."""
+        value = self.get(transaction, meta_key(vbucket), vbucket)
+        known = self.vbucket_record(vbucket, value).get("tables") if value is not None or found else []
+        if known is not None and known != [generation for generation, _ in found]:
+            raise self.damaged(vbucket, f"of the key tables {known} only {[each for each, _ in found]} are there")
+        for generation, table in found:
+            self.check_table(vbucket, generation, table)
+
+    def check_table(self, vbucket: int, generation: int, table: Words) -> None:
+        try:
+            sealed.check_table(vbucket, generation, table, self.strict)
+        except Damage as damage:
+            raise self.damaged(vbucket, damage) from damage
+
+    def tables_in(self, transaction: Any, vbucket: int, guarded: bool = False) -> list[tuple[int, Words]]:
+        """(generation, key table) as a transaction sees them, unchecked.
+
+        ``guarded`` is for read transactions: what a write transaction has changed is not in the file yet.
+        """
+        found: list[tuple[int, Words]] = []
+        cursor = transaction.cursor(db=self.index)
+        more = cursor.set_range(VB_KEY.pack(vbucket))
+        while more and (where := bytes(cursor.key())).startswith(VB_KEY.pack(vbucket)):
+            value = self.value(cursor, vbucket) if guarded else cursor.value()
+            if len(value) % 8:
+                raise self.damaged(vbucket, "a key table has not the length that it should have")
+            generation = int.from_bytes(where[VB_KEY.size :], "big")  # nothing there: format 1
+            found.append((generation, np.frombuffer(value, np.uint64)))
+            more = cursor.next()
+        return found
+
+    def put_table(self, transaction: Any, vbucket: int, table: Words, instead: Iterable[int]) -> None:
+        """Add a key table, as the newest; it takes the place of those of the generations ``instead``."""
+        tables = self.tables_in(transaction, vbucket)
+        generation = (tables[-1][0] if tables else 0) + 1
+        for old in instead:
+            self._delete_table(transaction, vbucket, old)
+        sealed.seal_table(vbucket, generation, table)
+        transaction.put(TABLE_KEY.pack(vbucket, generation), table.data, db=self.index)
+
+    def _delete_table(self, transaction: Any, vbucket: int, generation: int) -> None:
+        if not transaction.delete(TABLE_KEY.pack(vbucket, generation), db=self.index):
+            transaction.delete(VB_KEY.pack(vbucket), db=self.index)  # format 1
+
+    def generations(self, transaction: Any, vbucket: int) -> list[int]:
+        return [generation for generation, _ in self.tables_in(transaction, vbucket)]
+
+    def erase_tables(self, transaction: Any, vbucket: int) -> None:
+        for generation, _ in self.tables_in(transaction, vbucket):
+            self._delete_table(transaction, vbucket, generation)
+
+    def dead_in(self, transaction: Any, vbucket: int, upto: int, guarded: bool = False) -> Words:
+        """Seqnos that a record at or below ``upto`` has replaced, in no order; ``guarded`` as in ``tables_in``."""
+        found: list[Words] = []
+        cursor = transaction.cursor(db=self.dead)
+        more = cursor.set_range(BLOCK_KEY.pack(vbucket, 0))
+        while more:
+            owner, last = BLOCK_KEY.unpack(cursor.key())
+            if owner != vbucket or last > upto:
+                break
+            value = self.value(cursor, vbucket) if guarded else cursor.value()
+            found.append(self.dead_list(vbucket, last, value))
+            more = cursor.next()
+        return np.concatenate(found) if found else NO_WORDS
+
+    def last_block(self, transaction: Any, vbucket: int) -> int:
+        """The seqno at which the newest block of a vbucket ends, 0 if there is none."""
+        cursor = transaction.cursor(db=self.log)
+        behind = cursor.set_range(VB_KEY.pack(vbucket + 1)) if vbucket < 0xFFFF else False
+        if not (cursor.prev() if behind else cursor.last()):
+            return 0
+        owner, last = BLOCK_KEY.unpack(cursor.key())
+        return int(last) if owner == vbucket else 0
+
+    @property
+    def size_bytes(self) -> int:
+        info = self._env.info()
+        return int((info["last_pgno"] + 1) * self._env.stat()["psize"])
+
+    def erase(self, transaction: Any, vbucket: int, above: int = 0) -> None:
+        """Delete the blocks of a vbucket that end above seqno ``above``."""
+        erase_range(transaction, self.log, vbucket, above)
+        erase_range(transaction, self.dead, vbucket, above)
+
+    def identity(self) -> dict[str, Any] | None:
+        """What the bucket record says; None in a new file."""
+        with self.read() as transaction:
+            found = self.get(transaction, BUCKET)
+            if found is None:
+                if not self.fresh and self._env.stat()["entries"] > len(self._trees):
+                    raise NotOurFile(f"{self.file} is an LMDB file of another program")
+                if any(transaction.stat(tree)["entries"] for tree in self._trees.values()):
+                    raise CorruptStore(f"{self.file} is damaged: the record 'bucket' is missing")
+                return None
+            self.strict = bytes(found[:1]) != b"{"  # of an older version; then nothing else need be sealed either
+            fields = self.bucket_record(BUCKET, found)
+            self.strict = bool(fields.get("sealed"))
+            return fields
+
+    # ---- which vbuckets there are ----
+
+    def present(self, transaction: Any) -> list[int] | None:
+        """The vbuckets that have a record; None if an older version wrote the store and nothing was noted yet."""
+        value = self.get(transaction, PRESENT)
+        if value is None:
+            if self.strict:
+                raise CorruptStore(f"{self.file} is damaged: the record 'present' is missing")
+            return None
+        return list(self.bucket_record(PRESENT, value)["vbuckets"])
+
+    def put_present(self, transaction: Any, vbuckets: Iterable[int]) -> None:
+        transaction.put(PRESENT, sealed.seal_record(PRESENT, {"vbuckets": sorted(vbuckets)}), db=self.meta)
+
+
+class Reading:
+    """A read transaction for the length of a ``with``; what LMDB stumbles over inside is damage."""
+
+    __slots__ = ("_disk", "_transaction", "_vbucket")
+
+    def __init__(self, disk: Disk, transaction: Any, vbucket: int | None) -> None:
+        self._disk, self._transaction, self._vbucket = disk, transaction, vbucket
+
+    def __enter__(self) -> Any:
+        return self._transaction.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._transaction.__exit__(kind, failure, trace)
+        if isinstance(failure, FAILURES):
+            if self._vbucket is None:
+                raise CorruptStore(f"{self._disk.file} is damaged: {failure}") from failure
+            raise self._disk.damaged(self._vbucket, failure) from failure
+
+
+def _hide(file: Path) -> None:
+    """Documents are for the node's user alone, also in a file from before that was so."""
+    if file.exists() and file.stat().st_mode & 0o077:
+        file.chmod(PRIVATE)
+
+
+def claim(path: Path) -> IO[bytes]:
+    """One process, one bucket: two writers with a memory of their own would undo each other. Held until closed."""
+    handle = (path / lmdbfile.OWNER).open("ab")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as failure:
+        handle.close()
+        raise DirectoryInUse(f"{path} is open in another process; stop that one first") from failure
+    return handle
+
+
+def erase_range(transaction: Any, tree: Any, vbucket: int, above: int) -> None:
+    """Delete the entries of a vbucket whose seqno is above ``above``."""
+    cursor = transaction.cursor(db=tree)
+    cursor.set_range(BLOCK_KEY.pack(vbucket, above + 1))
+    while bytes(cursor.key()[:2]) == VB_KEY.pack(vbucket):
+        cursor.delete()
+
+
+def meta_key(vbucket: int) -> bytes:
+    """Where a vbucket's record is."""
+    return VB_META + VB_KEY.pack(vbucket)
+
+
+def seal_vbucket(vbucket: int, fields: dict[str, Any]) -> bytes:
+    """The inverse of ``Disk.vbucket_record``."""
+    return sealed.seal_record(meta_key(vbucket), fields)
+
+
+def _ours(failure: Exception, file: Path, cramped: bool = False) -> Exception:
+    """Our error for what LMDB or the system said."""
+    full = isinstance(failure, lmdb.MapFullError | lmdb.DiskError)
+    full = full or (cramped and "Input/output error" in str(failure))
+    if isinstance(failure, OSError):
+        full = failure.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        if not full:
+            return failure
+    if full or any(text in str(failure) for text in ("No space left", "File too large", "Disk quota")):
+        return DiskFull(f"{file}: {failure}; nothing was lost, free some space")
+    if isinstance(failure, lmdb.InvalidError | lmdb.VersionMismatchError):
+        return NotOurFile(f"{file} was not written by upriver: {failure}")
+    if isinstance(failure, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.PanicError):
+        return CorruptStore(f"{file} is damaged: {failure}")
+    return CorruptStore(f"{file}: {failure}")

@@ -1,0 +1,313 @@
+"""The recent history of one vbucket in memory: checkpoints, cut into segments of packed records.
+
+A segment is what dedup works inside: while it is open a newer write of a key supersedes the older one in place. It is
+closed, and immutable from then on, as soon as anybody (a stream, the flusher) has taken it. A stream therefore never
+sees half of a dedup, and every closed segment of an active vbucket ends in a state that existed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from upriver.model import SEQNO_MAX
+from upriver.store.arrays import MAPPED, octets
+from upriver.store.disk.file import Octets
+from upriver.wire.bulk.decode import address_of
+
+SMALLEST = 4096
+MERGED_BYTES = 128 * 1024  # of segments that a reader who is behind gets as one snapshot
+NOTHING: Octets = np.empty(0, np.uint8)
+
+
+class Segment(NamedTuple):
+    """Closed: records ``at`` to ``end`` of a checkpoint, as the flusher takes them.
+
+    ``safe`` is the last state that surely existed before it. ``exact``: every seqno in it is one that existed.
+    """
+
+    checkpoint: Checkpoint
+    at: int
+    end: int
+    safe: int
+    exact: bool
+
+
+class OpenSegment:
+    """The segment that records are written to."""
+
+    __slots__ = ("at", "checkpoint", "end", "first", "safe")
+
+    def __init__(self, checkpoint: Checkpoint, at: int, safe: int) -> None:
+        self.checkpoint = checkpoint
+        self.at = self.end = at
+        self.first = 0
+        self.safe = safe
+
+
+class Checkpoint:
+    """One growing buffer of records, cut into segments that lie side by side.
+
+    A large one has memory for all that it may become from the start, and growing copies nothing. ``data`` is the part
+    that is in use. There can be as many segments as records,
+    so that they are rows of numbers and not objects: ``first`` to ``last`` are seqnos, ``end`` is a byte, and
+    ``snap_end`` is where the snapshot ends that the segment is part of.
+    """
+
+    __slots__ = (
+        "_reserved", "address", "closed", "data", "end", "exact", "first", "last", "log", "persisted", "safe",
+        "serial", "snap_end", "taken",
+    )  # fmt: skip
+
+    def __init__(self, log: MemoryLog, serial: int, size: int, expected: int) -> None:
+        self.log = log
+        self.serial = serial
+        self.closed = False
+        self.end, self.first, self.last, self.safe, self.snap_end = (array("Q") for _ in range(5))
+        self.exact = bytearray()
+        self.taken = 0  # segments that the flusher has seen
+        self.persisted = 0  # and those of them that are on disk
+        self._reserved: Octets = NOTHING
+        self.data: Octets = NOTHING
+        self.address = 0  # of the data
+        self.resize(size, 0, expected)
+
+    @property
+    def used(self) -> int:
+        """Bytes in closed segments."""
+        return self.end[-1] if self.end else 0
+
+    def at(self, row: int) -> int:
+        """Where the segment begins."""
+        return self.end[row - 1] if row else 0
+
+    def resize(self, size: int, used: int, expected: int = 0) -> None:
+        """Hold ``size`` bytes, of which the first ``used`` are kept; it may be known how many it will be."""
+        if size > self._reserved.size or self._reserved.size < MAPPED:
+            expected = max(size, expected)
+            self._hold(octets(expected if expected < MAPPED else max(size, self.log.most_bytes)), used)
+        self.data = self._reserved[:size]
+
+    def shrink(self) -> None:
+        """Give back what will not be used, if that is much."""
+        if self.used < self._reserved.size // 2:
+            self._hold(octets(self.used), self.used)
+            self.data = self._reserved
+
+    def _hold(self, reserved: Octets, used: int) -> None:
+        reserved[:used] = self.data[:used]
+        self.log.gauge.bytes += reserved.size - self._reserved.size
+        self._reserved = reserved
+        self.address = address_of(reserved)
+
+    def grow(self, needed: int, used: int) -> None:
+        """Hold at least ``needed`` bytes, and some more, so that this is not called for every record."""
+        ahead = self.data.size if self.data.size < MAPPED // 2 else MAPPED // 4
+        self.resize(min(max(needed, self.data.size + ahead), self.log.most_bytes), used)
+
+    def add(self, end: int, first: int, last: int, safe: int, snap_end: int, exact: bool) -> None:
+        """One more closed segment."""
+        self.end.append(end)
+        self.first.append(first)
+        self.last.append(last)
+        self.safe.append(safe)
+        self.snap_end.append(snap_end)
+        self.exact.append(exact)
+
+    def take(self) -> list[Segment]:
+        """What the flusher has not seen yet; neighbours that are exact are as good as one."""
+        found: list[Segment] = []
+        row, rows = self.taken, len(self.end)
+        while row < rows:
+            after = row + 1
+            if self.exact[row]:
+                after = self.exact.find(0, row)
+                after = rows if after < 0 else after
+            found.append(Segment(self, self.at(row), self.end[after - 1], self.safe[row], bool(self.exact[row])))
+            row = after
+        self.taken = rows
+        return found
+
+    def let_go(self) -> None:
+        """Give the memory back now: a checkpoint and its log know each other, so only the collector would."""
+        self.log.gauge.bytes -= self._reserved.size
+        self.data = self._reserved = NOTHING
+
+
+class Gauge:
+    """A number of bytes that many vbuckets share."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+def _reach(checkpoint: Checkpoint) -> int:
+    """The last seqno of its closed segments; one that has none yet is the newest, and still ahead."""
+    return checkpoint.last[-1] if checkpoint.last else SEQNO_MAX
+
+
+class Found(NamedTuple):
+    """Segments ``first`` to ``last`` of a checkpoint."""
+
+    checkpoint: Checkpoint
+    first: int
+    last: int
+
+
+class MemoryLog:
+    """Checkpoints of one vbucket, oldest first. Everything above seqno ``floor`` is in here."""
+
+    __slots__ = ("_ages", "_busy", "_serial", "by_serial", "checkpoints", "floor", "gauge", "most_bytes", "open")
+
+    def __init__(self, floor: int, most_bytes: int, gauge: Gauge, ages: deque[Checkpoint]) -> None:
+        self.floor = floor
+        self.gauge = gauge
+        self._ages = ages  # all checkpoints of the bucket, oldest first: the order of eviction
+        self.most_bytes = most_bytes
+        self.checkpoints: deque[Checkpoint] = deque()
+        self.by_serial: dict[int, Checkpoint] = {}
+        self.open: OpenSegment | None = None
+        self._serial = 0
+        self._busy = False  # the last checkpoint was a large one, and the next will be
+
+    def room(self, size: int, used: int) -> bool:
+        """Make the open checkpoint hold ``size`` more bytes; False if a new checkpoint must be begun."""
+        if self.open is None:
+            return False
+        checkpoint = self.open.checkpoint
+        needed = used + size
+        if needed <= checkpoint.data.size:
+            return True
+        if needed > self.most_bytes:
+            return False
+        checkpoint.grow(needed, used)
+        return True
+
+    def begin_segment(self, size: int, safe: int) -> OpenSegment:
+        """Open a segment with room for ``size`` bytes, behind the last one if its checkpoint has room."""
+        last = self.checkpoints[-1] if self.checkpoints else None
+        used = last.end[-1] if last is not None and last.end else 0
+        if last is None or last.closed or used + size > last.data.size:
+            if last is None or last.closed or used + size > self.most_bytes:
+                last, used = self._begin_checkpoint(size), 0
+            self.open = OpenSegment(last, used, safe)
+            self.room(size, used)
+            return self.open
+        self.open = segment = OpenSegment(last, used, safe)
+        return segment
+
+    def _begin_checkpoint(self, size: int) -> Checkpoint:
+        self.close_checkpoint()
+        if self.checkpoints and not self.checkpoints[-1].end:  # nothing is in it yet: take a larger buffer
+            unused = self.checkpoints[-1]
+            unused.resize(size, 0)
+            return unused
+        self._serial += 1
+        smallest = max(size, min(SMALLEST, self.most_bytes))
+        fresh = Checkpoint(self, self._serial, smallest, self.most_bytes if self._busy else 0)
+        self._ages.append(fresh)
+        self.checkpoints.append(fresh)
+        self.by_serial[fresh.serial] = fresh
+        return fresh
+
+    def close_checkpoint(self) -> None:
+        """No more segments for the last checkpoint; give back the rest of its buffer. An empty one stays open."""
+        if not self.checkpoints or self.checkpoints[-1].closed or not self.checkpoints[-1].end:
+            return
+        last = self.checkpoints[-1]
+        last.closed = True
+        self._busy = last.used >= MAPPED
+        last.shrink()
+
+    def close_segment(self, last: int, snap_end: int, exact: bool) -> None:
+        """Freeze the open segment; the flusher will find it."""
+        segment = self.open
+        self.open = None
+        if segment is not None and segment.end > segment.at:
+            segment.checkpoint.add(segment.end, segment.first, last, segment.safe, snap_end, exact)
+
+    def add_empty(self, last: int, safe: int, snap_end: int) -> None:
+        """A segment of no records: history went on to ``last`` without anything to see."""
+        segment = self.begin_segment(0, safe)
+        self.open = None
+        segment.checkpoint.add(segment.at, last, last, safe, snap_end, False)
+
+    def settle(self, high: int) -> None:
+        """What is here is all that there will be of a snapshot that was under way."""
+        for checkpoint in self.checkpoints:
+            for row, snap_end in enumerate(checkpoint.snap_end):
+                if snap_end > high:
+                    checkpoint.snap_end[row] = high
+
+    def after(self, seqno: int, upto: int = 0) -> Found | None:
+        """The first closed segment that reaches above ``seqno``, and those behind it that can be one snapshot with it.
+
+        They are side by side in one checkpoint, not too large together, and end where a snapshot does; none is added
+        once ``upto`` is reached.
+        """
+        at = bisect_right(self.checkpoints, seqno, key=_reach)
+        if at == len(self.checkpoints) or not self.checkpoints[at].end:
+            return None
+        checkpoint = self.checkpoints[at]
+        first = bisect_right(checkpoint.last, seqno)
+        fits = bisect_right(checkpoint.end, checkpoint.at(first) + MERGED_BYTES) - 1
+        last = min(fits, bisect_left(checkpoint.last, upto), len(checkpoint.end) - 1)
+        while last > first and checkpoint.snap_end[last] > checkpoint.last[last]:
+            last -= 1
+        return Found(checkpoint, first, max(first, last))
+
+    # ---- what the flusher does ----
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """In closed segments that are not on disk yet."""
+        return sum(checkpoint.used - checkpoint.at(checkpoint.persisted) for checkpoint in self.checkpoints)
+
+    def take_unflushed(self) -> list[Segment]:
+        """Closed segments that it has not seen; ``flush_ended`` says what became of them."""
+        found: list[Segment] = []
+        for checkpoint in reversed(self.checkpoints):
+            if checkpoint.end and checkpoint.taken == len(checkpoint.end):
+                break
+            found[:0] = checkpoint.take()
+        return found
+
+    def flush_ended(self, on_disk: bool) -> None:
+        """All that was taken is on disk now, or waits again."""
+        for checkpoint in reversed(self.checkpoints):
+            if checkpoint.taken and checkpoint.taken == checkpoint.persisted:
+                break
+            if on_disk:
+                checkpoint.persisted = checkpoint.taken
+            else:
+                checkpoint.taken = checkpoint.persisted
+
+    def flushed(self, checkpoint: Checkpoint) -> bool:
+        """Whether all of the checkpoint is on disk (or was never anything)."""
+        is_open = self.open is not None and self.open.checkpoint is checkpoint
+        return not is_open and checkpoint.persisted == len(checkpoint.end)
+
+    def evict(self) -> None:
+        """Forget the oldest checkpoint; the caller knows that it is on disk."""
+        oldest = self.checkpoints.popleft()
+        del self.by_serial[oldest.serial]
+        if oldest.last:
+            self.floor = max(self.floor, oldest.last[-1])
+        if not self.checkpoints:
+            self._busy = oldest.used >= MAPPED
+        oldest.let_go()
+
+    def clear(self, floor: int) -> None:
+        """Forget everything; history goes on above ``floor``."""
+        for checkpoint in self.checkpoints:
+            checkpoint.let_go()
+        self.checkpoints.clear()
+        self.by_serial.clear()
+        self.open = None
+        self.floor = floor

@@ -1,0 +1,405 @@
+"""A stream source: one reader's way through a vbucket's history, disk first if need be, then memory (6).
+
+The log on disk only grows at its end, so a disk snapshot is fixed by its last seqno and the list of seqnos that were
+dead then. No read transaction is held between two polls; blocks may be rewritten meanwhile, but compaction leaves there
+what a scan has yet to read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from upriver.model import SEQNO_MAX, VbucketState
+from upriver.store import kernels as k
+from upriver.store.core import Core
+from upriver.store.disk.file import Octets
+from upriver.store.log import surveys
+from upriver.store.log.scan import DiskScan
+from upriver.store.log.stretch import Stretch, stretch_after
+
+MEMORY, DISK, CHECKPOINT = 0x01, 0x02, 0x04
+OSO_SHARE_SMALL, OSO_SHARE_LARGE, OSO_SMALL_BYTES = 0.005, 0.04, 256
+
+
+class SnapshotStart(NamedTuple):
+    """The runs that follow, up to the one whose ``upto`` is ``end``, form one snapshot.
+
+    ``last_matching`` is the last seqno in it that passes the stream's filter, 0 if none does.
+    """
+
+    start: int
+    end: int
+    flags: int
+    last_matching: int
+    max_visible: int
+    high_completed: int
+    high_prepared: int
+    purge_seqno: int
+
+
+class Run(NamedTuple):
+    """Packed records side by side, of which those with ``after < seqno <= upto`` are meant.
+
+    ``data`` is valid until the source is polled again or closed.
+    """
+
+    data: memoryview
+    after: int
+    upto: int
+    memory: bool
+
+
+class OsoStart(NamedTuple):
+    """Runs of one disk snapshot follow, in any order and without a marker (6.5)."""
+
+
+class OsoEnd(NamedTuple):
+    """All of it was handed out; ``max_seqno`` is where the disk snapshot ended."""
+
+    max_seqno: int
+
+
+class EndReason(Enum):
+    """Why a source has no more."""
+
+    OK = "ok"
+    STATE_CHANGED = "state changed"
+    ROLLBACK = "rollback"
+    BACKFILL_FAILED = "backfill failed"
+    FILTER_EMPTY = "filter empty"
+
+
+class End(NamedTuple):
+    """The last event of a source."""
+
+    reason: EndReason
+
+
+class Live(NamedTuple):
+    """A whole snapshot from memory, few records at ``address``; they live as long as ``data`` does."""
+
+    first: int
+    last: int
+    begins_checkpoint: bool
+    address: int
+    size: int
+    data: Octets
+
+
+StreamEvent: TypeAlias = SnapshotStart | Run | OsoStart | OsoEnd | End
+
+
+def live_after(vbucket: Core, position: int) -> Live | None:
+    """What readers lack who have everything up to ``position``, if that is one whole snapshot in memory."""
+    with vbucket.shared.lock:
+        checkpoints = vbucket.memory.checkpoints
+        if not checkpoints or position < vbucket.memory.floor:
+            return None
+        opened, checkpoint = vbucket.memory.open, checkpoints[-1]
+        if opened is not None:
+            if opened.first != position + 1:
+                return None  # there is more than that
+            vbucket.close_segment()
+        row = len(checkpoint.last) - 1
+        if row < 0 or checkpoint.first[row] != position + 1 or checkpoint.snap_end[row] > checkpoint.last[row]:
+            return None
+        at = checkpoint.end[row - 1] if row else 0
+        size = checkpoint.end[row] - at
+        return Live(position + 1, checkpoint.last[row], row == 0, checkpoint.address + at, size, checkpoint.data)
+
+
+class StreamSource:
+    """Poll it for events; made by ``VBucket.stream``."""
+
+    __slots__ = (
+        "__weakref__", "_after_backfill", "_announced_end", "_disk_only", "_ended", "_ignore_purged", "_in_oso",
+        "_killed", "_known_purge", "_origin", "_oso", "_owed_end", "_queue", "_scan", "_snap_start", "_vbucket",
+        "_visible_only", "_wake", "_wanted", "collections", "end", "position",
+    )  # fmt: skip
+
+    def __init__(
+        self, vbucket: Core, start: int, end: int = SEQNO_MAX, *, snap_start: int | None = None,
+        snap_end: int | None = None, collections: frozenset[int] | None = None, wake: Callable[[], None] | None = None,
+        ignore_purged: bool = False, purge_seqno: int = 0, disk_only: bool = False, oso: bool = False,
+        visible_only: bool = False,
+    ) -> None:  # fmt: skip
+        self._vbucket = vbucket
+        self.position = start
+        self.end = end
+        self.collections = collections
+        self._wanted = np.array(sorted(collections or ()), np.int64)
+        self._snap_start: int | None = start if snap_start is None else snap_start  # until the first marker
+        self._origin = start if snap_start is None else snap_start
+        # Inside a snapshot the reader lacks what was deduplicated up to its end: the next one must reach that far.
+        self._owed_end = snap_end if snap_end is not None and self._origin < start < snap_end else 0
+        self._wake = wake
+        self._ignore_purged = ignore_purged
+        self._known_purge = purge_seqno
+        self._disk_only = disk_only
+        self._oso = oso
+        self._visible_only = visible_only
+        self._announced_end = 0
+        self._after_backfill = True  # the first memory marker begins a checkpoint
+        self._queue: deque[StreamEvent] = deque()
+        self._scan: DiskScan | None = None
+        self._in_oso = False
+        self._killed: EndReason | None = None
+        self._ended = False
+
+    @property
+    def backfilling(self) -> bool:
+        return self._scan is not None
+
+    @property
+    def scan_end(self) -> int:
+        """Where the disk snapshot ends that it is reading; 0 if it reads none."""
+        return self._scan.end if self._scan is not None else 0
+
+    @property
+    def purgeable_seqno(self) -> int:
+        """Up to here it needs no tombstone: what it reads from the beginning never had what is dead at its end."""
+        if self._scan is None:
+            return SEQNO_MAX
+        return self.position if self._scan.after else self._scan.end
+
+    @property
+    def items_remaining(self) -> int:
+        """How many seqnos are ahead: an upper bound of the items."""
+        return max(0, min(self.end, self._vbucket.high_seqno) - self.position)
+
+    def close(self) -> None:
+        self._ended = True
+        self._scan = None
+        self._queue.clear()
+        self._vbucket.sources.discard(self)
+        if self._wake is not None:
+            self._vbucket.stop_waiting(self._wake)
+            self._wake = None  # it leads to the reader, who holds us: to be freed at once, somebody has to let go
+
+    def kill(self, reason: EndReason) -> None:
+        """End it from outside; what was queued is dropped."""
+        self._killed = reason
+        self._queue.clear()
+        if self._wake is not None:
+            self._wake()
+
+    def poll(self) -> StreamEvent | None:
+        """The next event, or None when there is nothing now; then ``wake`` is called once when there may be."""
+        with self._vbucket.shared.lock:
+            if self._ended:
+                return None
+            event = self._next()
+            if isinstance(event, End):
+                self.close()
+            if event is None and self._wake is not None:
+                self._vbucket.wait(self._wake, for_disk=self._owed_end > 0)
+            return event
+
+    def hand_over(self) -> int | None:
+        """If it has all that there is and the next thing will be a snapshot from memory: where it is.
+
+        Somebody else then reads on in its place with ``live_after``, and nobody wakes it any more for what is new.
+        """
+        vbucket, position = self._vbucket, self.position
+        with vbucket.shared.lock:
+            if (
+                self._after_backfill or position != self._announced_end or position >= self.end or self._queue
+                or self._killed is not None or self._ended or self._scan is not None or position != vbucket.high_seqno
+            ):  # fmt: skip
+                return None
+            if self._wake is not None:
+                vbucket.stop_waiting(self._wake)
+            return position
+
+    def take_back(self, origin: int, position: int) -> None:
+        """It was read up to ``position`` in its place, with a last snapshot that began at ``origin`` (0: none)."""
+        self._origin = origin or self._origin
+        self.position = self._announced_end = position
+
+    def _next(self) -> StreamEvent | None:
+        if self._killed is not None:
+            return End(self._killed)
+        if self._queue:
+            return self._queue.popleft()
+        if self._scan is not None:
+            return self._continue_scan(self._scan)
+        if self.position >= max(self.end, self._announced_end):
+            return End(EndReason.OK)
+        if self.position < self._vbucket.memory.floor or self._disk_only or self._owes_more_than_memory_has():
+            return self._begin_scan()
+        return self._from_memory()
+
+    def _owes_more_than_memory_has(self) -> bool:
+        """What it needs is one snapshot; several of memory's would call it consistent too early."""
+        if not self._owed_end:
+            return False
+        self._vbucket.close_segment()
+        stretch = stretch_after(self._vbucket.memory, self.position, max(self.end, self._owed_end))
+        return stretch is not None and stretch.snap_end < self._owed_end
+
+    # ---- memory ----
+
+    def _from_memory(self) -> StreamEvent | None:
+        vbucket = self._vbucket
+        # What is announced already comes as it is; without that, as much under one marker as belongs together.
+        upto = max(self.end, self._owed_end) if self.position >= self._announced_end else 0
+        stretch = stretch_after(vbucket.memory, self.position, upto)
+        if stretch is None:
+            vbucket.close_segment()
+            stretch = stretch_after(vbucket.memory, self.position, upto)
+        if stretch is None:
+            return End(EndReason.FILTER_EMPTY) if self._filter_is_empty() else None
+        last = stretch.last_seqno
+        run = Run(stretch.data.data[stretch.at : stretch.end], self.position, last, memory=True)
+        marker = self._memory_marker(stretch) if last > self._announced_end else None
+        self.position = last
+        if marker is None:
+            return run
+        self._queue.append(run)
+        return marker
+
+    def _memory_marker(self, stretch: Stretch) -> SnapshotStart:
+        vbucket, position = self._vbucket, self.position
+        first, matching, visible = surveys.survey(
+            stretch.data, stretch.at, stretch.end, np.uint64(position), self._wanted, self._visible_only
+        )
+        start = int(first) or stretch.last_seqno
+        begins = stretch.begins_checkpoint or self._after_backfill
+        if begins:
+            first = stretch.checkpoint.first[0]
+            if first > self._announced_end:
+                start = max(first, self._snap_start or 0) if first > position else start
+        start = self._first_start(start)
+        if position < self._announced_end:
+            start = self._origin
+        self._after_backfill = False
+        self._announced_end = stretch.snap_end
+        self._origin = start
+        flags = MEMORY | (CHECKPOINT if begins else 0)
+        matching = max(int(matching), self._last_matching_behind(stretch))
+        return SnapshotStart(
+            start, self._announced_end, flags, matching, int(visible) or min(vbucket.max_visible_seqno, position),
+            vbucket.high_completed_seqno, vbucket.high_prepared_seqno, vbucket.purge_seqno,
+        )  # fmt: skip
+
+    def _last_matching_behind(self, stretch: Stretch) -> int:
+        """The last seqno that passes in the segments behind a stretch that belong to the same snapshot; 0: none.
+
+        A snapshot that came from outside was cut into segments wherever the flusher passed by.
+        """
+        position, found = stretch.last_seqno, 0
+        while position < stretch.snap_end and (behind := self._vbucket.memory.after(position)) is not None:
+            checkpoint, row, _ = behind
+            _, matching, _ = surveys.survey(
+                checkpoint.data, checkpoint.at(row), checkpoint.end[row], np.uint64(position), self._wanted,
+                self._visible_only,
+            )  # fmt: skip
+            position, found = checkpoint.last[row], int(matching) or found
+        return found if position >= stretch.snap_end else stretch.snap_end  # the rest may pass when it comes
+
+    def _first_start(self, start: int) -> int:
+        """The first marker of a stream begins where the reader said that its snapshot began (6.2)."""
+        if self._snap_start is not None:
+            start = min(start, self._snap_start)
+            self._snap_start = None
+        self._owed_end = 0
+        return start
+
+    def _filter_is_empty(self) -> bool:
+        alive = self._vbucket.collection_ids()
+        return self.collections is not None and not any(number in alive for number in self.collections)
+
+    # ---- disk ----
+
+    def _begin_scan(self) -> StreamEvent | None:
+        vbucket = self._vbucket
+        if self._is_purged():
+            return End(EndReason.ROLLBACK)
+        if vbucket.persisted_seqno < min(self._owed_end, vbucket.high_seqno):
+            return None  # what is needed is not on disk yet (8.4)
+        if vbucket.persisted_seqno <= self.position:
+            return End(EndReason.OK) if self._disk_only else self._from_memory()
+        self._scan = DiskScan(vbucket, self.position)
+        self._after_backfill = True
+        if self._may_go_out_of_order():
+            self._in_oso = True
+            self._snap_start = None
+            self._announced_end = self._scan.end
+            return OsoStart()
+        if self.position < self._announced_end >= self._disk_end(self._scan.end):
+            return self._continue_scan(self._scan)  # the rest of a snapshot that a replica has not had on disk before
+        start = self._first_start(self.position + 1 if self.position >= self._announced_end else self._origin)
+        return self._disk_marker(start, self._disk_end(self._scan.end))
+
+    def _disk_end(self, scanned: int) -> int:
+        """Where the snapshot ends that a scan is part of: a replica may be receiving the rest of it."""
+        vbucket = self._vbucket
+        receiving = vbucket.state is not VbucketState.ACTIVE and vbucket.snap_start < scanned < vbucket.snap_end
+        return vbucket.snap_end if receiving else scanned
+
+    def _disk_marker(self, start: int, end: int) -> SnapshotStart:
+        vbucket = self._vbucket
+        self._announced_end = end
+        self._origin = start
+        disk = vbucket.on_disk
+        return SnapshotStart(
+            start, end, DISK | CHECKPOINT, self._last_matching_on_disk(), disk.visible, disk.completed, disk.prepared,
+            vbucket.purge_seqno,
+        )  # fmt: skip
+
+    def _last_matching_on_disk(self) -> int:
+        """By the collections' high seqnos as of the last commit."""
+        disk = self._vbucket.on_disk
+        if self.collections is None:
+            last = disk.visible if self._visible_only else self._vbucket.persisted_seqno
+        else:
+            column = k.C_VISIBLE if self._visible_only else k.C_HIGH
+            rows = disk.collections.tolist()
+            last = max((row[column] for row in rows if row[k.C_ID] in self.collections), default=0)
+        return last if last > self.position else 0
+
+    def _continue_scan(self, scan: DiskScan) -> StreamEvent | None:
+        if scan.epoch != self._vbucket.epoch:  # blocks were rewritten
+            scan.epoch = self._vbucket.epoch
+            if scan.after and self._is_purged():
+                return End(EndReason.ROLLBACK)
+        after = self.position
+        data, self.position = scan.step(self.position)
+        if self.position >= scan.end:
+            self._scan = None
+            if self._in_oso:
+                self._in_oso = False
+                self._queue.append(OsoEnd(scan.end))
+        return Run(data, after, self.position, memory=False)
+
+    def _is_purged(self) -> bool:
+        """The re-check of 5.6: tombstones that this reader needs were purged since it was let in."""
+        purge = self._vbucket.purge_seqno
+        if self._ignore_purged or self.position == 0 or self.position >= purge or self._known_purge == purge:
+            return False
+        if self.collections is None:
+            return True
+        alive = [row for row in self._vbucket.collections if int(row[k.C_ID]) in self.collections]
+        high = max((int(row[k.C_HIGH]) for row in alive), default=0)
+        return not (self.position >= high and high <= purge)
+
+    def _may_go_out_of_order(self) -> bool:
+        """A single small collection from the very start (6.5)."""
+        if not self._oso or self.position != 0 or self.collections is None or len(self.collections) != 1:
+            return False
+        vbucket = self._vbucket
+        if self._filter_is_empty():
+            return False
+        items = vbucket.collection_item_count(next(iter(self.collections)))
+        large = self._mean_item_bytes() >= OSO_SMALL_BYTES
+        return items == 0 or items < vbucket.item_count * (OSO_SHARE_LARGE if large else OSO_SHARE_SMALL)
+
+    def _mean_item_bytes(self) -> float:
+        for _, block in self._vbucket.blocks(0):
+            return (block.data.size - block.at) / max(1, block.records)
+        return 0.0

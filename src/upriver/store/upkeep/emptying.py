@@ -1,0 +1,61 @@
+"""A bucket without its documents: every vbucket begins a new history, all of them with one commit.
+
+Until that commit everybody reads and writes what was there; only the commit itself and the new beginning happen
+under the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from upriver.model import FailoverLog, VbucketState
+from upriver.store.disk.file import seal_vbucket
+from upriver.store.log.flusher import meta_key
+from upriver.store.log.stream import EndReason
+from upriver.store.shared import Shared
+from upriver.store.vbucket import VBucket
+
+
+def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None]) -> None:
+    """Make each an empty vbucket of the same state; raises what ``check`` does. Durable on return."""
+    disk = shared.disk
+    with shared.commit_lock, ExitStack() as at_last:
+        check()
+        with shared.lock:
+            states = {number: vbucket.state for number, vbucket in vbuckets.items()}
+        with disk.write() as transaction:
+            for tree in (disk.log, disk.dead, disk.index):
+                transaction.drop(tree, delete=False)
+            fresh = {number: _fresh(shared, number, state) for number, state in states.items()}
+            records = {number: seal_vbucket(number, vbucket.describe()) for number, vbucket in fresh.items()}
+            at_last.enter_context(shared.lock)  # nobody looks for the old blocks before the vbuckets begin anew
+            for number, vbucket in vbuckets.items():
+                if states.get(number) is not vbucket.state:  # it was changed, or made, meanwhile
+                    fresh[number] = _fresh(shared, number, vbucket.state)
+                    records[number] = seal_vbucket(number, fresh[number].describe())
+                transaction.put(meta_key(number), records[number], db=disk.meta)
+            disk.put_present(transaction, vbuckets)
+        shared.present = frozenset(vbuckets)
+        disk.damage.clear()  # nothing of it is left
+        for number, vbucket in vbuckets.items():
+            _begin_anew(shared, vbucket, records[number])
+
+
+def _fresh(shared: Shared, number: int, state: VbucketState) -> VBucket:
+    return VBucket(shared, number, state, FailoverLog.new(shared.random_uuid()))
+
+
+def _begin_anew(shared: Shared, vbucket: VBucket, record: bytes) -> None:
+    """What of it waits for the disk never gets there.
+
+    It stays the same object: who has it in hand and waits for the lock goes on with what it is now.
+    """
+    vbucket.close_segment()
+    shared.dirty_bytes -= sum(segment.end - segment.at for segment in vbucket.memory.take_unflushed())
+    shared.dirty.pop(vbucket.id, None)
+    vbucket.end_streams(EndReason.STATE_CHANGED)
+    vbucket.locks.clear()
+    vbucket.epoch += 1
+    vbucket.restore(record)
+    vbucket.wake()

@@ -1,0 +1,72 @@
+"""The expiry pager: documents whose time has come become tombstones, each with a new seqno (``protocol.md`` 10.5)."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import numpy as np
+
+from upriver.errors import KeyNotFound
+from upriver.model import SEQNO_MAX, VbucketState
+from upriver.store import kernels as k
+from upriver.store.log import runs
+from upriver.store.log.scan import DiskScan
+from upriver.store.vbucket import VBucket
+from upriver.wire.keys import split_key
+from upriver.wire.packed import HEADER_SIZE, unpack
+
+AT_ONCE = 64  # documents, before others may have the lock
+REST_S = 0.0005
+
+
+def expire_due(vbucket: VBucket) -> int:
+    """Expire what is due; costs nothing while no document of the vbucket is."""
+    now = vbucket.shared.now_s
+    if int(vbucket.registers[k.EXPIRY]) > now:
+        return 0
+    shared, registers = vbucket.shared, vbucket.registers
+    with shared.commit_lock:  # what is on disk stays as it is; others read and write meanwhile
+        shared.flush()
+        with shared.lock:
+            shared.flush()  # what came meanwhile
+            registers[k.EXPIRY] = SEQNO_MAX  # until somebody writes what expires earlier
+        ahead = now
+        try:
+            due, later = _due(vbucket, now)
+            expired = 0
+            for at in range(0, len(due), AT_ONCE):
+                expired += _expire(vbucket, due[at : at + AT_ONCE])
+                time.sleep(REST_S)  # a lock that is taken again at once is never free for others
+            ahead = later
+            return expired
+        finally:
+            with shared.lock:
+                registers[k.EXPIRY] = min(int(registers[k.EXPIRY]), ahead)
+
+
+def _due(vbucket: VBucket, now: int) -> tuple[list[bytes], int]:
+    """Keys of expired documents on disk, and the earliest expiry that is still ahead."""
+    scan = DiskScan(vbucket, 0)
+    position, due, earliest = 0, [], 2**64 - 1
+    while position < scan.end:
+        data, position = scan.step(position)
+        run = np.frombuffer(data, np.uint8)
+        found = np.empty(run.size // HEADER_SIZE, np.int64)
+        count, ahead = runs.expired(run, 0, run.size, np.uint64(now), found)
+        due += [unpack(data, int(at))[1] for at in found[:count]]
+        earliest = min(earliest, int(ahead))
+    return due, earliest
+
+
+def _expire(vbucket: VBucket, wire_keys: list[bytes]) -> int:
+    """Expire these, unless the vbucket is not ours any more; returns how many were not changed meanwhile."""
+    with vbucket.shared.lock:
+        if vbucket.state is not VbucketState.ACTIVE:
+            return 0
+        before = vbucket.expired_count
+        for wire_key in wire_keys:
+            collection_id, key = split_key(wire_key)
+            with suppress(KeyNotFound):
+                vbucket.get(key, collection_id)  # reading it is what expires it
+        return vbucket.expired_count - before

@@ -1,0 +1,203 @@
+"""Going back: a vbucket as it was at a seqno where it was consistent, in one transaction.
+
+The versions that later changes replaced are still in the log until compaction takes them, so going back is cutting the
+log and reading what is left again. Where that cannot give a state that really existed, the answer is 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from upriver.model import SEQNO_MAX, FailoverLog
+from upriver.store import kernels as k
+from upriver.store.collections.events import Collections, default_table
+from upriver.store.collections.manifest import Manifest
+from upriver.store.core import Tally
+from upriver.store.disk.file import BLOCK_KEY, EXACT, Block, Disk, Words, seal_vbucket
+from upriver.store.disk.sealed import seal_dead
+from upriver.store.index.keyindex import put_table
+from upriver.store.log import runs
+from upriver.store.log.flusher import BlockWriter, meta_key
+from upriver.store.log.scan import in_order
+from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, Kind, unpack
+
+
+def consistent_point(vbucket: Collections, wanted: int) -> int:
+    """The greatest seqno not above ``wanted`` at which the log can show a state that existed; 0 if none.
+
+    A snapshot (received, or deduplicated here) has no such seqno inside, only at its ends.
+    """
+    if wanted >= vbucket.high_seqno:
+        return vbucket.high_seqno
+    if wanted == 0:
+        return 0  # without a look at what may be damaged: this is the way to begin anew
+    point = min(wanted, vbucket.complete_seqno)  # if no record is left above ``wanted``
+    ends_here = False
+    for last, block in vbucket.blocks(wanted - 1):
+        if wanted >= block.first:
+            point = wanted if block.flags & EXACT else block.safe
+        else:
+            point = max(point if ends_here else 0, min(block.safe, wanted))
+        ends_here = last == wanted  # then what follows may begin there, which makes it consistent
+        if not ends_here:
+            break
+    return point if point >= vbucket.rollback_floor else 0
+
+
+def roll_back(vbucket: Collections, to: int) -> int:
+    """Undo every change above ``to``, or above the consistent point below it; everything is on disk already.
+
+    The caller holds both locks, ends the streams and has flushed. Returns where the vbucket is now.
+    """
+    point = consistent_point(vbucket, to)
+    if point >= vbucket.high_seqno:
+        return point
+    disk = vbucket.shared.disk
+    before = seal_vbucket(vbucket.id, vbucket.describe())
+    try:
+        with disk.write() as transaction:
+            log_end = _cut_log(transaction, disk, vbucket, point)
+            _forget(vbucket, point)
+            vbucket.log_end = log_end
+            if point:
+                _read_again(transaction, disk, vbucket)
+            _settle(vbucket, point)
+            vbucket.tables = disk.generations(transaction, vbucket.id)
+            meta = vbucket.describe()
+            transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, meta), db=disk.meta)
+        vbucket.persisted(point, meta)
+    except BaseException:
+        vbucket.restore(before)  # the disk is as it was; so are we
+        raise
+    return point
+
+
+def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> int:
+    """Take away what is above ``point``; the block that it cuts through is written again, shorter.
+
+    Returns where the log ends now.
+    """
+    remainder = _remainder(transaction, disk, vbucket.id, point) if point else None
+    disk.erase(transaction, vbucket.id, point)
+    disk.erase_tables(transaction, vbucket.id)
+    writer = BlockWriter(disk, vbucket.shared.options.block_bytes)
+    writer.end = disk.last_block(transaction, vbucket.id) if point else 0
+    if remainder is not None:
+        data, exact = remainder.data, bool(remainder.flags & EXACT)
+        known = disk.dead_in(transaction, vbucket.id, point)
+        writer.add(transaction, vbucket.id, data, remainder.at, data.size, remainder.safe, exact)
+        writer.finish(transaction, vbucket.id)
+        said = disk.dead_in(transaction, vbucket.id, point)
+        _keep_dead(transaction, disk, vbucket.id, writer.end, np.setdiff1d(known, said))
+    return writer.end
+
+
+def _keep_dead(transaction: Any, disk: Disk, vbucket_id: int, last: int, unsaid: Words) -> None:
+    """The shorter block may end where compaction noted what it left dead: its own list is then to have both."""
+    if unsaid.size:
+        key = BLOCK_KEY.pack(vbucket_id, last)
+        there = disk.dead_list(vbucket_id, last, transaction.get(key, db=disk.dead))
+        transaction.put(key, seal_dead(vbucket_id, last, np.concatenate([there, unsaid])), db=disk.dead)
+
+
+def _remainder(transaction: Any, disk: Disk, vbucket_id: int, point: int) -> Block | None:
+    """A copy of the block that ``point`` cuts through, with what is above it marked."""
+    cursor = transaction.cursor(db=disk.log)
+    if not cursor.set_range(BLOCK_KEY.pack(vbucket_id, point + 1)):
+        return None
+    owner, last = BLOCK_KEY.unpack(cursor.key())
+    if owner != vbucket_id:
+        return None
+    block = disk.block(vbucket_id, last, cursor.value())
+    if block.first > point:
+        return None
+    copy = block._replace(data=block.data.copy())
+    runs.cut(copy.data, copy.at, copy.data.size, np.uint64(point))
+    return copy
+
+
+def _forget(vbucket: Collections, point: int) -> None:
+    """Clear what is counted and learnt from the log; the CAS clock and the highest deleted rev never go back."""
+    kept = vbucket.registers[[k.CAS, k.DELETED_REV]].copy()
+    vbucket.registers[:] = 0
+    vbucket.registers[[k.CAS, k.DELETED_REV]] = kept
+    vbucket.registers[k.EXPIRY] = SEQNO_MAX
+    vbucket.registers[k.HIGH] = point
+    vbucket.collections = default_table()
+    vbucket.manifest = Manifest()
+    vbucket.manifest_uid = 0
+    vbucket.erasing = False
+    vbucket.pending.clear()
+    vbucket.locks.clear()
+    vbucket.content = Tally()
+    vbucket.keys.clear()
+
+
+def _settle(vbucket: Collections, point: int) -> None:
+    fresh = vbucket.shared.random_uuid()
+    vbucket.failover_log = vbucket.failover_log.roll_back(point, fresh) if point else FailoverLog.new(fresh)
+    vbucket.snap_start = vbucket.snap_end = vbucket.complete_seqno = point
+    vbucket.indexed_seqno = point
+    vbucket.memory.clear(point)
+    vbucket.epoch += 1
+    vbucket.purge_seqno = min(vbucket.purge_seqno, point)
+    if not point:
+        vbucket.rollback_floor = 0
+
+
+def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:
+    """Counters, collections and key table from the records that are left, and what is known to be dead of them.
+
+    A record can be dead without one that replaced it: compaction purged the tombstone, but left the block of the
+    version before it as it was.
+    """
+    dead = in_order(disk.dead_in(transaction, vbucket.id, vbucket.high_seqno))
+    cursor = transaction.cursor(db=disk.log)
+    more = cursor.set_range(BLOCK_KEY.pack(vbucket.id, 0))
+    reached = position = 0
+    while more and (found := BLOCK_KEY.unpack(cursor.key()))[0] == vbucket.id:
+        block = disk.block(vbucket.id, found[1], cursor.value())
+        if block.link not in (None, reached):
+            raise vbucket.gap(reached)
+        block = block._replace(data=block.data.copy())
+        position = runs.mark_dead(block.data, block.at, block.data.size, dead, position, False, vbucket.collections)
+        _replay(vbucket, block)
+        blocks, records, _ = vbucket.content
+        vbucket.content = Tally(blocks + 1, records + block.records)
+        reached, more = found[1], cursor.next()
+    vbucket.check_end(reached)
+    vbucket.content = vbucket.content._replace(dead=dead.size)
+    vbucket.keys.freeze(vbucket.high_seqno)
+    put_table(transaction, disk, vbucket.id, vbucket.keys.frozen, vbucket.shared.table_scratch)
+    vbucket.keys.clear()
+
+
+def _replay(vbucket: Collections, block: Block) -> None:
+    data, at = block.data, block.at
+    while at < data.size:
+        if vbucket.keys.overlay.size * 4 < (vbucket.keys.entries + data.size // HEADER_SIZE) * 32:
+            vbucket.keys.grow()
+            continue
+        at = runs.recount(
+            data, at, data.size, vbucket.keys.overlay, vbucket.collections, vbucket.registers, vbucket.shared.seed
+        )
+        if at < data.size:
+            head, key, value = unpack(data.data, at)
+            vbucket.learn(head, key, value)
+            at += head.size
+    _find_pending(vbucket, block)
+
+
+def _find_pending(vbucket: Collections, block: Block) -> None:
+    data = block.data
+    offsets = np.empty(data.size // HEADER_SIZE + 1, np.int64)
+    for at in offsets[: runs.specials(data, block.at, data.size, offsets)]:
+        head, wire_key, _ = unpack(data.data, int(at))
+        if head.kind & SUPERSEDED:
+            continue
+        if head.kind == Kind.PREPARE:
+            vbucket.pending[wire_key] = head.seqno
+        else:
+            vbucket.pending.pop(wire_key, None)

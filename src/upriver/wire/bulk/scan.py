@@ -1,0 +1,72 @@
+"""Walk frames without decoding them, for whoever forwards bytes: find the few frames that matter, note how far each
+vbucket has come, and leave everything else untouched.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from upriver.errors import FramingError
+from upriver.wire.framing import HEADER_SIZE, MAX_FRAME, frame_size
+
+VBUCKETS = 65536
+
+
+class Found(IntEnum):
+    """Why a scan stopped."""
+
+    NOTHING = 0  # the rest is a partial frame
+    FRAME = 1  # one of interest starts at the offset
+    BROKEN = 2
+
+
+class FrameScanner:
+    """Scans one direction of a connection; ``seqnos[vb]`` is the last seqno that passed for a vbucket."""
+
+    def __init__(self, own_opaques_from: int) -> None:
+        self.seqnos: npt.NDArray[np.int64] = np.zeros(VBUCKETS, np.int64)
+        self._own = own_opaques_from
+        self._state = np.zeros(2, np.int64)
+
+    def scan(self, data: Any, at: int) -> tuple[int, Found]:
+        """Walk from ``at`` to the next frame of interest; where it starts (or where the whole frames end)."""
+        from upriver.wire.kernels import scan as scan_kernel
+
+        view = np.frombuffer(data, np.uint8)
+        self._state[0] = at
+        scan_kernel.scan(view.__array_interface__["data"][0], len(view), MAX_FRAME, self._own, self.seqnos, self._state)
+        stopped, reason = self._state.tolist()
+        return stopped, Found(reason)
+
+
+class SpanSplitter:
+    """Cuts a byte stream at frames of interest: everything between them comes out as spans of whole frames."""
+
+    def __init__(self, scanner: FrameScanner) -> None:
+        self.scanner = scanner
+        self._rest = b""
+
+    def receive(self, data: bytes) -> list[tuple[bool, memoryview]]:
+        """``(of interest, bytes)`` in order; a frame of interest stands alone."""
+        buffer = self._rest + data if self._rest else data
+        view, at, found = memoryview(buffer), 0, []
+        while True:
+            stop, reason = self.scanner.scan(buffer, at)
+            if stop > at:
+                found.append((False, view[at:stop]))
+            if reason is not Found.FRAME:
+                break
+            size = frame_size(buffer, stop)
+            found.append((True, view[stop : stop + size]))
+            at = stop + size
+        self._rest = bytes(view[stop:])
+        if reason is Found.BROKEN:
+            frame_size(buffer, stop)
+            raise FramingError("the frame cannot be forwarded", "magic", 0)
+        if len(self._rest) >= HEADER_SIZE:
+            frame_size(self._rest)
+        return found

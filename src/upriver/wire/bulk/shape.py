@@ -1,0 +1,171 @@
+"""An encoder for streams that want other values than the store has: stripped, inflated or compressed, in bulk.
+
+It has the door of ``PackedEncoder`` and uses two of them. As long as records may go as they are they do; from the
+first that may not, a stretch of the run is shaped into a scratch buffer by a kernel and encoded from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from upriver.errors import CorruptStore
+from upriver.model import SEQNO_MAX
+from upriver.wire.bulk.decode import SLACK, address_of
+from upriver.wire.bulk.encode import Buffer, Encoded, FrameOptions, PackedEncoder, SendBuffer, Stop
+from upriver.wire.packed import AT_KIND, AT_PREV, Kind
+
+_I64_MAX = 2**63 - 1
+_STRETCH = 64 * 1024  # bytes shaped at once: what a stream sends before another gets its turn
+_USUAL = 2 * _STRETCH
+_DOCUMENTS = frozenset({Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION, Kind.COMMIT})
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a stream wants of values (``protocol.md`` section 3)."""
+
+    stop_datatypes: int = 0  # values with any of these bits have to be looked at
+    xattrs: bool = False
+    deleted_user_xattrs: bool = False
+    no_body: bool = False
+    force_compression: bool = False
+    keep_datatype: bool = False
+    snappy: bool = False  # the reader knows it
+
+    def bits(self) -> int:
+        switches = (
+            self.xattrs, self.deleted_user_xattrs, self.no_body, self.force_compression, self.keep_datatype,
+            self.snappy,
+        )  # fmt: skip
+        return sum(1 << n for n, on in enumerate(switches) if on)
+
+
+class Workshop:
+    """Memory that values are changed in. One serves all encoders of a thread: nothing stays in it between calls."""
+
+    def __init__(self) -> None:
+        from upriver.wire.kernels.snappy import TABLE_BYTES
+
+        self.table = np.zeros(TABLE_BYTES // 8, np.int64)
+        self.work = np.zeros(4, np.int64)
+        self.state = np.zeros(6, np.int64)
+        self.out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.scratch: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.fit(_USUAL)
+
+    def fit(self, size: int) -> None:
+        """Room for ``size`` bytes; for the usual size again, what a large document needed is given back."""
+        if len(self.out) != size + SLACK:
+            self.out, self.scratch = np.empty(size + SLACK, np.uint8), np.empty(size + SLACK, np.uint8)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The sum of several encodings of one run."""
+
+    records: int = 0
+    last: int = 0
+    scanned: int = 0
+    invisible: int = 0
+
+    def add(self, done: Encoded) -> None:
+        self.records += done.records_sent
+        self.invisible = done.invisible or self.invisible
+        self.last = done.last_seqno or self.last
+        self.scanned = done.last_scanned_seqno or self.scanned
+
+
+class ShapingEncoder:
+    """Takes the place of a ``PackedEncoder``; for one thread, as its workshop is.
+
+    The part for values that have to change is made when the first one comes: to most streams none ever does.
+    """
+
+    __slots__ = ("_filter", "_options", "_plan", "_shape", "_shaped", "_wanted", "_workshop", "as_they_are")
+
+    def __init__(self, options: FrameOptions, shape: Shape, workshop: Workshop) -> None:
+        self.as_they_are = PackedEncoder(options)  # stops at values that need a change, but knows no compression
+        self._options, self._shape, self._workshop = options, shape, workshop
+        self._shaped: PackedEncoder | None = None
+        self._plan: npt.NDArray[np.int64] | None = None
+
+    def encode(
+        self, run: Buffer, out: SendBuffer, *, offset: int = 0, after: int = 0, upto: int = SEQNO_MAX,
+        budget: int = _I64_MAX,
+    ) -> Encoded:  # fmt: skip
+        """As ``PackedEncoder.encode``; stops for the caller only at what is no document, or a broken one."""
+        source = np.frombuffer(run, np.uint8) if len(run) else np.empty(0, np.uint8)
+        begin, total, stop = out.used, _Progress(), Stop.SPECIAL
+        while stop is Stop.SPECIAL:
+            if not self._shape.force_compression:
+                done = self.as_they_are.encode(
+                    source, out, offset=offset, after=after, upto=upto, budget=budget - (out.used - begin)
+                )
+                total.add(done)
+                offset, stop = done.next_offset, done.stop
+                if stop is not Stop.SPECIAL or not self._is_document(source, offset):
+                    break
+            at, stop = self._stretch(source, out, offset, (after, upto, budget - (out.used - begin)), total)
+            if at == offset:
+                break
+            offset = at
+        return Encoded(out.used - begin, total.records, offset, total.last, total.scanned, stop, total.invisible)
+
+    @staticmethod
+    def _is_document(source: npt.NDArray[np.uint8], offset: int) -> bool:
+        return int(source[offset + AT_KIND]) in _DOCUMENTS
+
+    def _stretch(
+        self, source: npt.NDArray[np.uint8], out: SendBuffer, offset: int, bounds: tuple[int, int, int],
+        total: _Progress,
+    ) -> tuple[int, Stop]:  # fmt: skip
+        """Shape and encode some of the run; returns where to go on. ``SPECIAL``: so far, and there may be more."""
+        from upriver.wire.kernels import shape as k
+
+        shaped, plan = self._prepared()
+        after, upto, budget = bounds
+        limit = max(1, min(_STRETCH, out.room - out.used, budget))
+        plan[k.AFTER : k.LIMIT + 1] = min(after, _I64_MAX), min(upto, _I64_MAX), limit
+        next_offset, written, scanned, reason, invisible = self._run(source, offset, plan)
+        stretch = self._workshop.out[:written]
+        done = shaped.encode(stretch, out, budget=budget)
+        total.add(done)
+        if done.next_offset < written:  # full, the window used up, or a key that needs another way
+            at = done.next_offset + AT_PREV
+            return int(stretch[at : at + 8].view(np.int64)[0]), done.stop
+        total.scanned = scanned or total.scanned
+        total.invisible = invisible or total.invisible
+        if reason in (k.ENOUGH, k.SPECIAL):
+            return next_offset, Stop.SPECIAL
+        return next_offset, Stop.PAST if reason == k.PAST else Stop.END
+
+    def _prepared(self) -> tuple[PackedEncoder, npt.NDArray[np.int64]]:
+        if self._shaped is None or self._plan is None:
+            options = replace(self._options, no_value=False, keep_datatype=False, stop_datatypes=0)
+            self._shaped, self._filter = PackedEncoder(options), options.filter_ids()
+            ids = address_of(self._filter), len(self._filter)
+            self._wanted = np.array([options.bits(), 0, 0, 0, 0, *ids], np.int64)  # what ``is_wanted`` looks at
+            wanted = address_of(self._wanted)
+            self._plan = np.array([self._shape.bits(), self._shape.stop_datatypes, 0, 0, 0, 0, 0, 0, wanted], np.int64)
+        return self._shaped, self._plan
+
+    def _run(
+        self, source: npt.NDArray[np.uint8], offset: int, plan: npt.NDArray[np.int64], size: int = _USUAL
+    ) -> tuple[int, int, int, int, int]:
+        from upriver.wire.kernels import shape as k
+
+        shop = self._workshop
+        shop.fit(size)
+        plan[k.TABLE : k.SCRATCH_SIZE + 1] = address_of(shop.table), address_of(shop.scratch), len(shop.scratch)
+        shop.state[:] = offset, 0, 0, 0, 0, 0
+        target = address_of(shop.out), len(shop.out)
+        k.shape_run(address_of(source), len(source), *target, address_of(plan), shop.work, shop.state)
+        at, written, scanned, reason, needed, invisible = shop.state.tolist()
+        if reason == k.CORRUPT:
+            raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} does not add up")
+        if reason == k.TOO_SMALL:
+            return self._run(source, offset, plan, max(needed, 2 * size))
+        return at, written, scanned, reason, invisible

@@ -1,0 +1,50 @@
+"""The numba kernel behind ``bulk_scan``: header arithmetic only, no byte of a body is touched but seqnos."""
+
+from __future__ import annotations
+
+from numba import njit, types
+
+from upriver.wire.kernels.intrinsics import load8, load_be16, load_be32, load_be64
+
+_HEADER = 24
+_NOTHING, _FRAME, _BROKEN = 0, 1, 2
+_I64 = types.int64
+_TABLE = types.Array(types.int64, 1, "C")
+
+
+@njit(_I64(_I64, _I64), nogil=True, error_model="numpy", cache=True)
+def _seqno_at(opcode, extras):
+    """Where a message keeps the seqno that it stands at, or 0."""
+    if opcode in (0x57, 0x58, 0x59, 0x5F, 0x60, 0x64):
+        return extras
+    if opcode in (0x62, 0x63):
+        return extras + 8
+    return 0
+
+
+@njit(types.void(_I64, _I64, _I64, _I64, _TABLE, _TABLE), nogil=True, error_model="numpy", cache=True)
+def scan(address, end, limit, own, seqnos, state):
+    at = state[0]
+    state[1] = _NOTHING
+    while end - at >= _HEADER:
+        p = address + at
+        magic, opcode = load8(p), load8(p + 1)
+        flexible = magic == 0x08 or magic == 0x18
+        framing = load8(p + 2) if flexible else 0
+        key = load8(p + 3) if flexible else load_be16(p + 2)
+        body = load_be32(p + 8)
+        known = flexible or 0x80 <= magic <= 0x83
+        if not known or _HEADER + body > limit or framing + load8(p + 4) + key > body:
+            state[1] = _BROKEN
+            break
+        if end - at < _HEADER + body:
+            break
+        response = magic == 0x81 or magic == 0x18 or magic == 0x83
+        if (response and load_be32(p + 12) >= own) or (not response and (opcode == 0x55 or opcode == 0x5B)):
+            state[1] = _FRAME
+            break
+        where = _seqno_at(opcode, p + _HEADER + framing) if not response and load8(p + 4) >= 8 else 0
+        if where:
+            seqnos[load_be16(p + 6)] = load_be64(where)
+        at += _HEADER + body
+    state[0] = at

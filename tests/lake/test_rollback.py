@@ -1,0 +1,98 @@
+"""A rollback is repaired from the log, and from the bucket itself where the log does not reach back."""
+
+from __future__ import annotations
+
+import copy
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tests.lake.desks import Desk
+from tests.lake.test_truth import normal
+from upriver.lake.apply.epochs import Epochs
+from upriver.lake.upkeep import trim_log
+from upriver.records.schema import CHANGES
+
+
+def test_what_lost_changes_had_overwritten_comes_back_and_the_log_still_has_them(desk: Desk) -> None:
+    import duckdb
+
+    vbucket = desk.feed.vbucket("a")
+    desk.feed.put("a", {"n": 1})
+    desk.commit()
+    good = desk.feed.histories[vbucket].seqno
+    desk.feed.put("a", {"n": 2})
+    new = next(key for key in map(str, range(99)) if desk.feed.vbucket(key) == vbucket)
+    desk.feed.put(new, {"n": 3})
+    desk.commit()
+    desk.feed.fail_over(vbucket, good)
+    desk.commit()
+    assert desk.read() == {"a": {"n": 1}}
+    changes = duckdb.read_parquet(list(desk.orders.changes.delta.file_uris()))
+    assert changes.aggregate("count(*)").fetchall() == [(4,)]
+    assert changes.filter("voided").project("seqno").order("seqno").fetchall() == [(good + 1,), (good + 2,)]
+    assert changes.filter("NOT voided AND event <> 'rollback'").project("key").fetchall() == [(b"a",)]
+
+
+def test_the_repair_reaches_plain_readers_of_current_when_merged(desk: Desk) -> None:
+    for index in range(40):
+        desk.feed.put(f"k{index}", {"n": index})
+    desk.commit()
+    for index in range(40):
+        desk.feed.put(f"k{index}", {"n": -1})
+    desk.commit()
+    for vbucket in range(4):
+        desk.feed.fail_over(vbucket, desk.feed.histories[vbucket].seqno // 2)
+    desk.commit()
+    desk.orders.advance(desk.number - 1, 0, desk.tables.run, None, force=True)
+    plain = desk.orders.current.delta.to_pyarrow_table()
+    assert {row["_key"]: row["n"] for row in plain.to_pylist()} == {f"k{index}": index for index in range(40)}
+
+
+def test_a_vbucket_is_read_again_when_the_log_was_trimmed(desk: Desk) -> None:
+    goods = desk.change_half()
+    first = desk.orders.changes.pieces()[0]
+    everything = pc.max(desk.orders.changes.delta.to_pyarrow_table().filter(pc.field("batch") == 0)["timestamp"])
+    assert trim_log(desk.orders, everything.value + 1) == 1
+    assert first.path not in {piece.path for piece in desk.orders.changes.pieces()}
+    for vbucket, good in enumerate(goods):
+        desk.feed.fail_over(vbucket, good)
+    asked: list[int] = []
+    desk.open(reread=lambda vbuckets: reread(desk, vbuckets, asked))
+    desk.commit()
+    assert desk.read() == {key: normal(value) for key, value in desk.feed.truth().items()}
+    assert asked  # and not in vain
+
+
+def reread(desk: Desk, vbuckets: list[int], asked: list[int]) -> list[pa.RecordBatch]:
+    """What the bucket holds, as a feed from the beginning says it, without epochs."""
+    asked.extend(vbuckets)
+    again = copy.deepcopy(desk.feed)
+    again.pending = []
+    for vbucket in vbuckets:
+        for seqno, (key, value) in enumerate(again.histories[vbucket].states[-1][1].get("orders", {}).items(), start=1):
+            again._emit("mutation", vbucket, collection="orders", key=key.encode(), value=value, datatype=1)
+            again.pending[-1] |= {"seqno": seqno, "epoch": 0}
+    return again.batch()
+
+
+def test_an_epoch_that_the_source_forgot_is_not_used_twice() -> None:
+    def row(event: str, seqno: int, epoch: int) -> dict[str, object]:
+        return dict.fromkeys(CHANGES.names) | {
+            "event": event,
+            "vbucket": 1,
+            "seqno": seqno,
+            "epoch": epoch,
+            "vbuuid": 1,
+        }
+
+    rows = [
+        row("mutation", 7, 0),
+        row("rollback", 5, 1),
+        row("mutation", 6, 1),
+        row("rollback", 3, 1),
+        row("mutation", 4, 1),
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, schema=CHANGES)
+    lifted = pa.concat_tables(pa.table(part) for part in Epochs({1: 1}).lift([batch]))
+    assert lifted.column("epoch").to_pylist() == [1, 2, 2, 3, 3]

@@ -1,8 +1,0 @@
-"""``make chaos SEED=n MINUTES=m``: see ``cluster_chaos``."""
-
-import sys
-
-from cluster_chaos import main
-
-if __name__ == "__main__":
-    sys.exit(main())

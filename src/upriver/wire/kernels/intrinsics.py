@@ -22,14 +22,14 @@ from numba.extending import intrinsic
 I64 = types.int64
 ARRAY = types.Array(types.int64, 1, "C")
 INLINE: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
-_SOURCES = ("intrinsics.py", "kernels.py", "bulk_frames.py", "packed.py", "snappy_kernels.py", "shape_kernels.py",
-            "json_kernels.py")  # fmt: skip
 _I64 = ir.IntType(64)
 
 
 @cache
 def _sources_digest() -> str:
-    return sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _SOURCES)).hexdigest()
+    here = Path(__file__).parent
+    sources = (*sorted(here.glob("*.py")), here.parent / "packed.py")
+    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 class _KernelCache(FunctionCache):

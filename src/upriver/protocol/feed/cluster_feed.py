@@ -21,7 +21,7 @@ from upriver.protocol.feed.events import (
     FeedRequest,
     FilterGone,
     OnRollback,
-    RollbackEvent,
+    RolledBack,
     VbucketDone,
 )
 from upriver.protocol.feed.node_link import (
@@ -34,8 +34,8 @@ from upriver.protocol.feed.node_link import (
     Opened,
     Ready,
     Refused,
-    RolledBack,
     Rows,
+    StreamRolledBack,
     is_temporary,
 )
 from upriver.protocol.session import Session, config_json
@@ -46,7 +46,7 @@ from upriver.wire.messages.dcp import StreamRequest
 
 __all__ = [
     "Advanced", "CollectionChange", "Documents", "Feed", "FeedEvent", "FeedRequest", "FilterGone", "OnRollback",
-    "RollbackEvent", "VbucketDone", "backoff",
+    "RolledBack", "VbucketDone", "backoff",
 ]  # fmt: skip
 
 STREAMS_IN_FLIGHT = 256
@@ -374,9 +374,9 @@ class Feed:
             raise HistoryLost(vb, target, branch)
         self.standing.epoch[vb] += 1
         if self.request.on_rollback is OnRollback.EMIT:
-            self._emitted.append(RollbackEvent(vb, target, branch, self.standing.epoch[vb]))
+            self._emitted.append(RolledBack(vb, target, branch, self.standing.epoch[vb]))
 
-    def _rolled_back(self, address: Address, event: RolledBack, now: float) -> None:
+    def _rolled_back(self, address: Address, event: StreamRolledBack, now: float) -> None:
         vb, at = event.vbucket, self.standing.position(event.vbucket)
         self._opening -= 1
         if vb in self.request.branches:
@@ -470,6 +470,6 @@ class Feed:
         self._emitted.append(VbucketDone(vb))
 
     _HANDLERS: dict[type[LinkEvent], Callable[[Feed, Address, Any, float], None]] = {
-        Ready: _ready, NewConfig: _ready, Opened: _opened, RolledBack: _rolled_back, Refused: _refused,
+        Ready: _ready, NewConfig: _ready, Opened: _opened, StreamRolledBack: _rolled_back, Refused: _refused,
         Ended: _ended, Event: _collection_event, Moved: _moved,
     }  # fmt: skip

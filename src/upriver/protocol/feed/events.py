@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from upriver.model import Position
 from upriver.protocol.feed.node_link import Rows
@@ -46,9 +47,11 @@ class Documents:
     link: Address
 
 
-@dataclass(slots=True)
-class RollbackEvent:
-    """Everything of this vbucket above ``to_seqno`` never happened; the new branch follows."""
+class RolledBack(NamedTuple):
+    """Every change of this vbucket above ``to_seqno`` never happened; the new branch follows.
+
+    ``lost_branch`` is the vbuuid of the branch that ended, ``epoch`` the number of rollbacks of this vbucket so far.
+    """
 
     vbucket: int
     to_seqno: int
@@ -86,4 +89,4 @@ class FilterGone:
     vbucket: int
 
 
-FeedEvent = Documents | RollbackEvent | CollectionChange | Advanced | VbucketDone | FilterGone
+FeedEvent = Documents | RolledBack | CollectionChange | Advanced | VbucketDone | FilterGone

@@ -74,7 +74,7 @@ class Opened:
 
 
 @dataclass(slots=True)
-class RolledBack:
+class StreamRolledBack:
     """The producer wants us to go back to ``seqno`` or lower."""
 
     vbucket: int
@@ -112,7 +112,7 @@ class Moved:
     seqno: int
 
 
-LinkEvent = Ready | NewConfig | Rows | Opened | RolledBack | Refused | Ended | Event | Moved
+LinkEvent = Ready | NewConfig | Rows | Opened | StreamRolledBack | Refused | Ended | Event | Moved
 _MARKERS = (SnapshotMarker, SnapshotMarkerV20, SnapshotMarkerV22)
 
 
@@ -310,7 +310,7 @@ class FeedLink:
             return
         self._forget(vb)
         if isinstance(response, RollbackResponse):
-            yield RolledBack(vb, response.seqno)
+            yield StreamRolledBack(vb, response.seqno)
         else:
             yield Refused(vb, response.status, getattr(response, "value", b""))
 

@@ -11,8 +11,8 @@ from upriver.client.blocking import Database
 from upriver.client.changes import ObjectMaker, RolledBack
 from upriver.client.names import Names
 from upriver.errors import Status
-from upriver.model import Position
-from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest, OnRollback
+from upriver.model import OnRollback, Position
+from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest
 from upriver.wire.messages.dcp import RollbackResponse, StreamEnd
 from upriver.wire.messages.events import CollectionBegun, SystemEvent
 

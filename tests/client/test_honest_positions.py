@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.client.scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
 from upriver.errors import HistoryLost, Status
-from upriver.model import FailoverLog, Position
-from upriver.protocol.feed.cluster_feed import Documents, FeedEvent, FeedRequest, OnRollback, RolledBack
+from upriver.model import FailoverLog, OnRollback, Position
+from upriver.protocol.feed.cluster_feed import Documents, FeedEvent, FeedRequest, RolledBack
 from upriver.protocol.history import Accept, History, decide
 from upriver.wire.constants import StreamEndStatus
 from upriver.wire.messages.dcp import RollbackResponse, StreamEnd, StreamRequest

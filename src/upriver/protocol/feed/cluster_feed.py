@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from upriver.errors import AccessDenied, HistoryLost, Status, StatusError
-from upriver.model import SEQNO_MAX, FailoverLog, Position
+from upriver.model import SEQNO_MAX, FailoverLog, OnRollback, Position
 from upriver.protocol.feed.events import (
     Advanced,
     CollectionChange,
@@ -20,7 +20,6 @@ from upriver.protocol.feed.events import (
     FeedEvent,
     FeedRequest,
     FilterGone,
-    OnRollback,
     RolledBack,
     VbucketDone,
 )
@@ -45,8 +44,8 @@ from upriver.wire.constants import StreamEndStatus, StreamFlag
 from upriver.wire.messages.dcp import StreamRequest
 
 __all__ = [
-    "Advanced", "CollectionChange", "Documents", "Feed", "FeedEvent", "FeedRequest", "FilterGone", "OnRollback",
-    "RolledBack", "VbucketDone", "backoff",
+    "Advanced", "CollectionChange", "Documents", "Feed", "FeedEvent", "FeedRequest", "FilterGone", "RolledBack",
+    "VbucketDone", "backoff",
 ]  # fmt: skip
 
 STREAMS_IN_FLIGHT = 256

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
-from upriver.model import Position
+from upriver.model import OnRollback, Position
 from upriver.protocol.feed.node_link import Rows
 from upriver.protocol.topology import Address
 from upriver.wire.constants import StreamFlag
 from upriver.wire.messages.events import SystemEvent
-
-
-class OnRollback(Enum):
-    """What a rollback means to the caller."""
-
-    EMIT = "emit"  # tell, then go on with the new branch
-    FAIL = "fail"
-    REWIND = "rewind"  # go on silently: for callers to whom seeing a change twice, or an undone one, does not matter
 
 
 @dataclass(frozen=True, slots=True)

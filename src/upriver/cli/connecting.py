@@ -38,7 +38,7 @@ def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def open_database(connecting: dict[str, Any]) -> Database:
-    from upriver.client.blocking import connect
+    from upriver import connect
 
     given = {name: value for name, value in connecting.items() if name != "connection"}
     return connect(connection_string(connecting["connection"]), **given)

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from upriver.client.checkpoints import parse
 from upriver.client.positions import Positions
@@ -20,8 +20,11 @@ from upriver.client.shared_values import SharedDocument, SharedFile, SharedRow, 
 from upriver.errors import CheckpointError, ForeignCheckpoint
 
 if TYPE_CHECKING:
-    from upriver.client._feed.blocking_feed import BlockingFeed
+    import pyarrow as pa
+
+    from upriver.client._feed.blocking_feed import ChangeFeed
     from upriver.client.blocking import Database
+    from upriver.client.reading import FeedKeywords
 
 __all__ = ["Group", "Share", "SharedDocument", "SharedFile", "SharedRow", "SharedValue", "read_as_member", "share_of"]
 
@@ -150,7 +153,9 @@ def share_of(members: list[str], member: str, vbuckets: int) -> range:
     return range(vbuckets * index // count, vbuckets * (index + 1) // count)
 
 
-def read_as_member(db: Database, group: Group, **read: Any) -> Iterator[tuple[BlockingFeed, Any]]:
+def read_as_member(
+    db: Database, group: Group, **options: Unpack[FeedKeywords]
+) -> Iterator[tuple[ChangeFeed[pa.RecordBatch], pa.RecordBatch]]:
     """Batches of our share of the feed, for ever; call ``feed.confirm()`` when done with what was given.
 
     When the shares change, the feed is closed after its position was saved as far as it was confirmed, and another is
@@ -164,18 +169,19 @@ def read_as_member(db: Database, group: Group, **read: Any) -> Iterator[tuple[Bl
             if not share.vbuckets:
                 time.sleep(idle_s / 4)
                 continue
-            with db.feed(checkpoint=group, vbuckets=share.vbuckets, **read) as feed:
+            mine: FeedKeywords = {**options, "checkpoint": group, "vbuckets": share.vbuckets}
+            with db.change_batches(**mine) as feed:
                 yield from _until_changed(feed, group, share, total, idle_s)
     finally:
         group.leave()
 
 
 def _until_changed(
-    feed: BlockingFeed, group: Group, share: Share, total: int, every_s: float
-) -> Iterator[tuple[BlockingFeed, Any]]:
+    feed: ChangeFeed[pa.RecordBatch], group: Group, share: Share, total: int, every_s: float
+) -> Iterator[tuple[ChangeFeed[pa.RecordBatch], pa.RecordBatch]]:
     beat_at = time.monotonic() + every_s
     while True:
-        for batch in feed.batches(idle_s=every_s):
+        for batch in feed.items(idle_s=every_s):
             yield feed, batch
             if group.expelled or time.monotonic() >= beat_at:
                 break

@@ -18,7 +18,7 @@ def stats(
     node: str, group: tuple[str, ...], bucket: str, username: str | None, password: str | None, as_json: bool
 ) -> None:
     """Show statistics of NODE (host:port, or couchbase://...), for example GROUP 'vbucket-seqno 12' or 'dcp'."""
-    from upriver.client.blocking import connect
+    from upriver import connect
 
     target = node if "://" in node else f"couchbase://{node}"
     with connect(target, bucket, username=username, password=password) as database:

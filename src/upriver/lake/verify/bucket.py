@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pyarrow as pa
 
@@ -80,15 +81,15 @@ def _filled(contents: Contents, db: Database, vbuckets: Sequence[int]) -> bool:
     """Read up to the high seqnos, and again what came meanwhile: a document that is written while we read has moved
     behind the end of that read, and would seem to be gone."""
     done = dict.fromkeys(vbuckets, 0)
-    positions: str | Positions = "beginning"
+    positions: Literal["beginning"] | Positions = "beginning"
     for _ in range(PASSES):
         highs = db.high_seqnos()
         todo = {vbucket: highs.get(vbucket, 0) for vbucket in vbuckets if highs.get(vbucket, 0) > done[vbucket]}
         contents.moving = frozenset(todo)
         if not todo:
             return True
-        with db.feed(start=positions, end=todo, vbuckets=sorted(todo)) as feed:
-            if not all(contents.add(rows) for rows in feed.batches()):
+        with db.change_batches(start=positions, end=todo, vbuckets=todo) as feed:
+            if not all(contents.add(rows) for rows in feed):
                 return False
             found = feed.positions()
         positions = found if isinstance(positions, str) else positions.merged(found)
@@ -116,7 +117,7 @@ def floors(db: Database, committed: Committed, ids: Iterable[int] | None) -> lis
     logs, highs = db.failover_logs(range(len(committed.places))), db.high_seqnos()
     purges = _purges(db)
     passed = any(place.seqno < purges.get(vbucket, 0) for vbucket, place in enumerate(committed.places))
-    of_filter = [db.high_seqnos(number) for number in ids] if ids is not None and passed else None
+    of_filter = [db.run(db.operations.high_seqnos(number)) for number in ids] if ids is not None and passed else None
     found = []
     for vbucket, place in enumerate(committed.places):
         high = None if of_filter is None else max((highs.get(vbucket, 0) for highs in of_filter), default=0)

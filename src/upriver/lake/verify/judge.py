@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from upriver.client.blocking import Database
+from upriver.client.blocking import Database, collection_names
 from upriver.errors import ConfigError
 from upriver.lake.options import SyncOptions
 from upriver.lake.verify.bucket import Contents, Floor, Last, floors, read
@@ -147,7 +147,7 @@ def _must_belong(lake: LakeFiles, options: SyncOptions, db: Database) -> None:
 
 def _chosen(options: SyncOptions, collections: Sequence[str], lake: LakeFiles, db: Database) -> dict[str, int | None]:
     """The collections to judge, with their ids in the bucket."""
-    ids: dict[str, int | None] = {f"{scope}.{name}": number for number, (scope, name) in db.collection_names().items()}
+    ids: dict[str, int | None] = {f"{scope}.{name}": number for number, (scope, name) in collection_names(db).items()}
     committed = lake.committed()
     known = {name for name in {*ids, *lake.names()} if committed.wants(name)}
     asked = tuple(collections) or options.collections
@@ -227,7 +227,7 @@ class Judge:
         """The ids of the collections that the sync reads, None for all there are."""
         if not committed.scope and not committed.collections:
             return None
-        names = self.db.collection_names().items()
+        names = collection_names(self.db).items()
         return [number for number, (scope, name) in names if committed.wants(f"{scope}.{name}")]
 
     def _unless_new(self, name: str, floor: Sequence[Floor], committed: Committed) -> list[Floor]:

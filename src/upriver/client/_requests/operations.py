@@ -22,6 +22,7 @@ from upriver.errors import (
     UnknownCollection,
     UnknownScope,
     UpriverError,
+    is_retryable,
 )
 from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog, VbucketState, vbucket_of
 from upriver.net.requests import Encodes, Ends, RequestRun
@@ -93,7 +94,6 @@ DEFAULT_MANIFEST: dict[str, Any] = {
     "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}],
 }  # of servers that know no collections
 RUN_BYTES = 16 * 1024 * 1024  # of documents that are written before the answers are looked at
-_RETRY = (Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED)
 
 
 def raw_key(key: str | bytes) -> bytes:
@@ -155,7 +155,7 @@ class Operations:
             except (ConnectFailed, StatusError) as error:
                 attempt += 1
                 waited += backoff(attempt)
-                if waited > self.options.request_timeout_s or not _is_worth_another_try(error):
+                if waited > self.options.request_timeout_s or not is_retryable(error):
                     raise
             yield Pause(backoff(attempt))
             yield from self._look_around()
@@ -273,7 +273,7 @@ class Operations:
             if answer.status != Status.SUCCESS and answer.opaque < len(run.keys):
                 refused.append(run.keys[answer.opaque])
                 failure = self._refusal(answer, address, f"vbucket {vbucket_of(refused[-1], self.topology.vbuckets)}")
-                if answer.status not in _RETRY:
+                if not is_retryable(failure):
                     raise failure
         return refused, failure
 
@@ -426,10 +426,6 @@ def _only(name: str, default: str, error: type[StatusError]) -> int:
     if name != default:
         raise error(f"{name!r}: this server has no collections but {default!r}")
     return DEFAULT_COLLECTION
-
-
-def _is_worth_another_try(error: Exception) -> bool:
-    return isinstance(error, ConnectFailed) or (isinstance(error, StatusError) and error.status in _RETRY)
 
 
 def ends_list(response: Response) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from upriver.errors import RemoteProtocolError, Status
+from upriver.errors import TEMPORARY, RemoteProtocolError, Status
 from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.protocol.session import Session
 from upriver.protocol.standing import Standing
@@ -328,4 +328,4 @@ class FeedLink:
 
 def is_temporary(status: int) -> bool:
     """A refusal that a later try may not meet."""
-    return status in (Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED, Status.KEY_EEXISTS)
+    return status in TEMPORARY or status == Status.KEY_EEXISTS  # the stream before it is not closed yet

@@ -1,6 +1,6 @@
 """A producer whose every word is written by the test: it answers the handshake and leaves the streams to the script.
 
-No sockets: ``Wire`` carries bytes between it and a ``Feed``, cut into pieces of any size.
+No sockets: ``Wire`` carries bytes between it and a ``ClusterFeed``, cut into pieces of any size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from upriver.client._requests.connections import make_session
 from upriver.client.options import ConnectOptions
 from upriver.model import FailoverEntry, Position
-from upriver.protocol.feed.cluster_feed import Documents, Feed, FeedEvent, FeedRequest
+from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent, FeedRequest, FeedRows
 from upriver.protocol.session import FeedSettings
 from upriver.protocol.topology import Address, parse_topology
 from upriver.wire import Context, FrameSplitter, Message, Opcode, OtherResponse, decode
@@ -101,7 +101,7 @@ class Wire:
         options = ConnectOptions((HOME,))
         topology = parse_topology(json.loads(config_json(vbuckets)), HOME.host)
         settings = FeedSettings("test", buffer_bytes=window)
-        self.feed = Feed(request, topology, lambda: make_session(options, settings), window, **more)
+        self.feed = ClusterFeed(request, topology, lambda: make_session(options, settings), window, **more)
         self.producers: dict[Address, ScriptedProducer] = {}
         self.chop, self.now = chop, 0.0
         self.rows: list[tuple[int, int, bytes]] = []  # vbucket, seqno, key
@@ -142,7 +142,7 @@ class Wire:
             self.settle(address)
 
     def _take(self, event: FeedEvent) -> None:
-        if not isinstance(event, Documents):
+        if not isinstance(event, FeedRows):
             self.told.append(event)
             return
         columns = event.rows.columns

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.client.scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
 from upriver.errors import HistoryLost, Status
 from upriver.model import FailoverLog, Position
-from upriver.protocol.feed.cluster_feed import Documents, FeedEvent, FeedRequest, OnRollback, RollbackEvent
+from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest, FeedRows, OnRollback, RollbackEvent
 from upriver.protocol.history import Accept, History, decide
 from upriver.wire.constants import StreamEndStatus
 from upriver.wire.messages.dcp import RollbackResponse, StreamEnd, StreamRequest
@@ -105,7 +105,7 @@ class Reader(Wire):
         self.server = server
 
     def _take(self, event: FeedEvent) -> None:
-        if isinstance(event, Documents):
+        if isinstance(event, FeedRows):
             columns = event.rows.columns
             for row in range(event.rows.first, event.rows.last):
                 if columns["event"][row]:

@@ -8,12 +8,12 @@ from tests.client.scripted_producer import BRANCH, ELSEWHERE, HOME, Wire, config
 from upriver.errors import HistoryLost, RemoteProtocolError, Status, StatusError, UnknownCollection
 from upriver.model import SEQNO_MAX, Position
 from upriver.protocol.feed.cluster_feed import (
-    Advanced,
     CollectionChange,
     FeedRequest,
     FilterGone,
     OnRollback,
     RollbackEvent,
+    SeqnoReached,
     VbucketDone,
 )
 from upriver.wire import Opcode, OtherResponse
@@ -105,7 +105,7 @@ def test_a_seqno_advanced_in_mid_snapshot_does_not_complete_it() -> None:
     assert wire.feed.positions()[0] == Position(BRANCH, 40, 0, 100)
     wire.says(SeqnoAdvanced(100, **at(request)).encode())
     assert wire.feed.positions()[0] == Position(BRANCH, 100, 100, 100)
-    assert wire.told == [Advanced(0, 40), Advanced(0, 100)]
+    assert wire.told == [SeqnoReached(0, 40), SeqnoReached(0, 100)]
 
 
 def test_a_noop_in_the_middle_of_data_is_answered_at_once() -> None:

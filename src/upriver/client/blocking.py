@@ -210,7 +210,7 @@ class Database:
         earlier: Sequence[BlockingFeed] = (),
     ) -> BlockingFeed:
         from upriver.client._feed.blocking_feed import BlockingFeed
-        from upriver.client._feed.subscription import Reader
+        from upriver.client._feed.subscription import Subscription
         from upriver.client.reading import plan, settings_of
 
         settings = settings_of(self.options, read, read.name or default_name())
@@ -219,8 +219,8 @@ class Database:
         known = None if request else read.filter
         request = request or self.run(plan(self._operations, read))
         names = Names.of_manifest(self.manifest())
-        reader = Reader(self._operations, request, settings, names, read, known)
-        return BlockingFeed(reader, self, checkpoint, earlier)
+        subscription = Subscription(self._operations, request, settings, names, read, known)
+        return BlockingFeed(subscription, self, checkpoint, earlier)
 
     def change_batches(self, request: FeedRequest | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
         """Changes as Arrow batches in the schema ``upriver.records.CHANGES``; options as in ``ReadOptions``."""

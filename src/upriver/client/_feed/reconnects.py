@@ -36,11 +36,11 @@ def refusal(error: StatusError, address: Address, again: bool) -> StatusError | 
 
 
 @dataclass(slots=True)
-class Pacing:
+class Reconnects:
     """How often each node has failed in a row, and from when on it may be tried again."""
 
     failures: dict[Address, int] = field(default_factory=dict)
-    reconnects: int = 0
+    count: int = 0
     last_error: UpriverError | OSError | None = None
     _try_at: dict[Address, float] = field(default_factory=dict)
     _ready_at: dict[Address, float] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Pacing:
         return self._try_at.get(address, 0.0) <= now
 
     def failed(self, address: Address, now: float) -> None:
-        self.reconnects += 1
+        self.count += 1
         if now - self._ready_at.pop(address, now) > LONG_ENOUGH_S:
             self.progressed(address)
         self.failures[address] = self.failures.get(address, 0) + 1

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from upriver.client._requests.connections import converse
 from upriver.client.blocking import Database, connect
-from upriver.client.changes import Deletion, Mutation, Rollback
+from upriver.client.changes import Deletion, Mutation, RolledBack
 from upriver.errors import ConnectFailed, Status, StatusError, UpriverError
 from upriver.model import Position, vbucket_of
 from upriver.net.conversation import Conversation
@@ -250,7 +250,7 @@ class Reader(threading.Thread):
             return feed.positions()
 
     def _take(self, change: object) -> None:
-        if isinstance(change, Rollback):
+        if isinstance(change, RolledBack):
             self.rollbacks += 1
             kept = self.changes.get(change.vbucket, [])
             self.changes[change.vbucket] = [each for each in kept if each[1].seqno <= change.to_seqno]

@@ -22,7 +22,7 @@ from upriver.node.dcp.consumer import BucketStore
 from upriver.protocol.consumer.negotiation import replication_hello
 from upriver.protocol.topology import Address
 from upriver.wire.constants import OpenFlag
-from upriver.wire.messages.dcp import Control, Open, StreamRequest
+from upriver.wire.messages.dcp import DcpControl, Open, StreamRequest
 from upriver.wire.packed import Kind, pack
 
 
@@ -116,7 +116,7 @@ def answer_to(node: PeerNode, start: int, uuid: int) -> Any:
     try:
         place = {"start_seqno": start, "snap_start_seqno": start, "snap_end_seqno": start, "vbuuid": uuid}
         hello, opening = replication_hello("reader"), Open(0, OpenFlag.PRODUCER, b"reader")
-        noop = Control(b"enable_noop", b"true")
+        noop = DcpControl(b"enable_noop", b"true")
         return connection.ask([hello, opening, noop, StreamRequest(**place, end_seqno=start + 1)])[-1]
     finally:
         connection.close()

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from upriver.client._feed.bundle import Bundle
 from upriver.client.names import Names
-from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RollbackEvent
+from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.protocol.topology import Address
 from upriver.records.batches import ChangeOptions, change_batch, row_batch
 from upriver.records.schema import Event
@@ -40,7 +40,7 @@ class BatchMaker:
         """What is ready because of this event."""
         if isinstance(event, FeedRows):
             yield from self._add_rows(event)
-        elif isinstance(event, RollbackEvent):
+        elif isinstance(event, RolledBack):
             yield from self._flush_before()
             told = row_batch([_rollback_row(event)])
             yield Bundle([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
@@ -128,7 +128,7 @@ def kind_of(content: CollectionEvent) -> Event:
     return Event.SCOPE_CREATED if isinstance(content, ScopeCreated) else Event.SCOPE_DROPPED
 
 
-def _rollback_row(event: RollbackEvent) -> dict[str, Any]:
+def _rollback_row(event: RolledBack) -> dict[str, Any]:
     return {
         "event": Event.ROLLBACK, "vbucket": event.vbucket, "seqno": event.to_seqno, "epoch": event.epoch,
         "vbuuid": _signed(event.lost_branch),

@@ -20,6 +20,7 @@ from upriver.client.names import Names
 from upriver.client.positions import Positions, Standpoint
 from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
+from upriver.model import OnRollback
 from upriver.protocol.feed.cluster_feed import (
     ClusterFeed,
     CollectionChange,
@@ -27,7 +28,6 @@ from upriver.protocol.feed.cluster_feed import (
     FeedRequest,
     FeedRows,
     FilterGone,
-    OnRollback,
 )
 from upriver.protocol.session import FeedSettings
 from upriver.wire.messages.events import CollectionEnded

@@ -12,15 +12,14 @@ from itertools import count
 from typing import Any
 
 from upriver.errors import AccessDenied, HistoryLost, Status, StatusError
-from upriver.model import SEQNO_MAX, FailoverLog, Position
+from upriver.model import SEQNO_MAX, FailoverLog, OnRollback, Position
 from upriver.protocol.feed.events import (
     CollectionChange,
     FeedEvent,
     FeedRequest,
     FeedRows,
     FilterGone,
-    OnRollback,
-    RollbackEvent,
+    RolledBack,
     SeqnoReached,
     VbucketDone,
 )
@@ -51,8 +50,7 @@ __all__ = [
     "FeedRequest",
     "FeedRows",
     "FilterGone",
-    "OnRollback",
-    "RollbackEvent",
+    "RolledBack",
     "SeqnoReached",
     "VbucketDone",
     "backoff",
@@ -383,7 +381,7 @@ class ClusterFeed:
             raise HistoryLost(vb, target, branch)
         self.standing.epoch[vb] += 1
         if self.request.on_rollback is OnRollback.EMIT:
-            self._emitted.append(RollbackEvent(vb, target, branch, self.standing.epoch[vb]))
+            self._emitted.append(RolledBack(vb, target, branch, self.standing.epoch[vb]))
 
     def _rolled_back(self, address: Address, event: RollbackAsked, now: float) -> None:
         vb, at = event.vbucket, self.standing.position(event.vbucket)

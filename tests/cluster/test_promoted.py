@@ -23,7 +23,7 @@ from upriver.protocol.consumer.negotiation import replication_hello
 from upriver.protocol.topology import Address
 from upriver.wire.constants import OpenFlag
 from upriver.wire.messages.dcp import DcpControl, Open, StreamRequest
-from upriver.wire.packed import Kind, pack
+from upriver.wire.packed import RecordKind, pack
 
 
 class InNode(BucketStore):
@@ -140,7 +140,7 @@ def test_a_snapshot_that_was_cut_short_purges_no_more_than_was_received(tmp_path
     target = Target(tmp_path / "bucket")
     replica = target.vbucket(VB)
     replica.begin_snapshot(0, 100, 2, 80)
-    replica.apply_records(pack(Kind.MUTATION, b"\0k", b"{}", seqno=5, cas=1))
+    replica.apply_records(pack(RecordKind.MUTATION, b"\0k", b"{}", seqno=5, cas=1))
     assert replica.purge_seqno == 80
     target.bucket.flush()
     target.crash()

@@ -15,9 +15,10 @@ from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.protocol.session import Session
 from upriver.protocol.standing import Standing
 from upriver.wire.bulk.decode import BulkDecoder, Columns, Decoded
+from upriver.wire.checks import Context
 from upriver.wire.constants import Feature, Magic, Opcode, OsoFlag
 from upriver.wire.framing import cut_frame
-from upriver.wire.message import Context, Message, OtherResponse, Response, decode
+from upriver.wire.message import Message, OtherResponse, Response, decode
 from upriver.wire.messages.cluster import GetClusterConfig
 from upriver.wire.messages.dcp import (
     BufferAck,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from upriver.client.blocking import Database
-    from upriver.testing import RunningNode
+    from upriver.node.process import RunningNode
 
 VBUCKETS = 128
 STEPS = itertools.count(1)
@@ -72,12 +72,12 @@ class _Demo:
     def start_cluster(self) -> None:
         from upriver.cluster.manager import Manager
         from upriver.cluster.plan import Member
-        from upriver.testing import RunningNode
+        from upriver.node.process import RunningNode, ServeOptions
 
-        options: dict[str, Any] = {"vbuckets": VBUCKETS, "http_port": 0, "member": True, "enable_faults": True}
+        options: ServeOptions = {"vbuckets": VBUCKETS, "member": True, "enable_faults": True}
         self.nodes: list[RunningNode] = []
         for name in ("a", "b"):
-            node = RunningNode(self.directory / f"node-{name}", dict(options))
+            node = RunningNode(self.directory / f"node-{name}", options)
             self.stack.callback(_stop, node)
             self.nodes.append(node)
         self.manager = Manager(self.directory)

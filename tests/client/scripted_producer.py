@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from upriver.client._requests.blocking import make_session
+from upriver.client._requests.connections import make_session
 from upriver.client.options import ConnectOptions
 from upriver.model import FailoverEntry, Position
 from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent, FeedRequest, FeedRows

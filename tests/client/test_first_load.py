@@ -25,7 +25,7 @@ SMALL, DOCUMENTS, READ = 0x50, 100, {"collections": "shop.small", "out_of_order"
 @pytest.fixture(scope="module")
 def shop() -> Iterator[RunningNode]:
     """A collection so small that reading it out of order pays (below 0.5 %), on disk and not in memory."""
-    with node(vbuckets=4, lazy=True, enable_faults=True, http_port=0) as running:
+    with node(vbuckets=4, lazy=True, enable_faults=True) as running:
         with connect(running.connection_string) as db:
             set_manifest(db, 1, small=SMALL)
             db.set_many({b"other:%d" % n: b"o" for n in range(240 * DOCUMENTS)})

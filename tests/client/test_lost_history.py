@@ -31,7 +31,7 @@ UNDONE = "undone"  # or, under the policy "fail", with a rollback
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningNode]:
     """One of its own, with so few vbuckets that each has enough to lose."""
-    with node(vbuckets=VBUCKETS, enable_faults=True, http_port=0, lazy=True) as running:
+    with node(vbuckets=VBUCKETS, enable_faults=True, lazy=True) as running:
         yield running
 
 

@@ -9,8 +9,8 @@ from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, Raw, ready
 from upriver.errors import Status
 from upriver.wire import Message, decode
+from upriver.wire.checks import Context
 from upriver.wire.constants import OpenFlag, StreamFlag
-from upriver.wire.message import Context
 from upriver.wire.messages import dcp
 
 OK = Status.SUCCESS

@@ -32,7 +32,7 @@ from upriver.wire import Context, FrameSplitter, Message, decode
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
 from upriver.wire.constants import Dialect, OpenFlag, StreamEndStatus, SystemEventId
 from upriver.wire.messages import dcp, events
-from upriver.wire.packed import Kind, pack, unpack
+from upriver.wire.packed import RecordKind, pack, unpack
 
 MANIFEST = """{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]},
     {"name":"shop","uid":"8","collections":[{"name":"cart","uid":"9"},{"name":"user","uid":"a"}]}]}"""
@@ -279,7 +279,7 @@ def test_a_reader_that_was_away_ends_with_the_contents_of_the_store(
 
 DOCUMENTS = st.builds(
     dict,
-    kind=st.sampled_from([Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION, Kind.COMMIT]),
+    kind=st.sampled_from([RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION, RecordKind.COMMIT]),
     key=st.binary(min_size=1, max_size=40).map(lambda key: b"\0" + key),
     value=st.binary(max_size=50),
     seqno=st.integers(1, 2**63 - 1),
@@ -301,8 +301,8 @@ def test_single_documents_and_bulk_documents_are_the_same_bytes(
     options = ProducerOptions.opened(dcp.Open(0, flags, b"n"), collections=collections, snappy=True, now=0.0)
     options.hifi_mfu, options.expiry_opcode = hifi, expiry and bool(flags & OpenFlag.INCLUDE_DELETE_TIMES)
     stream_id = 0 if upr else stream_id
-    deletes = document["kind"] == Kind.COMMIT and document["extra"] >> 63
-    if document["kind"] in (Kind.DELETION, Kind.EXPIRATION) or deletes:
+    deletes = document["kind"] == RecordKind.COMMIT and document["extra"] >> 63
+    if document["kind"] in (RecordKind.DELETION, RecordKind.EXPIRATION) or deletes:
         document = {**document, "value": b""}
     record = pack(**document)
     frames = StreamFrames(options, Dialect.UPR if upr else Dialect.DCP, 7, 99, stream_id)
@@ -314,7 +314,7 @@ def test_single_documents_and_bulk_documents_are_the_same_bytes(
             upr=upr, no_value=bool(flags & 0x48), keep_datatype=bool(flags & 0x40), hifi_mfu=hifi, plain_commits=True,
         )
     ).encode(record, out)  # fmt: skip
-    gone = bool(deletes) if document["kind"] == Kind.COMMIT else None
+    gone = bool(deletes) if document["kind"] == RecordKind.COMMIT else None
     assert frames.document(*unpack(record), deleted=gone) == bytes(out.view())
 
 

@@ -31,7 +31,7 @@ MANIFEST = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("stats") / "data", http=False) as served:
+    with serve(tmp_path_factory.mktemp("stats") / "data") as served:
         with ready(served.kv_port) as raw:
             assert raw.ask(SetManifest(json.dumps(MANIFEST).encode())).specific == S.SUCCESS
             for number in range(3):

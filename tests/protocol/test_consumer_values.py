@@ -16,9 +16,9 @@ from upriver.model import Datatype
 from upriver.wire import Opcode
 from upriver.wire.bulk.decode import BulkDecoder
 from upriver.wire.bulk.values import ValueChecker
+from upriver.wire.checks import Context
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo
-from upriver.wire.message import Context
 from upriver.wire.messages.dcp import DcpMutation, DeletionV2, Expiration, Prepare, SnapshotMarker
 from upriver.wire.messages.upr import UprMutation, UprSnapshotMarker
 from upriver.wire.values import MAX_XATTR_BYTES, MAX_XATTRS, check_value, deflate, join_xattrs

@@ -15,7 +15,7 @@ from upriver.model import SEQNO_MAX, Datatype
 from upriver.records.batches import ChangeOptions, change_batch, columns_of, row_batch, wire_batch
 from upriver.records.schema import CHANGES, WIRE, Event, signed, unsigned
 from upriver.wire import Context, Message
-from upriver.wire.bulk.decode import BulkDecoder, Columns, Shape
+from upriver.wire.bulk.decode import BulkDecoder, Columns, ColumnSizes
 from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_columns
 from upriver.wire.bulk.streams import StreamTable
 from upriver.wire.messages import dcp
@@ -167,7 +167,7 @@ def test_a_wire_batch_does_not_care_what_was_in_the_memory_before() -> None:
         decoder.columns.view("key_at")[1:] = decoder.columns.view("value_at")[1:] = -noise
         list(decoder.feed(dcp.DcpMutation(1, 1, key=b"k", value=b"v").encode()))
         assert wire_batch(decoder.take())["value"].to_pylist() == [b"v"]
-    full = BulkDecoder(shape=Shape(rows=1, key_bytes=300, value_bytes=9))
+    full = BulkDecoder(sizes=ColumnSizes(rows=1, key_bytes=300, value_bytes=9))
     list(full.feed(dcp.DcpMutation(1, 1, key=b"k", value=b"v").encode()))
     assert wire_batch(full.take())["key"].to_pylist() == [b"k"]
 

@@ -11,10 +11,10 @@ from upriver.errors import FramingError, InvalidMessage, LocalProtocolError, Rem
 from upriver.model import Datatype
 from upriver.wire import Context, Dialect, Frame, FrameInfo, FrameSplitter, Magic, Opcode, decode
 from upriver.wire.bulk.decode import BulkDecoder
+from upriver.wire.checks import UPR_CONTEXT
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import MAX_UNAUTHENTICATED_FRAME, encode_duration
 from upriver.wire.keys import encode_leb128, join_key, split_key
-from upriver.wire.message import UPR_CONTEXT
 from upriver.wire.messages import cluster, dcp, kv, upr
 from upriver.wire.values import MAX_INFLATED, deflate, inflate, join_xattrs, split_xattrs
 

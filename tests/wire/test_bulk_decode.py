@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.wire.bulk_oracle import by_objects, fuzz_bulk, in_bulk
 from upriver.errors import FramingError, LocalProtocolError
 from upriver.wire import Context, Dialect, Frame, FrameInfo, Magic, Message
-from upriver.wire.bulk.decode import BulkDecoder, Shape
+from upriver.wire.bulk.decode import BulkDecoder, ColumnSizes
 from upriver.wire.framing import encode_frame_infos
 from upriver.wire.keys import encode_leb128
 from upriver.wire.messages import dcp, upr
@@ -250,7 +250,7 @@ def test_memory_is_reused_when_its_last_view_is_gone() -> None:
 
 
 def test_a_full_set_must_be_taken_before_going_on() -> None:
-    decoder = BulkDecoder(shape=Shape(rows=2, key_bytes=300, value_bytes=100))
+    decoder = BulkDecoder(sizes=ColumnSizes(rows=2, key_bytes=300, value_bytes=100))
     parts = decoder.feed(b"".join(mutation(n) for n in (1, 2, 3)))
     assert next(parts).full
     with pytest.raises(LocalProtocolError, match="take"):
@@ -258,7 +258,7 @@ def test_a_full_set_must_be_taken_before_going_on() -> None:
 
 
 def test_a_document_larger_than_the_columns_still_arrives() -> None:
-    decoder = BulkDecoder(shape=Shape(rows=4, key_bytes=300, value_bytes=100), receive_bytes=100)
+    decoder = BulkDecoder(sizes=ColumnSizes(rows=4, key_bytes=300, value_bytes=100), receive_bytes=100)
     big = bytes(range(256)) * 4096
     for value in (big, b"small", big, b""):
         for data in (mutation(1, value), mutation(1, value)[:50], mutation(1, value)[50:]):
@@ -268,10 +268,12 @@ def test_a_document_larger_than_the_columns_still_arrives() -> None:
     assert len(decoder.buffer()) == 100  # what grew for one document does not stay
 
 
-@pytest.mark.parametrize("shape", [Shape(0), Shape(key_bytes=10), Shape(value_bytes=0), Shape(value_bytes=2**31)])
-def test_columns_that_cannot_work_are_refused(shape: Shape) -> None:
+@pytest.mark.parametrize(
+    "sizes", [ColumnSizes(0), ColumnSizes(key_bytes=10), ColumnSizes(value_bytes=0), ColumnSizes(value_bytes=2**31)]
+)
+def test_columns_that_cannot_work_are_refused(sizes: ColumnSizes) -> None:
     with pytest.raises(ValueError, match="offsets"):
-        BulkDecoder(shape=shape)
+        BulkDecoder(sizes=sizes)
 
 
 def test_a_frame_over_the_limit_is_refused_by_its_header_alone() -> None:

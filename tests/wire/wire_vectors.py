@@ -10,7 +10,7 @@ from typing import NamedTuple
 from upriver.errors import FramingError
 from upriver.model import FailoverEntry
 from upriver.wire import Context, FrameInfo, Message, Opcode, OtherResponse
-from upriver.wire.message import DEFAULT_CONTEXT, UPR_CONTEXT
+from upriver.wire.checks import DEFAULT_CONTEXT, UPR_CONTEXT
 from upriver.wire.messages import cluster, dcp, events, session, upr
 from upriver.wire.messages.upr import VbucketStatus
 

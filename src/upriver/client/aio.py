@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from upriver.client._requests.aio import AsyncKvConnection
-from upriver.client._requests.operations import Connect, Features, Operation, Operations, Pause, Step
+from upriver.client._requests.connections import converse_async
+from upriver.client._requests.operations import AskRun, Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.filters import path_of
 from upriver.client.names import CollectionIds
 from upriver.client.options import ConnectKeywords, ConnectOptions
@@ -20,6 +20,7 @@ from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog
+from upriver.net.aio_conversation import AsyncConversation
 from upriver.protocol.topology import Address, Topology
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class AsyncDatabase(AsyncKeyValue):
     def __init__(self, options: ConnectOptions) -> None:
         super().__init__(Operations(options, options.seeds))
         self.options = options
-        self._connections: dict[Address, AsyncKvConnection] = {}
+        self._connections: dict[Address, AsyncConversation] = {}
         self._opening: dict[Address, asyncio.Lock] = {}
         self._ids = CollectionIds(self.operations)
         self._feeds: set[AsyncChangeFeed[Any]] = set()
@@ -202,14 +203,15 @@ class AsyncDatabase(AsyncKeyValue):
             return (await self._connect(step.address)).config
         if isinstance(step, Features):
             return (await self._connect(step.address)).session.features
-        return await (await self._connect(step.address)).ask(step.messages, ends=step.ends)
+        if isinstance(step, AskRun):
+            return await (await self._connect(step.address)).ask_run(step.run)
+        return await (await self._connect(step.address)).ask(step.messages, step.ends)
 
-    async def _connect(self, address: Address) -> AsyncKvConnection:
+    async def _connect(self, address: Address) -> AsyncConversation:
         async with self._opening.setdefault(address, asyncio.Lock()):
             found = self._connections.get(address)
             if found is None or found.broken:
-                found = AsyncKvConnection(address, self.options, again=self.operations.connected)
-                await found.open()
+                found = await converse_async(address, self.options, again=self.operations.connected)
                 self._connections[address] = found
             return found
 

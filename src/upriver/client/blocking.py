@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from upriver.client._requests.blocking import KvConnection
-from upriver.client._requests.operations import Connect, Features, Operation, Operations, Pause, Step
+from upriver.client._requests.connections import converse
+from upriver.client._requests.operations import AskRun, Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.filters import path_of
 from upriver.client.names import CollectionIds
 from upriver.client.options import ConnectKeywords, ConnectOptions
@@ -20,6 +20,7 @@ from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog
+from upriver.net.conversation import Conversation
 from upriver.protocol.topology import Address, Topology
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Database(KeyValue):
         node that is away. To others, it is an error of its own."""
         super().__init__(Operations(options, srv_seeds(options)))
         self.options, self._again = options, again
-        self._connections: dict[Address, KvConnection] = {}
+        self._connections: dict[Address, Conversation] = {}
         self._ids = CollectionIds(self.operations)
         self._feeds: set[ChangeFeed[Any]] = set()
         try:
@@ -205,17 +206,17 @@ class Database(KeyValue):
             return self._connect(step.address).session.features
         connection = self._connect(step.address)
         try:
-            if step.ends:
-                return connection.ask_many(step.messages[0], step.ends)
-            return connection.ask(step.messages)
+            if isinstance(step, AskRun):
+                return connection.ask_run(step.run)
+            return connection.ask(step.messages, step.ends)
         except BaseException:
             self._drop(step.address)  # whatever is left of the answers must not meet the next question
             raise
 
-    def _connect(self, address: Address) -> KvConnection:
+    def _connect(self, address: Address) -> Conversation:
         if address not in self._connections:
             again = self._again or self.operations.connected
-            self._connections[address] = KvConnection(address, self.options, again=again)
+            self._connections[address] = converse(address, self.options, again=again)
         return self._connections[address]
 
     def _drop(self, address: Address) -> None:

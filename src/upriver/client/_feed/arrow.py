@@ -84,7 +84,7 @@ class BatchMaker:
         batch = change_batch(columns, options, first, last)
         link = self.feed.links.get(address)
         ours = link is not None and link.decoder.columns is columns
-        if last - first < columns.shape.rows * COPY_BELOW and _used(columns) < columns.shape.value_bytes * COPY_BELOW:
+        if last - first < columns.sizes.rows * COPY_BELOW and _used(columns) < columns.sizes.value_bytes * COPY_BELOW:
             batch = batch.take(pa.array(np.arange(batch.num_rows)))
             if link and ours and last == columns.rows:
                 link.decoder.clear()

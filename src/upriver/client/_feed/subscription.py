@@ -13,7 +13,7 @@ from typing import Any
 from upriver.client._feed.bundle import BundleMaker
 from upriver.client._feed.outbox import Outbox
 from upriver.client._feed.reconnects import Reconnects, jitter
-from upriver.client._requests.blocking import make_session
+from upriver.client._requests.connections import make_session
 from upriver.client._requests.operations import Operation, Operations, Pause
 from upriver.client.filters import Filter
 from upriver.client.names import Names

@@ -24,9 +24,10 @@ from upriver.wire.bulk.decode import BulkDecoder, Columns
 from upriver.wire.bulk.encode import rows_by_vbucket
 from upriver.wire.bulk.streams import SlotState
 from upriver.wire.bulk.values import CHECKED, BrokenValue, ValueChecker
+from upriver.wire.checks import Context
 from upriver.wire.constants import Dialect, MarkerFlag, Opcode, RequestFrameId, UprVbucketState
 from upriver.wire.framing import HEADER_SIZE, Frame, cut_frame
-from upriver.wire.message import Context, Message, OtherResponse, Response, decode
+from upriver.wire.message import Message, OtherResponse, Response, decode
 from upriver.wire.messages.dcp import (
     AddStream,
     BufferAck,

@@ -21,7 +21,7 @@ from upriver.client._feed.arrow import BatchMaker
 from upriver.client._feed.bundle import Bundle
 from upriver.client._feed.pump import Pump
 from upriver.client._feed.reconnects import Reconnects, jitter
-from upriver.client._requests.blocking import make_session
+from upriver.client._requests.connections import make_session
 from upriver.client.blocking import Database
 from upriver.client.names import Names
 from upriver.client.options import redacted

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, FailoverEntry, VbucketState
+from upriver.wire.checks import Context
 from upriver.wire.constants import (
     Dialect,
     DurabilityLevel,
@@ -18,7 +19,7 @@ from upriver.wire.constants import (
     StreamFlag,
 )
 from upriver.wire.framing import Frame
-from upriver.wire.message import (
+from upriver.wire.layout import (
     ANY_DATATYPE,
     JSON_OR_RAW,
     U8,
@@ -26,21 +27,17 @@ from upriver.wire.message import (
     U32,
     U64,
     Broken,
-    Context,
     DocKey,
     Key,
-    Message,
     Number,
     OptValue,
     Presence,
     Repeated,
-    Response,
     Section,
     Value,
     ValueU64,
-    message,
-    response,
 )
+from upriver.wire.message import Message, Response, message, response
 
 FailoverEntries = Annotated[tuple[FailoverEntry, ...], Repeated("QQ", FailoverEntry, at_least=1)]
 

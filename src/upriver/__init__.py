@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from upriver.client.metrics import FeedMetrics
     from upriver.client.options import ConnectKeywords, ConnectOptions
     from upriver.client.positions import Positions
-    from upriver.client.reading import Content, FeedKeywords, FeedOptions
+    from upriver.client.reading import Content, FeedKeywords
     from upriver.client.shared_values import SharedDocument, SharedFile, SharedRow
     from upriver.model import Document, FailoverLog, OnRollback, Position
 
@@ -51,7 +51,6 @@ _EXPORTS = {
     "FailoverLog": "upriver.model",
     "FeedKeywords": "upriver.client.reading",
     "FeedMetrics": "upriver.client.metrics",
-    "FeedOptions": "upriver.client.reading",
     "FileCheckpoint": "upriver.client.checkpoints",
     "Group": "upriver.client.groups",
     "Mutation": "upriver.client.changes",
@@ -70,7 +69,7 @@ _EXPORTS = {
 __all__ = [
     "BucketCheckpoint", "Change", "ChangeFeed", "CheckpointStore", "Collection", "CollectionChanged", "ConnectKeywords",
     "ConnectOptions", "Content", "Database", "Deletion", "Document", "FailoverLog", "FeedKeywords", "FeedMetrics",
-    "FeedOptions", "FileCheckpoint", "Group", "Mutation", "OnRollback", "Position", "Positions", "RolledBack",
+    "FileCheckpoint", "Group", "Mutation", "OnRollback", "Position", "Positions", "RolledBack",
     "SharedDocument", "SharedFile", "SharedRow", "SqliteCheckpoint", "__version__", "aio", "connect", "errors", "lake",
     "read_as_member", "spark", "testing",
 ]  # fmt: skip

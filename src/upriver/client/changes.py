@@ -72,6 +72,7 @@ class CollectionChanged(NamedTuple):
 
     @property
     def created(self) -> bool:
+        """Whether a collection exists from now on: it was created, changed or flushed."""
         return isinstance(self.content, CollectionBegun)
 
 

@@ -28,6 +28,7 @@ class FeedMetrics:
 
     @classmethod
     def of(cls, subscription: Subscription) -> FeedMetrics:
+        """The figures of a feed as they are now."""
         feed, reconnects = subscription.feed, subscription.reconnects.count
         ready = sum(link.ready for link in feed.links.values())
         return cls(subscription.rows, subscription.bytes, feed.rollbacks, reconnects, ready)

@@ -80,6 +80,7 @@ class Positions(Mapping[int, Position]):
         return replace(self, standpoints={**self.standpoints, vbucket: back})
 
     def only(self, vbuckets: set[int]) -> Positions:
+        """The positions of these vbuckets alone."""
         return replace(self, standpoints={vb: s for vb, s in self.standpoints.items() if vb in vbuckets})
 
     def to_json(self) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class FeedOptions:
 
     @property
     def filtered(self) -> bool:
+        """Whether there is more in the bucket than is read, now or later."""
         return bool(self.scope or self.collections)
 
     @property

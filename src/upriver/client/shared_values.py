@@ -27,7 +27,8 @@ Step = Callable[[Value], Value]
 class SharedValue(Protocol):
     """A JSON object that several processes change, one at a time; empty at first."""
 
-    def update(self, step: Step) -> Value: ...
+    def update(self, step: Step) -> Value:
+        """Replace the value by what ``step`` makes of it, and return that."""
 
 
 def _loaded(text: str | bytes, where: str) -> Value:
@@ -55,6 +56,7 @@ class SharedFile:
         self.path = Path(path)
 
     def update(self, step: Step) -> Value:
+        """Replace the value by what ``step`` makes of it, and return that; nobody else changes it meanwhile."""
         try:
             lock = self.path.with_name(self.path.name + ".lock").open("w")
         except OSError as error:
@@ -76,6 +78,7 @@ class SharedRow:
         self._do(lambda sql: sql.execute(_CREATE))
 
     def update(self, step: Step) -> Value:
+        """Replace the value by what ``step`` makes of it, and return that; nobody else changes it meanwhile."""
         new: Value = {}
 
         def replace(sql: sqlite3.Connection) -> None:
@@ -111,6 +114,7 @@ class SharedDocument:
         self._documents = documents
 
     def update(self, step: Step) -> Value:
+        """Replace the value by what ``step`` makes of it, and return that; ``step`` may be called again."""
         while True:
             try:
                 found = self._documents.get(self.key)

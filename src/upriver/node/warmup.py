@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from upriver.model import VbucketState
-from upriver.node.crc32c import crc32c
+from upriver.node.subdoc.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
 from upriver.wire import Context, json_text
 from upriver.wire.bulk.decode import BulkDecoder

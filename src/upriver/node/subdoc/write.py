@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from upriver.errors import KeyExists, KeyNotFound, Status, StatusError
 from upriver.model import Datatype, Document
-from upriver.node.crc32c import crc32c
 from upriver.node.subdoc import paths, xattrs
+from upriver.node.subdoc.crc32c import crc32c
 from upriver.node.subdoc.specs import Spec
 from upriver.node.subdoc.view import DocumentView, change
 from upriver.node.subdoc.xattrs import Stamp

@@ -168,7 +168,7 @@ start = time.perf_counter()
 from upriver.wire import Context, dcp, packed
 if sys.argv[1] == "decode":
     from upriver.wire.bulk.decode import BulkDecoder
-    list(BulkDecoder().feed(dcp.Mutation(1, 1, key=b"k").encode()))
+    list(BulkDecoder().feed(dcp.DcpMutation(1, 1, key=b"k").encode()))
 else:
     from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_packed
     encode_packed(packed.pack(0, b"\\0k", seqno=1), 0, 9, SendBuffer(), FrameOptions())

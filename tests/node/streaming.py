@@ -29,7 +29,7 @@ def producer(node: NodeThread, *features: int, flags: int = 1, **controls: str) 
     raw = ready(node.port, *(features or ALL))
     assert raw.ask(dcp.Open(0, flags | OpenFlag.PRODUCER, b"streams-%d" % next(_names))).specific == OK
     for key, value in {"enable_noop": "true", **controls}.items():
-        assert raw.ask(dcp.Control(key.encode(), value.encode())).specific == OK
+        assert raw.ask(dcp.DcpControl(key.encode(), value.encode())).specific == OK
     raw.context = Context(collections=raw.context.collections)
     return raw
 

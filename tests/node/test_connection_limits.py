@@ -38,7 +38,7 @@ def test_the_stranger_that_goes_is_the_oldest_of_the_peer_with_most_of_them() ->
 @pytest.fixture(scope="module")
 def crowded(make_node) -> NodeThread:  # type: ignore[no-untyped-def]
     limits = Limits(max_new_connections=20, max_http_connections=5, silent_s=60.0)
-    return make_node(username="ann", password="pw", limits=limits, http_port=0)
+    return make_node(username="ann", password="pw", limits=limits)
 
 
 def crowd_of(port: int, count: int, stack: ExitStack) -> None:
@@ -64,7 +64,7 @@ def test_silent_connections_leave_the_management_port_open_for_others(crowded: N
 
 
 def test_connections_that_stay_silent_are_closed(make_node) -> None:  # type: ignore[no-untyped-def]
-    node = make_node(limits=Limits(silent_s=0.3), http_port=0)
+    node = make_node(limits=Limits(silent_s=0.3))
     with Raw(node.port) as raw:
         assert raw.is_closed()
     with Raw(node.node.http_port) as raw:

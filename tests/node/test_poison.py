@@ -79,7 +79,7 @@ def test_a_stream_goes_on_behind_an_unreadable_document(poisoned: NodeThread, fl
     if from_disk:
         to_disk(poisoned)
     with producer(poisoned, *BASIC, flags=flags) as raw:
-        found = {m.key: m for m in whole(poisoned, raw, 0) if isinstance(m, dcp.Mutation)}
+        found = {m.key: m for m in whole(poisoned, raw, 0) if isinstance(m, dcp.DcpMutation)}
         assert list(found) == [b"first", *POISON, b"last"]
         if not flags & OpenFlag.NO_VALUE:
             assert found[b"last"].value == GOOD
@@ -100,7 +100,7 @@ def test_a_live_stream_and_its_neighbours_go_on_behind_one(make_node: MakeNode) 
         seen: set[bytes] = set()
 
         def note(message: Message) -> bool:
-            seen.update({message.key} if isinstance(message, dcp.Mutation) else ())
+            seen.update({message.key} if isinstance(message, dcp.DcpMutation) else ())
             return seen == {b"bad", b"good", b"other"}
 
         take(raw, note)

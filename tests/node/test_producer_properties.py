@@ -140,7 +140,7 @@ class World:
 
 
 ITEMS = (
-    dcp.Mutation, dcp.Deletion, dcp.Prepare, dcp.Commit, dcp.Abort, events.SystemEvent, dcp.SeqnoAdvanced,
+    dcp.DcpMutation, dcp.DcpDeletion, dcp.Prepare, dcp.Commit, dcp.Abort, events.SystemEvent, dcp.SeqnoAdvanced,
 )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def check_promises(messages: list[Message]) -> None:
             assert marker.start_seqno <= seqno <= marker.end_seqno
             assert seqno > last
             last = seqno
-            if isinstance(message, dcp.Mutation | dcp.Deletion):
+            if isinstance(message, dcp.DcpMutation | dcp.DcpDeletion):
                 assert message.key not in keys, "a key came twice in a snapshot"
                 keys.add(message.key)
     assert not announced, "a marker stood alone"
@@ -177,13 +177,13 @@ def contents(messages: list[Message]) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     prepared: dict[bytes, bytes] = {}
     for message in messages:
-        if isinstance(message, dcp.Mutation):
+        if isinstance(message, dcp.DcpMutation):
             found[message.key] = message.value
         elif isinstance(message, dcp.Prepare):
             prepared[message.key] = message.value
         elif isinstance(message, dcp.Commit):
             found[message.key] = prepared.pop(message.key)
-        elif isinstance(message, dcp.Deletion):
+        elif isinstance(message, dcp.DcpDeletion):
             found.pop(message.key, None)
     return found
 
@@ -398,7 +398,7 @@ def test_streams_share_the_connection_by_turns(tmp_path: Path):
     world.request(b'{"sid":1}')
     world.request(b'{"sid":2}')
     world.read()
-    order = [m.stream_id for m in world.messages if isinstance(m, dcp.Mutation)]
+    order = [m.stream_id for m in world.messages if isinstance(m, dcp.DcpMutation)]
     changes = sum(1 for before, after in itertools.pairwise(order) if before != after)
     assert len(order) == 40_000
     assert changes > 10
@@ -413,7 +413,7 @@ def test_backfills_one_after_the_other_if_the_client_wants_that(tmp_path: Path):
     for sid in (1, 2, 3):
         world.request(b'{"sid":%d}' % sid)
     world.read()
-    order = [m.stream_id for m in world.messages if isinstance(m, dcp.Mutation)]
+    order = [m.stream_id for m in world.messages if isinstance(m, dcp.DcpMutation)]
     assert [sid for sid, _ in itertools.groupby(order)] == [1, 2, 3]
     assert len(order) == 60_000
     world.bucket.abandon()

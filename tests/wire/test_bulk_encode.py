@@ -106,12 +106,12 @@ def message(head: RecordHead, key: bytes, value: bytes, options: FrameOptions) -
         if options.upr:
             return upr.UprMutation(*first, head.flags, head.time, **rest)
         nru = head.extra if options.hifi_mfu else min(head.extra, 3)
-        return dcp.Mutation(*first, head.flags, head.time, nru=nru, **rest)
+        return dcp.DcpMutation(*first, head.flags, head.time, nru=nru, **rest)
     if head.kind == RecordKind.EXPIRATION and options.expiry_opcode:
         return upr.UprExpiration(*first, **rest) if options.upr else dcp.Expiration(*first, head.time, **rest)
     if options.delete_times and not options.upr:
         return dcp.DeletionV2(*first, head.time, **rest)
-    return dcp.Deletion(*first, **rest)
+    return dcp.DcpDeletion(*first, **rest)
 
 
 def frame_of(head: RecordHead, key: bytes, value: bytes, options: FrameOptions) -> bytes:
@@ -283,7 +283,7 @@ def test_a_stream_id_that_does_not_fit_is_our_own_mistake() -> None:
 def test_rows_come_apart_by_vbucket_in_the_order_of_arrival() -> None:
     out = SendBuffer()
     for seqno, vbucket in enumerate([5, 3, 5, 1000, 3, 5], 1):
-        out.append(dcp.Mutation(seqno, 1, key=b"k", vbucket=vbucket).encode())
+        out.append(dcp.DcpMutation(seqno, 1, key=b"k", vbucket=vbucket).encode())
     columns = columns_of(out, collections=False)
     groups = {vbucket: columns["seqno"][rows].tolist() for vbucket, rows in rows_by_vbucket(columns)}
     assert groups == {3: [2, 5], 5: [1, 3, 6], 1000: [4]}

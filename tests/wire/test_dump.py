@@ -15,7 +15,7 @@ from upriver.wire.inspect.dump import as_json, dump_frame, rows
 from upriver.wire.messages import dcp, session, upr
 
 SOUND = [v for v in (*SEED, *MODERN) if not isinstance(v.expected, FramingError)]
-MUTATION = dcp.Mutation(4, 1, key=b"\x08hello", value=b"world", vbucket=7, opaque=0x1007)
+MUTATION = dcp.DcpMutation(4, 1, key=b"\x08hello", value=b"world", vbucket=7, opaque=0x1007)
 
 
 def all_of(reader, raw):

@@ -34,13 +34,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """Options of a node; port 0 picks a free one, ``None`` leaves a listener out."""
+    """Options of a node. Port 0 picks a free one; without ``tls_port`` the node does not listen for TLS."""
 
     data: Path
     host: str = "127.0.0.1"
     kv_port: int = 11210
     advertised_kv_port: int | None = None  # that others reach kv_port under, where a proxy is in between
-    http_port: int | None = None
+    http_port: int = 0  # the management port
     tls_port: int | None = None
     bucket: str = "default"
     vbuckets: int = 1024

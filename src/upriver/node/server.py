@@ -28,6 +28,7 @@ from upriver.node.connection import ClientConnection
 from upriver.node.data_directory import DataDirectory
 from upriver.node.dcp.producer import SendBuffers
 from upriver.node.housekeeping import Housekeeping
+from upriver.node.http import routes
 from upriver.node.options import VERSION, NodeOptions
 from upriver.node.persistence import PersistenceWaits
 
@@ -81,7 +82,7 @@ class Node:
         self._users_seen = self.users.version
         await self._listen()
         self._housekeeping.start()
-        log.info("serving", host=options.host, kv_port=self.kv_port, http_port=self.http_port or "-")
+        log.info("serving", host=options.host, kv_port=self.kv_port, http_port=self.http_port)
 
     def _open_buckets(self) -> None:
         """What is there, and the one that was asked for; a node whose buckets are all broken has nothing to serve."""
@@ -97,20 +98,26 @@ class Node:
             raise CorruptStore(f"no bucket can be opened ({reasons}); restore it, or delete its directory")
 
     async def _listen(self) -> None:
+        """Bind every port, then serve: the cluster map names all of them, and is asked for on any."""
         options = self.options
-        self.kv_port = await self._listen_on(options.kv_port)
+        self.kv_port = await self._bind(options.kv_port)
         if options.tls_port is not None:
-            self.tls_port = await self._listen_on(options.tls_port, tls=True)
-        if options.http_port is not None:
-            from upriver.node.http import routes
+            self.tls_port = await self._bind(options.tls_port, tls=True)
+        self._http = await routes.start(self)
+        self.http_port = self._http.port
+        for server in self._servers:
+            await server.start_serving()
+        await self._http.serve()
 
-            self._http = await routes.start(self)
-            self.http_port = self._http.port
-
-    async def _listen_on(self, port: int, tls: bool = False) -> int:
+    async def _bind(self, port: int, tls: bool = False) -> int:
         context = tls_context(self.options) if tls else None
         server = await self.loop.create_server(
-            partial(ClientConnection, self, tls), self.options.host, port, backlog=_BACKLOG, ssl=context
+            partial(ClientConnection, self, tls),
+            self.options.host,
+            port,
+            backlog=_BACKLOG,
+            ssl=context,
+            start_serving=False,
         )
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])

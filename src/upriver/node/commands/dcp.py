@@ -94,7 +94,7 @@ def not_for_producer(conn: ClientConnection, request: Any) -> None:
     conn.close(f"command 0x{request.opcode:02x} to a producer")
 
 
-def control(conn: ClientConnection, request: dcp.Control, producer: Producer) -> None:
+def control(conn: ClientConnection, request: dcp.DcpControl, producer: Producer) -> None:
     changed = copy(producer.options)  # the streams that there are keep what they were created with
     apply_control(changed, request.key, request.value)
     producer.options = changed
@@ -228,7 +228,7 @@ def close_stream(conn: ClientConnection, request: dcp.CloseStream, producer: Pro
 
 HANDLERS: dict[type[Message], Handler] = {
     dcp.Open: open_connection,
-    dcp.Control: for_producer(control),
+    dcp.DcpControl: for_producer(control),
     dcp.BufferAck: for_producer(buffer_ack),
     dcp.GetDcpFailoverLog: for_producer(failover_log),
     dcp.StreamRequest: for_producer(stream_request),
@@ -238,10 +238,10 @@ HANDLERS: dict[type[Message], Handler] = {
     **dict.fromkeys(
         (
             dcp.AddStream, dcp.StreamEnd, dcp.SnapshotMarker, dcp.SnapshotMarkerV20, dcp.SnapshotMarkerV22,
-            dcp.Mutation, dcp.Deletion, dcp.DeletionV2, dcp.Expiration, dcp.SetVbucketState, dcp.DcpNoop, dcp.Prepare,
-            dcp.Commit, dcp.Abort, dcp.SeqnoAdvanced, dcp.OsoSnapshot, dcp.CacheTransferEnd, events.SystemEvent,
-            events.CacheTransfer, upr.UprStreamEnd, upr.UprSnapshotMarker, upr.UprMutation, upr.UprDeletion,
-            upr.UprExpiration, upr.UprFlush, upr.UprSetVbucketState,
+            dcp.DcpMutation, dcp.DcpDeletion, dcp.DeletionV2, dcp.Expiration, dcp.SetVbucketState, dcp.DcpNoop,
+            dcp.Prepare, dcp.Commit, dcp.Abort, dcp.SeqnoAdvanced, dcp.OsoSnapshot, dcp.CacheTransferEnd,
+            events.SystemEvent, events.CacheTransfer, upr.UprStreamEnd, upr.UprSnapshotMarker, upr.UprMutation,
+            upr.UprDeletion, upr.UprExpiration, upr.UprFlush, upr.UprSetVbucketState,
         ),
         not_for_producer,
     ),

@@ -76,7 +76,7 @@ def _match(pattern: list[str], segments: list[str]) -> list[str] | None:
 
 
 class HttpServer:
-    """Listens; ``port`` is the real one. ``close`` ends open streams too."""
+    """``bind`` takes the port, whose number ``port`` is; ``serve`` listens on it. ``close`` ends open streams too."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -86,9 +86,12 @@ class HttpServer:
         self._server: asyncio.Server
         self.port = 0
 
-    async def listen(self, host: str, port: int) -> None:
-        self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD)
+    async def bind(self, host: str, port: int) -> None:
+        self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD, start_serving=False)
         self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def serve(self) -> None:
+        await self._server.start_serving()
 
     async def close(self) -> None:
         self._server.close()

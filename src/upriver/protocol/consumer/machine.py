@@ -32,7 +32,7 @@ from upriver.wire.messages.dcp import (
     AddStream,
     BufferAck,
     CloseStream,
-    Control,
+    DcpControl,
     DcpNoop,
     GetDcpFailoverLog,
     Prepare,
@@ -436,7 +436,7 @@ _ITEMS = frozenset(
         Opcode.DCP_ABORT, Opcode.DCP_SYSTEM_EVENT, Opcode.DCP_SEQNO_ADVANCED,
     }
 )  # fmt: skip
-_FOR_PRODUCERS = (GetDcpFailoverLog, StreamRequest, UprStreamRequest, Control, BufferAck, SeqnoAcknowledged)
+_FOR_PRODUCERS = (GetDcpFailoverLog, StreamRequest, UprStreamRequest, DcpControl, BufferAck, SeqnoAcknowledged)
 _OURS = frozenset(range(Opcode.DCP_ADD_STREAM, Opcode.DCP_CACHE_TRANSFER_END + 1))
 _UNCHARGED = (Opcode.DCP_NOOP, Opcode.DCP_BUFFER_ACK, Opcode.DCP_CONTROL)
 _CHARGED = frozenset(range(Opcode.DCP_STREAM_END, Opcode.DCP_CACHE_TRANSFER_END + 1)) - {*_UNCHARGED}

@@ -120,7 +120,7 @@ class StreamFrames:
             ).encode()
         nru = head.extra & 0xFF if head.kind == RecordKind.MUTATION else 0
         shown = nru if self._options.hifi_mfu else min(nru, 3)
-        return dcp.Mutation(
+        return dcp.DcpMutation(
             head.seqno, head.rev_seqno, head.flags, head.time, nru=shown, key=key, value=value, **common
         ).encode()
 
@@ -134,7 +134,7 @@ class StreamFrames:
         elif OpenFlag.INCLUDE_DELETE_TIMES in self._options.flags:
             made = dcp.DeletionV2(*seqnos, head.time, key=key, value=value, **common)
         else:
-            made = dcp.Deletion(*seqnos, key=key, value=value, **common)
+            made = dcp.DcpDeletion(*seqnos, key=key, value=value, **common)
         return made.encode()
 
     def prepare(self, head: RecordHead, key: bytes, value: bytes) -> bytes:

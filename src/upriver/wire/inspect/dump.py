@@ -80,8 +80,14 @@ class FrameDump:
     @property
     def title(self) -> str:
         kind = _MAGIC_NOTES.get(self.raw[0], "not a frame") if self.raw else "nothing"
-        layout = f", {type(self.message).__qualname__}" if self.message else ""
+        layout = f", {_layout_name(self.message)}" if self.message else ""
         return f"{self.name} {kind}{layout}, {len(self.raw)} byte{'' if len(self.raw) == 1 else 's'}"
+
+
+def _layout_name(message: Message) -> str:
+    """The class of a message as a dump shows it: the opcode beside it already says DCP."""
+    name = type(message).__qualname__
+    return name if name == "DcpNoop" else name.removeprefix("Dcp")
 
 
 def opcode_name(opcode: int, server: bool = False) -> str:

@@ -249,7 +249,7 @@ class SnapshotMarkerV22(Message):
 
 
 @message(Opcode.DCP_MUTATION, datatypes=ANY_DATATYPE)
-class Mutation(Message):
+class DcpMutation(Message):
     """A document was written."""
 
     by_seqno: U64
@@ -269,7 +269,7 @@ class Mutation(Message):
 
 
 @message(Opcode.DCP_DELETION, datatypes=DELETION_DATATYPES)
-class Deletion(Message):
+class DcpDeletion(Message):
     """A document was removed."""
 
     by_seqno: U64
@@ -337,7 +337,7 @@ class BufferAck(Message):
 
 
 @message(Opcode.DCP_CONTROL)
-class Control(Message):
+class DcpControl(Message):
     """Sets an option of a producer connection."""
 
     key: Key

@@ -4,13 +4,14 @@
 """
 
 from upriver.store.bucket import Bucket
-from upriver.store.collections.manifest import CollectionEntry, Event, Manifest, ScopeEntry
+from upriver.store.collections.manifest import CollectionEntry, Manifest, ManifestEvent, ScopeEntry
 from upriver.store.disk.file import claim
 from upriver.store.documents import Stored
+from upriver.store.log.blocks import record_on_disk
 from upriver.store.log.stream import (
     End,
     EndReason,
-    Live,
+    LiveSnapshot,
     OsoEnd,
     OsoStart,
     Run,
@@ -21,7 +22,7 @@ from upriver.store.log.stream import (
 )
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
-from upriver.store.withmeta import WithMeta
+from upriver.store.withmeta import WithMetaOption
 
 __all__ = [
     "Bucket",
@@ -29,9 +30,9 @@ __all__ = [
     "Durability",
     "End",
     "EndReason",
-    "Event",
-    "Live",
+    "LiveSnapshot",
     "Manifest",
+    "ManifestEvent",
     "OsoEnd",
     "OsoStart",
     "Run",
@@ -42,7 +43,8 @@ __all__ = [
     "StreamEvent",
     "StreamSource",
     "VBucket",
-    "WithMeta",
+    "WithMetaOption",
     "claim",
     "live_after",
+    "record_on_disk",
 ]

@@ -28,7 +28,7 @@ def with_old_xattrs(conn: Connection, request: Any, vb: VBucket) -> tuple[int, b
         return datatype, value
     collection, key = conn.split(request.key)
     try:
-        current = vb.get(key, collection)
+        current = vb.documents.get(key, collection)
     except KeyNotFound:
         return datatype, value
     if not current.datatype & Datatype.XATTR:

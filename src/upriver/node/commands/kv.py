@@ -44,7 +44,7 @@ def reply_stored(conn: Connection, request: Any, stored: Stored, value: bytes = 
 def get(conn: Connection, request: kv.Get) -> Awaitable[None] | None:
     if request.opcode == Opcode.GET_REPLICA:
         collection, key = conn.split(request.key)
-        reply_document(conn, request, conn.vbucket(request.vbucket).get_replica(key, collection))
+        reply_document(conn, request, conn.vbucket(request.vbucket).documents.get_replica(key, collection))
         return None
     return _get_active(conn, request)
 
@@ -52,12 +52,12 @@ def get(conn: Connection, request: kv.Get) -> Awaitable[None] | None:
 def _get(conn: Connection, request: Any, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     try:
-        document = vb.get(key, collection)
+        document = vb.documents.get(key, collection)
     except KeyNotFound:
         if not conn.is_quiet(request):
             raise
         return
-    locked = bool(vb.locks) and vb.is_locked(key, collection)
+    locked = bool(vb.locks) and vb.documents.is_locked(key, collection)
     reply_document(conn, request, document, cas=SEQNO_MAX if locked else document.cas)
 
 
@@ -67,7 +67,7 @@ _get_active = on_active(_get)
 def store(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     """SET and REPLACE."""
     collection, key = conn.split(request.key)
-    write = vb.replace if request.opcode in (Opcode.REPLACE, Opcode.REPLACEQ) else vb.set
+    write = vb.documents.replace if request.opcode in (Opcode.REPLACE, Opcode.REPLACEQ) else vb.documents.set
     datatype, value = with_old_xattrs(conn, request, vb)
     stored = write(
         key, value, collection, flags=request.flags, expiry=request.expiry, datatype=datatype, cas=request.cas,
@@ -80,7 +80,7 @@ def add(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     if conn.preserve_ttl(request):
         raise InvalidArguments("a document that does not exist has no expiry to preserve")
     collection, key = conn.split(request.key)
-    stored = vb.add(
+    stored = vb.documents.add(
         key, request.value, collection, flags=request.flags, expiry=request.expiry, datatype=request.datatype
     )
     return acknowledge(conn, request, vb, stored)
@@ -89,7 +89,7 @@ def add(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
 def delete(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     _no_ttl(conn, request)
     collection, key = conn.split(request.key)
-    return acknowledge(conn, request, vb, vb.delete(key, collection, cas=request.cas))
+    return acknowledge(conn, request, vb, vb.documents.delete(key, collection, cas=request.cas))
 
 
 def concatenate(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
@@ -98,7 +98,7 @@ def concatenate(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] 
     if request.datatype:
         raise InvalidArguments("append and prepend take raw bytes")
     collection, key = conn.split(request.key)
-    write = vb.append if request.opcode in (Opcode.APPEND, Opcode.APPENDQ) else vb.prepend
+    write = vb.documents.append if request.opcode in (Opcode.APPEND, Opcode.APPENDQ) else vb.documents.prepend
     return acknowledge(conn, request, vb, write(key, request.value, collection, cas=request.cas))
 
 
@@ -106,7 +106,7 @@ def count(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None
     """INCREMENT and DECREMENT."""
     collection, key = conn.split(request.key)
     create = request.expiry != _DO_NOT_CREATE
-    number, stored = vb.counter(
+    number, stored = vb.documents.counter(
         key, request.delta, collection, initial=request.initial, expiry=request.expiry if create else 0,
         create=create, decrement=request.opcode in (Opcode.DECREMENT, Opcode.DECREMENTQ),
     )  # fmt: skip
@@ -116,11 +116,11 @@ def count(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None
 def touch(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     collection, key = conn.split(request.key)
     if request.opcode == Opcode.TOUCH:
-        stored = vb.touch(key, request.expiry, collection)
+        stored = vb.documents.touch(key, request.expiry, collection)
         conn.reply(request, cas=stored.cas)
         return None
     try:
-        document = vb.get_and_touch(key, request.expiry, collection)
+        document = vb.documents.get_and_touch(key, request.expiry, collection)
     except KeyNotFound:
         if not conn.is_quiet(request):
             raise
@@ -131,12 +131,12 @@ def touch(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None
 
 def lock(conn: Connection, request: kv.GetLocked, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
-    reply_document(conn, request, vb.lock(key, collection, seconds=request.seconds or 0))
+    reply_document(conn, request, vb.documents.lock(key, collection, seconds=request.seconds or 0))
 
 
 def unlock(conn: Connection, request: kv.Unlock, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
-    vb.unlock(key, request.cas, collection)
+    vb.documents.unlock(key, request.cas, collection)
     conn.reply(request)
 
 

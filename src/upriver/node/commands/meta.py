@@ -28,7 +28,7 @@ _ADDS = frozenset({Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META})
 def get_meta(conn: Connection, request: kv.GetMeta, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     try:
-        document = vb.get_meta(key, collection)
+        document = vb.documents.get_meta(key, collection)
     except KeyNotFound:
         if not conn.is_quiet(request):
             raise
@@ -51,10 +51,10 @@ def with_meta(conn: Connection, request: Any, vb: VBucket) -> None:
         "datatype": request.datatype, "cas": request.cas, "options": options,
     }  # fmt: skip
     if request.opcode in _DELETES:
-        stored = vb.delete_with_meta(key, collection, delete_time=request.expiry, value=value, **common)
+        stored = vb.with_meta.delete(key, collection, delete_time=request.expiry, value=value, **common)
     else:
         add = request.opcode in _ADDS
-        stored = vb.set_with_meta(key, value, collection, expiry=request.expiry, add=add, **common)
+        stored = vb.with_meta.set(key, value, collection, expiry=request.expiry, add=add, **common)
     reply_stored(conn, request, stored)
 
 
@@ -63,7 +63,7 @@ def get_random_key(conn: Connection, request: kv.GetRandomKey) -> None:
     collection = _random_collection(conn, request)
     for vb in conn.require_bucket().store.existing():
         try:
-            document = vb.get_random_key(collection)
+            document = vb.documents.get_random(collection)
         except KeyNotFound:
             continue
         key = join_key(collection, document.key) if conn.context.collections else document.key

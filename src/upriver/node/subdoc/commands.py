@@ -101,7 +101,7 @@ def _view(conn: Connection, request: _Lookup, vb: VBucket) -> View:
     flags = specs.check_doc_flags(request.doc_flags or 0, specs.LOOKUP_DOC_FLAGS, request.cas)
     collection_id, key = conn.split(request.key)
     if flags & DocFlag.REPLICA_READ:
-        return View.of(vb.get_replica(key, collection_id), vb.uuid)
+        return View.of(vb.documents.get_replica(key, collection_id), vb.uuid)
     deleted_too = bool(flags & DocFlag.ACCESS_DELETED)
     return View.of(subdoc_write.read(vb, key, collection_id, deleted_too=deleted_too), vb.uuid)
 
@@ -116,7 +116,7 @@ def _result(view: View, spec: Spec) -> LookupResult:
 def _shown_cas(view: View, vb: VBucket) -> int:
     """The CAS that others see: a locked document hides its own."""
     document = view.document
-    locked = not document.deleted and vb.is_locked(document.key, document.collection_id)
+    locked = not document.deleted and vb.documents.is_locked(document.key, document.collection_id)
     return SEQNO_MAX if locked else document.cas
 
 
@@ -197,7 +197,7 @@ async def _run_large(
     else:
         draft.apply()  # somebody else is always faster: now nobody is
     level = conn.durability(request)
-    with nullcontext() if level is None else draft.target.vb.preparing(level):
+    with nullcontext() if level is None else draft.target.vb.durable.preparing(level):
         outcome = draft.store()
     pending = answer(outcome)
     if pending is not None:

@@ -8,21 +8,11 @@ from upriver.store.collections.manifest import CollectionEntry, Manifest, Manife
 from upriver.store.disk.file import claim
 from upriver.store.documents import Stored
 from upriver.store.log.blocks import record_on_disk
-from upriver.store.log.stream import (
-    End,
-    EndReason,
-    LiveSnapshot,
-    OsoEnd,
-    OsoStart,
-    Run,
-    SnapshotStart,
-    StreamEvent,
-    StreamSource,
-    live_after,
-)
+from upriver.store.log.stream import StreamSource, live_after
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
 from upriver.store.withmeta import WithMetaOption
+from upriver.wire.source_events import End, EndReason, LiveSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 __all__ = [
     "Bucket",

@@ -15,7 +15,7 @@ from upriver.store.documents import WRAPPED, prefix_of
 from upriver.store.log import runs
 from upriver.store.values import is_json
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY
-from upriver.wire.packed import HEADER_SIZE, Kind
+from upriver.wire.packed import HEADER_SIZE, RecordKind
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -44,15 +44,15 @@ class BulkWrites:
                 for value in values:
                     self._vb.documents.checked_body(value, datatype)
         time = self._vb.documents.absolute_expiry(expiry, collection_id)
-        return self._write_many(Kind.MUTATION, keys, values, datatypes, collection_id, flags, time)
+        return self._write_many(RecordKind.MUTATION, keys, values, datatypes, collection_id, flags, time)
 
     def delete_many(self, keys: Sequence[bytes], collection_id: int = 0) -> int:
         """Write a tombstone for every key, whether it was there or not."""
-        none = np.zeros(len(keys), np.uint8)
-        return self._write_many(Kind.DELETION, keys, [b""] * len(keys), none, collection_id, 0, self._vb.shared.now_s)
+        none, now = np.zeros(len(keys), np.uint8), self._vb.shared.now_s
+        return self._write_many(RecordKind.DELETION, keys, [b""] * len(keys), none, collection_id, 0, now)
 
     def _write_many(
-        self, kind: Kind, keys: Sequence[bytes], values: Sequence[bytes], datatypes: Octets, collection_id: int,
+        self, kind: RecordKind, keys: Sequence[bytes], values: Sequence[bytes], datatypes: Octets, collection_id: int,
         flags: int, time: int,
     ) -> int:  # fmt: skip
         if len(keys) != len(values):
@@ -92,7 +92,7 @@ class BulkWrites:
 
 
 def _lay_out(
-    kind: Kind, keys: Sequence[bytes], key_sizes: Sizes, values: Sequence[bytes], value_sizes: Sizes,
+    kind: RecordKind, keys: Sequence[bytes], key_sizes: Sizes, values: Sequence[bytes], value_sizes: Sizes,
     datatypes: Octets, collection_id: int, flags: int, time: int,
 ) -> Octets:  # fmt: skip
     """The documents as packed records that still lack a seqno."""

@@ -26,10 +26,10 @@ from upriver.errors import (
 )
 from upriver.model import SEQNO_MAX, Datatype, Document, VbucketState
 from upriver.store import kernels as k
-from upriver.store.log.stream import Run
 from upriver.store.values import MOST_XATTR_BYTES, checked_body, is_json, split_value, surviving_xattrs
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY, encode_leb128
-from upriver.wire.packed import Kind, Packed, pack, unpack
+from upriver.wire.packed import RecordHead, RecordKind, pack, unpack
+from upriver.wire.source_events import Run
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -142,9 +142,8 @@ class Documents:
 
     def _expire(self, wire_key: bytes, document: Document) -> None:
         """Write the tombstone of a document whose time has come."""
-        self.write(
-            Kind.EXPIRATION, wire_key, *surviving_xattrs(document), document.collection_id, time=self._shared.now_s
-        )
+        kept, now = surviving_xattrs(document), self._shared.now_s
+        self.write(RecordKind.EXPIRATION, wire_key, *kept, document.collection_id, time=now)
         self._vb.expired_count += 1
 
     # ---- writing ----
@@ -196,7 +195,7 @@ class Documents:
             current = self._required(wire_key, key, collection_id, cas)
             self._vb.locks.pop(wire_key, None)
             return self.write(
-                Kind.DELETION, wire_key, *surviving_xattrs(current), collection_id, time=self._shared.now_s
+                RecordKind.DELETION, wire_key, *surviving_xattrs(current), collection_id, time=self._shared.now_s
             )
 
     def append(self, key: bytes, value: bytes, collection_id: int = 0, *, cas: int = 0) -> Stored:
@@ -254,7 +253,7 @@ class Documents:
         if time == current.expiry:
             return Stored(current.cas, current.seqno, self._vb.uuid)
         return self.write(
-            Kind.MUTATION, wire_key, current.value, current.datatype, current.collection_id, flags=current.flags,
+            RecordKind.MUTATION, wire_key, current.value, current.datatype, current.collection_id, flags=current.flags,
             time=time,
         )  # fmt: skip
 
@@ -373,17 +372,17 @@ class Documents:
             raise TooBig(f"{len(value)} bytes")
         else:
             datatype = detected(value)
-        return self.write(Kind.MUTATION, wire_key, value, datatype, collection_id, flags, time)
+        return self.write(RecordKind.MUTATION, wire_key, value, datatype, collection_id, flags, time)
 
     def write(
-        self, kind: Kind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int = 0,
+        self, kind: RecordKind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int = 0,
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
         """Append a change of a document, or while ``preparing`` its prepare; a key with a pending one is refused."""
         vb = self._vb
-        if vb.preparing_level and kind in (Kind.MUTATION, Kind.DELETION):
+        if vb.preparing_level and kind in (RecordKind.MUTATION, RecordKind.DELETION):
             return vb.durable.write_prepare(kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno)
-        if vb.pending and wire_key in vb.pending and kind not in (Kind.COMMIT, Kind.ABORT):
+        if vb.pending and wire_key in vb.pending and kind not in (RecordKind.COMMIT, RecordKind.ABORT):
             raise SyncWriteInProgress
         cas = cas or vb.next_cas()
         record = pack(
@@ -394,13 +393,14 @@ class Documents:
         return Stored(cas, vb.numbers[k.HIGH], vb.failover_log.uuid)
 
 
-def document_of(head: Packed, key: bytes, value: bytes) -> Document:
+def document_of(head: RecordHead, key: bytes, value: bytes) -> Document:
     """The document that a record says."""
     kind = head.kind & 0x7F
-    gone = kind in (Kind.DELETION, Kind.EXPIRATION) or (kind == Kind.COMMIT and bool(head.extra >> 63))
+    commit_deletes = kind == RecordKind.COMMIT and bool(head.extra >> 63)
+    gone = commit_deletes or kind in (RecordKind.DELETION, RecordKind.EXPIRATION)
     return Document(
         key, value, head.collection_id, head.cas, head.seqno, head.rev_seqno, head.flags, 0 if gone else head.time,
-        head.datatype, gone, kind == Kind.EXPIRATION, head.time if gone else 0,
+        head.datatype, gone, kind == RecordKind.EXPIRATION, head.time if gone else 0,
     )  # fmt: skip
 
 

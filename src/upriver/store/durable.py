@@ -20,7 +20,7 @@ from upriver.store.disk.file import Octets
 from upriver.store.documents import Stored, detected, document_of
 from upriver.store.log import runs
 from upriver.wire.keys import split_key
-from upriver.wire.packed import HEADER_SIZE, Kind, Packed, pack, unpack
+from upriver.wire.packed import HEADER_SIZE, RecordHead, RecordKind, pack, unpack
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -64,40 +64,40 @@ class DurableWrites:
                 raise KeyNotFound
             time = self._shared.now_s if deleted else documents.absolute_expiry(expiry, collection_id)
             stored = documents.write(
-                Kind.PREPARE, wire_key, value, datatype or detected(value), collection_id, flags=flags, time=time,
+                RecordKind.PREPARE, wire_key, value, datatype or detected(value), collection_id, flags=flags, time=time,
                 rev_seqno=vb.lookup(wire_key).rev_seqno + 1, extra=level << 8 | deleted,
             )  # fmt: skip
             vb.pending[wire_key] = stored.seqno
             return stored
 
     def write_prepare(
-        self, kind: Kind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int, time: int,
+        self, kind: RecordKind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int, time: int,
         cas: int, rev_seqno: int,
     ) -> Stored:  # fmt: skip
         """What ``Documents.write`` does while ``preparing``: the prepare of a mutation or a deletion."""
         vb = self._vb
         stored = vb.documents.write(
-            Kind.PREPARE, wire_key, value, datatype, collection_id, flags, time, cas,
-            rev_seqno or vb.lookup(wire_key).rev_seqno + 1, vb.preparing_level << 8 | (kind is Kind.DELETION),
+            RecordKind.PREPARE, wire_key, value, datatype, collection_id, flags, time, cas,
+            rev_seqno or vb.lookup(wire_key).rev_seqno + 1, vb.preparing_level << 8 | (kind is RecordKind.DELETION),
         )  # fmt: skip
         vb.pending[wire_key] = stored.seqno
         return stored
 
     def commit(self, key: bytes, collection_id: int = 0, prepared_seqno: int = 0) -> Stored:
         """Make the prepared document current."""
-        return self._complete(Kind.COMMIT, key, collection_id, prepared_seqno)
+        return self._complete(RecordKind.COMMIT, key, collection_id, prepared_seqno)
 
     def abort(self, key: bytes, collection_id: int = 0, prepared_seqno: int = 0) -> Stored:
         """Give the prepared document up."""
-        return self._complete(Kind.ABORT, key, collection_id, prepared_seqno)
+        return self._complete(RecordKind.ABORT, key, collection_id, prepared_seqno)
 
-    def _complete(self, kind: Kind, key: bytes, collection_id: int, prepared_seqno: int) -> Stored:
+    def _complete(self, kind: RecordKind, key: bytes, collection_id: int, prepared_seqno: int) -> Stored:
         vb, documents = self._vb, self._vb.documents
         with self._shared.lock:
             vb.require_active()
             wire_key = documents.wire_key(key, collection_id)
             head, value = self._prepared(wire_key, prepared_seqno)
-            value = value if kind is Kind.COMMIT else b""
+            value = value if kind is RecordKind.COMMIT else b""
             stored = documents.write(
                 kind, wire_key, value, head.datatype if value else 0, head.collection_id, flags=head.flags,
                 time=head.time, cas=head.cas, rev_seqno=head.rev_seqno, extra=_outcome(kind, head),
@@ -105,10 +105,10 @@ class DurableWrites:
             del vb.pending[wire_key]
             return stored
 
-    def completion(self, kind: Kind, wire_key: bytes, prepared_seqno: int, seqno: int) -> bytes:
+    def completion(self, kind: RecordKind, wire_key: bytes, prepared_seqno: int, seqno: int) -> bytes:
         """The COMMIT or ABORT record at ``seqno`` of what was prepared here, for a replica that was told of it."""
         head, value = self._prepared(wire_key, prepared_seqno)
-        value = value if kind is Kind.COMMIT else b""
+        value = value if kind is RecordKind.COMMIT else b""
         return pack(
             kind, wire_key, value, seqno=seqno, rev_seqno=head.rev_seqno, cas=head.cas, flags=head.flags,
             time=head.time, datatype=head.datatype if value else 0, collection_id=head.collection_id,
@@ -125,7 +125,7 @@ class DurableWrites:
         """Whether this very write waits for its commit."""
         return self._vb.pending.get(self._vb.documents.wire_key(key, collection_id)) == seqno
 
-    def _prepared(self, wire_key: bytes, seqno: int) -> tuple[Packed, bytes]:
+    def _prepared(self, wire_key: bytes, seqno: int) -> tuple[RecordHead, bytes]:
         vb = self._vb
         entry = vb.lookup(wire_key, int(k.PREPARE_SALT))
         if wire_key not in vb.pending or (seqno and vb.pending[wire_key] != seqno) or not entry.seqno:
@@ -151,7 +151,7 @@ class DurableWrites:
         offsets = np.empty(records.size // HEADER_SIZE, np.int64)
         for at in offsets[: runs.specials(records, 0, records.size, offsets)]:
             head, wire_key, _ = unpack(records.data, int(at))
-            if head.kind & 0x7F == Kind.PREPARE:
+            if head.kind & 0x7F == RecordKind.PREPARE:
                 pending[wire_key] = head.seqno
             else:
                 pending.pop(wire_key, None)
@@ -162,6 +162,6 @@ def _check_level(level: int) -> None:
         raise InvalidArguments(f"durability level {level} is not one of 1, 2, 3")
 
 
-def _outcome(kind: Kind, prepared: Packed) -> int:
+def _outcome(kind: RecordKind, prepared: RecordHead) -> int:
     """``extra`` of the record that completes a prepare."""
-    return prepared.seqno | (DELETES if kind is Kind.COMMIT and prepared.extra & 1 else 0)
+    return prepared.seqno | (DELETES if kind is RecordKind.COMMIT and prepared.extra & 1 else 0)

@@ -11,7 +11,7 @@ from upriver.errors import InvalidArguments, OutOfRange
 from upriver.model import FailoverLog
 from upriver.store import kernels as k
 from upriver.store.disk.file import Octets
-from upriver.wire.packed import Kind, pack
+from upriver.wire.packed import RecordKind, pack
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -86,20 +86,20 @@ class Replication:
 
     def commit(self, key: bytes, collection_id: int, prepared_seqno: int, commit_seqno: int) -> None:
         """COMMIT as DCP sends it: the document is the one that was prepared here."""
-        self._complete(Kind.COMMIT, key, collection_id, prepared_seqno, commit_seqno)
+        self._complete(RecordKind.COMMIT, key, collection_id, prepared_seqno, commit_seqno)
 
     def abort(self, key: bytes, collection_id: int, prepared_seqno: int, abort_seqno: int) -> None:
         """ABORT as DCP sends it."""
-        self._complete(Kind.ABORT, key, collection_id, prepared_seqno, abort_seqno)
+        self._complete(RecordKind.ABORT, key, collection_id, prepared_seqno, abort_seqno)
 
-    def _complete(self, kind: Kind, key: bytes, collection_id: int, prepared: int, seqno: int) -> None:
+    def _complete(self, kind: RecordKind, key: bytes, collection_id: int, prepared: int, seqno: int) -> None:
         vb = self._vb
         with self._shared.lock:
             vb.require_replica()
             wire_key = vb.documents.wire_key(key, collection_id)
-            if kind is Kind.ABORT and vb.pending.get(wire_key) != prepared and vb.snapshot_from_disk:
+            if kind is RecordKind.ABORT and vb.pending.get(wire_key) != prepared and vb.snapshot_from_disk:
                 # A disk snapshot has the abort without its prepare, which the abort replaced.
-                record = pack(Kind.ABORT, wire_key, b"", seqno=seqno, collection_id=collection_id, extra=prepared)
+                record = pack(RecordKind.ABORT, wire_key, b"", seqno=seqno, collection_id=collection_id, extra=prepared)
             else:
                 record = vb.durable.completion(kind, wire_key, prepared, seqno)
             self._apply(np.frombuffer(record, np.uint8))

@@ -30,13 +30,14 @@ from upriver.store.index.keyindex import UNKNOWN_KEY, IndexEntry, KeyIndex
 from upriver.store.log import runs
 from upriver.store.log.blocks import blocks_after, record_on_disk
 from upriver.store.log.memory import MemoryLog, OpenSegment
-from upriver.store.log.stream import EndReason, StreamSource
+from upriver.store.log.stream import StreamSource
 from upriver.store.record import OnDisk, Tally
 from upriver.store.replication import Replication
 from upriver.store.shared import Shared
 from upriver.store.upkeep.rollback import roll_back
 from upriver.store.withmeta import WithMetaWrites
-from upriver.wire.packed import HEADER_SIZE, Packed, unpack
+from upriver.wire.packed import HEADER_SIZE, RecordHead, unpack
+from upriver.wire.source_events import EndReason
 
 SEVERAL = 4 * 1024  # a run of this many bytes is likely more than one record
 BULK = 32 * 1024  # from this many bytes on a run is taken in without the interpreter lock
@@ -337,7 +338,7 @@ class VBucket:
             return UNKNOWN_KEY
         return IndexEntry(int(known) & int(k.SEQNO_BITS), bool(known >> 63), int(rev), int(place))
 
-    def record(self, entry: IndexEntry) -> tuple[Packed, bytes, bytes]:
+    def record(self, entry: IndexEntry) -> tuple[RecordHead, bytes, bytes]:
         """The record that the index points at, from memory or from disk."""
         checkpoint = self.memory.by_serial.get(entry.place >> 32)
         if checkpoint is not None:

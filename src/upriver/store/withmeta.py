@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from upriver.errors import InvalidArguments, InvalidCas, KeyExists, KeyNotFound, Locked
 from upriver.model import SEQNO_MAX, Datatype, Document
 from upriver.store.documents import Stored, detected
-from upriver.wire.packed import Kind
+from upriver.wire.packed import RecordKind
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -43,7 +43,7 @@ class WithMetaWrites:
     ) -> Stored:  # fmt: skip
         """``expiry`` is absolute. Loses with ``KeyExists``."""
         incoming = Document(key, value, collection_id, meta_cas, 0, rev_seqno, flags, expiry, datatype & ~Datatype.JSON)
-        return self._resolve(incoming, Kind.MUTATION, cas, WithMetaOption(options), add)
+        return self._resolve(incoming, RecordKind.MUTATION, cas, WithMetaOption(options), add)
 
     def delete(
         self, key: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0,
@@ -53,10 +53,10 @@ class WithMetaWrites:
         incoming = Document(
             key, value, collection_id, meta_cas, 0, rev_seqno, flags, 0, datatype, deleted=True, delete_time=delete_time
         )
-        kind = Kind.EXPIRATION if options & WithMetaOption.IS_EXPIRATION else Kind.DELETION
+        kind = RecordKind.EXPIRATION if options & WithMetaOption.IS_EXPIRATION else RecordKind.DELETION
         return self._resolve(incoming, kind, cas, WithMetaOption(options), add=False)
 
-    def _resolve(self, incoming: Document, kind: Kind, cas: int, options: WithMetaOption, add: bool) -> Stored:
+    def _resolve(self, incoming: Document, kind: RecordKind, cas: int, options: WithMetaOption, add: bool) -> Stored:
         documents = self._vb.documents
         with self._shared.lock:
             self._check_options(options, incoming)
@@ -70,15 +70,15 @@ class WithMetaWrites:
                 raise KeyExists("the version that is here wins")
             return self._write(wire_key, incoming, kind, options)
 
-    def _write(self, wire_key: bytes, incoming: Document, kind: Kind, options: WithMetaOption) -> Stored:
+    def _write(self, wire_key: bytes, incoming: Document, kind: RecordKind, options: WithMetaOption) -> Stored:
         time = incoming.expiry
-        if kind is not Kind.MUTATION:
+        if kind is not RecordKind.MUTATION:
             time = incoming.delete_time or self._shared.now_s
         elif time or self._shared.options.max_ttl_s or incoming.collection_id:
             time = self._vb.documents.capped_expiry(time, incoming.collection_id)
         datatype = int(incoming.datatype)
         body = self._vb.documents.checked_body(incoming.value, datatype)
-        if kind is Kind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
+        if kind is RecordKind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
             datatype |= detected(body)
         return self._vb.documents.write(
             kind, wire_key, incoming.value, datatype, incoming.collection_id, flags=incoming.flags, time=time,

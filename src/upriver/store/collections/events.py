@@ -18,7 +18,7 @@ from upriver.store.collections.transition import Transition
 from upriver.store.disk.file import Octets, Words
 from upriver.wire.keys import split_key
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, of_record
-from upriver.wire.packed import Kind, Packed, pack, unpack
+from upriver.wire.packed import RecordHead, RecordKind, pack, unpack
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -94,9 +94,8 @@ class Collections:
         if not vb.high_seqno < head.seqno <= vb.snap_end:
             raise OutOfRange(f"seqno {head.seqno} does not follow {vb.high_seqno} in its snapshot")
         self.learn(head, key, value)
-        record = pack(
-            Kind.SYSTEM_EVENT, key, value, seqno=head.seqno, cas=0, collection_id=head.collection_id, extra=head.extra
-        )
+        collection = head.collection_id
+        record = pack(RecordKind.SYSTEM_EVENT, key, value, seqno=head.seqno, collection_id=collection, extra=head.extra)
         vb.registers[k.GAPS] += np.uint64(head.seqno != vb.high_seqno + 1)
         self._append_events(np.frombuffer(record, np.uint8), head.seqno, head.seqno)
         return at + head.size
@@ -112,7 +111,7 @@ class Collections:
         vb.registers[k.HIGH] = vb.registers[k.VISIBLE] = last
         vb.appended(segment, used)
 
-    def learn(self, head: Packed, key: bytes, value: bytes) -> None:
+    def learn(self, head: RecordHead, key: bytes, value: bytes) -> None:
         """Take a system event from the log or from a producer into the manifest and the collection table."""
         try:
             event = ManifestEvent(head.extra >> 8)

@@ -11,7 +11,7 @@ from upriver.errors import DamagedVbucket
 from upriver.model import SEQNO_MAX
 from upriver.store.disk.file import BLOCK_KEY, Block
 from upriver.store.log import runs
-from upriver.wire.packed import Packed, unpack
+from upriver.wire.packed import RecordHead, unpack
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -48,7 +48,7 @@ def check_log_end(vbucket: VBucket, reached: int) -> None:
         raise missing_block(vbucket, reached)
 
 
-def record_on_disk(vbucket: VBucket, seqno: int) -> tuple[Packed, bytes, bytes]:
+def record_on_disk(vbucket: VBucket, seqno: int) -> tuple[RecordHead, bytes, bytes]:
     """The record of this seqno: its header, prefixed key and value."""
     for _, block in blocks_after(vbucket, seqno - 1, seqno):
         at = runs.locate(block.data, block.at, block.data.size, np.uint64(seqno))

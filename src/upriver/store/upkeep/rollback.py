@@ -22,7 +22,7 @@ from upriver.store.log.blocks import blocks_after, check_log_end, missing_block
 from upriver.store.log.flusher import BlockWriter, meta_key
 from upriver.store.log.scan import in_order
 from upriver.store.record import Tally, describe, note_persisted, restore
-from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, Kind, unpack
+from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, RecordKind, unpack
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -202,7 +202,7 @@ def _find_pending(vbucket: VBucket, block: Block) -> None:
         head, wire_key, _ = unpack(data.data, int(at))
         if head.kind & SUPERSEDED:
             continue
-        if head.kind == Kind.PREPARE:
+        if head.kind == RecordKind.PREPARE:
             vbucket.pending[wire_key] = head.seqno
         else:
             vbucket.pending.pop(wire_key, None)

@@ -91,11 +91,11 @@ class Documents:
         vb = self._vb
         with self._shared.lock:
             vb.require_active()
-            row = vb.collection_row(collection_id)
-            if not row[k.C_ITEMS]:
+            if not vb.collection_item_count(collection_id):
                 raise KeyNotFound
-            begin = random.randrange(int(row[k.C_START]), int(row[k.C_HIGH]) + 1)
-            for start in (begin, int(row[k.C_START])):
+            begun = vb.collection_start_seqno(collection_id)
+            somewhere = random.randrange(begun, vb.collection_high_seqno(collection_id) + 1)
+            for start in (somewhere, begun):
                 document = self._first_live_after(start, collection_id)
                 if document is not None:
                     return document
@@ -128,9 +128,9 @@ class Documents:
     def version(self, wire_key: bytes, key: bytes, collection_id: int) -> Document | None:
         """The newest version of a key, live or not; None if there is none. The caller holds the lock."""
         vb = self._vb
-        row = vb.collection_row(collection_id)
+        begun = vb.collection_start_seqno(collection_id)
         entry = vb.lookup(wire_key)
-        if entry.seqno <= int(row[k.C_START]):
+        if entry.seqno <= begun:
             return None
         head, stored_key, value = vb.record(entry)
         if stored_key != wire_key:
@@ -212,7 +212,6 @@ class Documents:
                 raise NotStored("nothing to append to")
             blob, body = split_value(current)
             value = blob + before + body + after
-            self._check_size(value)
             kept = current.datatype & Datatype.XATTR
             return self._store(wire_key, value, collection_id, current.flags, current.expiry, kept)
 
@@ -313,15 +312,13 @@ class Documents:
 
     def key_for_write(self, key: bytes, collection_id: int, value: bytes) -> bytes:
         """The prefixed key, if a write of it would be taken at all."""
-        self._vb.require_active()
-        self._shared.check_room()
-        self._check_size(value)
-        self._vb.collection_row(collection_id)
-        return self.wire_key(key, collection_id)
-
-    def _check_size(self, value: bytes) -> None:
-        if len(value) > self._shared.options.max_value_bytes + MOST_XATTR_BYTES:
+        vb, shared = self._vb, self._shared
+        vb.require_active()
+        shared.check_room()
+        if len(value) > shared.options.max_value_bytes + MOST_XATTR_BYTES:
             raise TooBig(f"{len(value)} bytes")
+        vb.collection_row(collection_id)
+        return self.wire_key(key, collection_id)
 
     def checked_body(self, value: bytes, datatype: int) -> bytes:
         """What is behind compression and xattrs; raises if readers could not open the value."""
@@ -348,30 +345,30 @@ class Documents:
             raise KeyNotFound
         return current
 
-    def absolute_expiry(self, expiry: int, collection_id: int) -> int:
-        """KV's expiry field as unix seconds."""
-        if 0 < expiry <= RELATIVE_EXPIRY_S:
-            expiry += self._shared.now_s
-        return self.capped_expiry(expiry, collection_id)
+    def absolute_expiry(self, expiry: int, collection_id: int, *, relative: bool = True) -> int:
+        """An expiry as unix seconds, no later than the max TTL of the collection, or else of the bucket, allows.
 
-    def capped_expiry(self, time: int, collection_id: int) -> int:
-        """Not later than the collection's, or else the bucket's, max TTL allows."""
-        entry = self._shared.manifest.collections.get(collection_id)
-        longest = self._shared.options.max_ttl_s
+        ``relative``: KV's expiry field, in which small numbers are seconds from now.
+        """
+        shared = self._shared
+        if relative and 0 < expiry <= RELATIVE_EXPIRY_S:
+            expiry += shared.now_s
+        entry = shared.manifest.collections.get(collection_id)
+        longest = shared.options.max_ttl_s
         if entry is not None and entry.max_ttl is not None:
             longest = entry.max_ttl
         if not longest:
-            return time
-        latest = self._shared.now_s + longest
-        return latest if time == 0 or time > latest else time
+            return expiry
+        latest = shared.now_s + longest
+        return latest if expiry == 0 or expiry > latest else expiry
 
     def _store(self, wire_key: bytes, value: bytes, collection_id: int, flags: int, time: int, datatype: int) -> Stored:
         if datatype & WRAPPED:  # JSON is never believed, but seen: behind xattrs and compression too
-            datatype = datatype & WRAPPED | detected(self.checked_body(value, datatype))
+            datatype = datatype & WRAPPED | (JSON if is_json(self.checked_body(value, datatype)) else 0)
         elif len(value) > self._shared.options.max_value_bytes:
             raise TooBig(f"{len(value)} bytes")
         else:
-            datatype = detected(value)
+            datatype = JSON if is_json(value) else 0
         return self.write(RecordKind.MUTATION, wire_key, value, datatype, collection_id, flags, time)
 
     def write(
@@ -402,11 +399,6 @@ def document_of(head: RecordHead, key: bytes, value: bytes) -> Document:
         key, value, head.collection_id, head.cas, head.seqno, head.rev_seqno, head.flags, 0 if gone else head.time,
         head.datatype, gone, kind == RecordKind.EXPIRATION, head.time if gone else 0,
     )  # fmt: skip
-
-
-def detected(value: bytes) -> int:
-    """The datatype of a plain value."""
-    return JSON if is_json(value) else 0
 
 
 def _decimal(body: bytes) -> int:

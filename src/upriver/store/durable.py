@@ -17,8 +17,9 @@ from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.model import SEQNO_MAX, Document
 from upriver.store import kernels as k
 from upriver.store.disk.file import Octets
-from upriver.store.documents import Stored, detected, document_of
+from upriver.store.documents import JSON, Stored, document_of
 from upriver.store.log import runs
+from upriver.store.values import is_json
 from upriver.wire.keys import split_key
 from upriver.wire.packed import HEADER_SIZE, RecordHead, RecordKind, pack, unpack
 
@@ -63,8 +64,9 @@ class DurableWrites:
             if current is None and (cas or deleted):
                 raise KeyNotFound
             time = self._shared.now_s if deleted else documents.absolute_expiry(expiry, collection_id)
+            datatype = datatype or (JSON if is_json(value) else 0)
             stored = documents.write(
-                RecordKind.PREPARE, wire_key, value, datatype or detected(value), collection_id, flags=flags, time=time,
+                RecordKind.PREPARE, wire_key, value, datatype, collection_id, flags=flags, time=time,
                 rev_seqno=vb.lookup(wire_key).rev_seqno + 1, extra=level << 8 | deleted,
             )  # fmt: skip
             vb.pending[wire_key] = stored.seqno

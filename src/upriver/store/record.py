@@ -71,7 +71,7 @@ def _restore(vbucket: VBucket, fields: dict[str, Any]) -> None:
     note_persisted(vbucket, fields["registers"][k.HIGH], fields)
     vbucket.state = VbucketState(fields["state"])
     vbucket.registers[:] = fields["registers"]
-    vbucket.collection_table = vbucket.on_disk.collections.reshape(-1, k.C_WORDS).copy()
+    vbucket.replace_collection_table(vbucket.on_disk.collections.reshape(-1, k.C_WORDS).copy())
     vbucket.pending = {bytes.fromhex(key): seqno for key, seqno in fields["pending"]}
     for register in (k.USED, k.ENTRIES, k.DEDUPED):
         vbucket.numbers[register] = 0

@@ -51,10 +51,10 @@ class VBucket:
 
     # With a thousand vbuckets written in turn what counts is how few cache lines a write touches.
     __slots__ = (
-        "_waiting", "_waiting_for_disk", "bulk", "collection_table", "collections", "compacted_s", "complete_seqno",
-        "content", "documents", "durable", "epoch", "erasing", "expired_count", "failover_log", "id", "indexed_seqno",
-        "keys", "keys_loaded", "locks", "log_end", "memory", "numbers", "on_disk", "pending", "persisted_seqno",
-        "preparing_level", "purge_seqno", "registers", "replication", "rollback_floor", "shared", "snap_end",
+        "_waiting", "_waiting_for_disk", "bulk", "collection_rows", "collection_table", "collections", "compacted_s",
+        "complete_seqno", "content", "documents", "durable", "epoch", "erasing", "expired_count", "failover_log", "id",
+        "indexed_seqno", "keys", "keys_loaded", "locks", "log_end", "memory", "numbers", "on_disk", "pending",
+        "persisted_seqno", "preparing_level", "purge_seqno", "registers", "replication", "rollback_floor", "shared", "snap_end",
         "snap_start", "snapshot_from_disk", "sources", "state", "stored_log", "tables", "topology", "with_meta",
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ class VBucket:
         self.registers: Words = np.zeros(k.REGISTERS, np.uint64)
         self.registers[k.EXPIRY] = SEQNO_MAX
         self.numbers = self.registers.data  # the same, as Python's integers: three times as fast one by one
-        self.collection_table: Words = default_table()
+        self.replace_collection_table(default_table())
         self.erasing = False  # collections were dropped or flushed and their records are still on disk
         self.persisted_seqno = 0
         self.content = Tally()
@@ -155,27 +155,31 @@ class VBucket:
         receiving = self.state is not VbucketState.ACTIVE and not self.snapshot_complete
         return receiving and self.snapshot_from_disk and self.complete_seqno == 0
 
-    def collection_row(self, collection_id: int) -> Words:
-        for row in self.collection_table:
-            if row[k.C_ID] == collection_id:
-                found: Words = row
-                return found
-        raise UnknownCollection(f"no collection {collection_id:x} in vbucket {self.id}")
+    def collection_row(self, collection_id: int) -> int:
+        """Where the collection is in the table; raises ``UnknownCollection``."""
+        row = self.collection_rows.get(collection_id)
+        if row is None:
+            raise UnknownCollection(f"no collection {collection_id:x} in vbucket {self.id}")
+        return row
+
+    def replace_collection_table(self, table: Words) -> None:
+        self.collection_table = table
+        self.collection_rows = {number: row for row, number in enumerate(table[:, k.C_ID].tolist())}
 
     def collection_ids(self) -> list[int]:
-        return [int(number) for number in self.collection_table[:, k.C_ID]]
+        return list(self.collection_rows)
 
     def collection_high_seqno(self, collection_id: int) -> int:
-        return int(self.collection_row(collection_id)[k.C_HIGH])
+        return self.collection_table.item(self.collection_row(collection_id), k.C_HIGH)
 
     def visible_high_seqno(self, collection_id: int) -> int:
-        return int(self.collection_row(collection_id)[k.C_VISIBLE])
+        return self.collection_table.item(self.collection_row(collection_id), k.C_VISIBLE)
 
     def collection_start_seqno(self, collection_id: int) -> int:
-        return int(self.collection_row(collection_id)[k.C_START])
+        return self.collection_table.item(self.collection_row(collection_id), k.C_START)
 
     def collection_item_count(self, collection_id: int) -> int:
-        return int(self.collection_row(collection_id)[k.C_ITEMS])
+        return self.collection_table.item(self.collection_row(collection_id), k.C_ITEMS)
 
     def next_cas(self) -> int:
         """Hybrid logical clock (10.5)."""
@@ -212,7 +216,8 @@ class VBucket:
             self.appended(segment, used)
             if at < size:
                 at = self._resolve_stop(run, at, stuck=at == before)
-        self.wake()
+        if self._waiting:
+            self.wake()
 
     def appended(self, segment: OpenSegment, used: int) -> None:
         """The registers say what was written behind ``used``: so does the segment now, and the flusher will see it."""

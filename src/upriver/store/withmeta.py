@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from upriver.errors import InvalidArguments, InvalidCas, KeyExists, KeyNotFound, Locked
 from upriver.model import SEQNO_MAX, Datatype, Document
-from upriver.store.documents import Stored, detected
+from upriver.store.documents import JSON, Stored
+from upriver.store.values import is_json
 from upriver.wire.packed import RecordKind
 
 if TYPE_CHECKING:
@@ -75,11 +76,11 @@ class WithMetaWrites:
         if kind is not RecordKind.MUTATION:
             time = incoming.delete_time or self._shared.now_s
         elif time or self._shared.options.max_ttl_s or incoming.collection_id:
-            time = self._vb.documents.capped_expiry(time, incoming.collection_id)
+            time = self._vb.documents.absolute_expiry(time, incoming.collection_id, relative=False)
         datatype = int(incoming.datatype)
         body = self._vb.documents.checked_body(incoming.value, datatype)
         if kind is RecordKind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
-            datatype |= detected(body)
+            datatype |= JSON if is_json(body) else 0
         return self._vb.documents.write(
             kind, wire_key, incoming.value, datatype, incoming.collection_id, flags=incoming.flags, time=time,
             cas=0 if options & WithMetaOption.REGENERATE_CAS else incoming.cas, rev_seqno=incoming.rev_seqno,

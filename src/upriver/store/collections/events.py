@@ -79,7 +79,7 @@ class Collections:
         for count, run in transition.pieces(first, vb.memory.most_bytes) if transition.events else ():
             self._append_events(run, vb.high_seqno + 1, vb.high_seqno + count)
         vb.erasing = vb.erasing or bool(transition.emptied)
-        vb.collection_table = transition.table(vb.collection_table, first)
+        vb.replace_collection_table(transition.table(vb.collection_table, first))
         for collection_id in transition.emptied if vb.pending else ():
             self._forget_pending(collection_id)
         self.manifest = transition.new
@@ -140,14 +140,14 @@ class Collections:
         if event is not ManifestEvent.MODIFY_COLLECTION and vb.pending:
             self._forget_pending(entry.id)
         if event is ManifestEvent.END_COLLECTION:
-            vb.collection_table = table[~known].copy()
+            vb.replace_collection_table(table[~known].copy())
             vb.erasing = True
         elif event is ManifestEvent.MODIFY_COLLECTION:
             table[known, k.C_HIGH] = table[known, k.C_VISIBLE] = seqno
         else:
             vb.erasing = vb.erasing or bool(known.any())
             row = np.array([[entry.id, 0, seqno, seqno, seqno]], np.uint64)
-            vb.collection_table = np.concatenate([table[~known], row])
+            vb.replace_collection_table(np.concatenate([table[~known], row]))
 
     def _forget_pending(self, collection_id: int) -> None:
         """Durable writes of a collection that is dropped or flushed end with it: nobody can commit them any more."""

@@ -129,7 +129,7 @@ def _forget(vbucket: VBucket, point: int) -> None:
     vbucket.registers[[k.CAS, k.DELETED_REV]] = kept
     vbucket.registers[k.EXPIRY] = SEQNO_MAX
     vbucket.registers[k.HIGH] = point
-    vbucket.collection_table = default_table()
+    vbucket.replace_collection_table(default_table())
     vbucket.collections.manifest = Manifest()
     vbucket.erasing = False
     vbucket.pending.clear()

@@ -52,10 +52,11 @@ class VBucket:
     # With a thousand vbuckets written in turn what counts is how few cache lines a write touches.
     __slots__ = (
         "_waiting", "_waiting_for_disk", "bulk", "collection_rows", "collection_table", "collections", "compacted_s",
-        "complete_seqno", "content", "documents", "durable", "epoch", "erasing", "expired_count", "failover_log", "id",
-        "indexed_seqno", "keys", "keys_loaded", "locks", "log_end", "memory", "numbers", "on_disk", "pending",
-        "persisted_seqno", "preparing_level", "purge_seqno", "registers", "replication", "rollback_floor", "shared", "snap_end",
-        "snap_start", "snapshot_from_disk", "sources", "state", "stored_log", "tables", "topology", "with_meta",
+        "complete_seqno", "content", "documents", "durable", "epoch", "erasing", "expired_count", "failover_log",
+        "id", "indexed_seqno", "keys", "keys_loaded", "locks", "log_end", "memory", "numbers", "on_disk", "pending",
+        "persisted_seqno", "preparing_level", "purge_seqno", "registers", "replication", "rollback_floor", "shared",
+        "snap_end", "snap_start", "snapshot_from_disk", "sources", "state", "stored_log", "tables", "topology",
+        "with_meta",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, vbucket_id: int, state: VbucketState, log: FailoverLog) -> None:

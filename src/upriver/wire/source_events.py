@@ -66,7 +66,7 @@ class End(NamedTuple):
     reason: EndReason
 
 
-class LiveSnapshot(NamedTuple):
+class Live(NamedTuple):
     """A whole snapshot from memory, few records at ``address``; they live as long as ``data`` does."""
 
     first: int

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from upriver.store import LiveSnapshot, live_after
+from upriver.store import Live, live_after
 from upriver.wire.bulk.live import New, News
 from upriver.wire.constants import MarkerFlag
 
@@ -43,7 +43,7 @@ class Group:
         """The store's call: there is something new. It comes once, in any thread."""
         self._fan.woken(self)
 
-    def served(self, live: LiveSnapshot) -> None:
+    def served(self, live: Live) -> None:
         self.origin, self.position = live.first, live.last
 
 
@@ -102,7 +102,7 @@ class LiveFan:
 
     def _turn(self) -> None:
         self._scheduled = False  # first, so that whoever comes from now on schedules another
-        served: list[tuple[Group, LiveSnapshot]] = []
+        served: list[tuple[Group, Live]] = []
         for _ in range(min(len(self._woken), MOST_AT_ONCE)):
             group = self._woken.popleft()
             if group.members:
@@ -115,7 +115,7 @@ class LiveFan:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
-    def _look_up(self, group: Group) -> LiveSnapshot | None:
+    def _look_up(self, group: Group) -> Live | None:
         """What is new; if that is nothing for a fan its streams see to it themselves."""
         vbucket = group.vbucket
         with vbucket.shared.lock:
@@ -127,7 +127,7 @@ class LiveFan:
             stream.producer.make_ready(stream)
         return None
 
-    def _serve(self, served: list[tuple[Group, LiveSnapshot]]) -> None:
+    def _serve(self, served: list[tuple[Group, Live]]) -> None:
         news = News([
             New(
                 group.vbucket.id, live.first, live.last, live.first if live.begins_checkpoint else 0,

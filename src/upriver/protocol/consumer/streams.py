@@ -16,7 +16,7 @@ Done = Callable[[int, int], None]
 """Told the vbucket and the status once a handshake has ended."""
 
 
-class Replica(Protocol):
+class ReplicaVbucket(Protocol):
     """One vbucket that takes what a producer sends; ``upriver.store.VBucket`` is one."""
 
     state: VbucketState

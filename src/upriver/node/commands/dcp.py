@@ -18,10 +18,10 @@ from upriver.wire.constants import Feature, OpenFlag
 from upriver.wire.messages import dcp, events, upr
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 
-def open_connection(conn: Connection, request: dcp.Open) -> None:
+def open_connection(conn: ClientConnection, request: dcp.Open) -> None:
     consumer_name = check_open_value(request)
     if Feature.UNORDERED_EXECUTION in conn.features:
         raise NotSupported("DCP does not go with unordered execution")
@@ -44,7 +44,7 @@ def open_connection(conn: Connection, request: dcp.Open) -> None:
     conn.reply(request)
 
 
-def _supersede(old: Connection | None, new: Connection) -> None:
+def _supersede(old: ClientConnection | None, new: ClientConnection) -> None:
     """A name belongs to the connection that opened it last."""
     if old is not None and old is not new:
         if old.dcp is not None:
@@ -52,7 +52,7 @@ def _supersede(old: Connection | None, new: Connection) -> None:
         old.close(f"connection {new.id} took its name")
 
 
-def to_producer(conn: Connection, request: Message) -> None:
+def to_producer(conn: ClientConnection, request: Message) -> None:
     """Any command but OPEN. The bytes of a consumer never come this way, so anyone else is disconnected (1.6)."""
     if isinstance(conn.dcp, ProducerRole):
         conn.dcp.receive(request)
@@ -64,10 +64,11 @@ HANDLERS: dict[type[Message], Handler] = {
     dcp.Open: open_connection,
     **dict.fromkeys(
         (
-            dcp.Control, dcp.BufferAck, dcp.GetDcpFailoverLog, dcp.StreamRequest, upr.UprStreamRequest, dcp.CloseStream,
-            dcp.SeqnoAcknowledged, dcp.AddStream, dcp.StreamEnd, dcp.SnapshotMarker, dcp.SnapshotMarkerV20,
-            dcp.SnapshotMarkerV22, dcp.Mutation, dcp.Deletion, dcp.DeletionV2, dcp.Expiration, dcp.SetVbucketState,
-            dcp.DcpNoop, dcp.Prepare, dcp.Commit, dcp.Abort, dcp.SeqnoAdvanced, dcp.OsoSnapshot, dcp.CacheTransferEnd,
+            dcp.DcpControl, dcp.BufferAck, dcp.GetDcpFailoverLog, dcp.StreamRequest, upr.UprStreamRequest,
+            dcp.CloseStream, dcp.SeqnoAcknowledged, dcp.AddStream, dcp.StreamEnd, dcp.SnapshotMarker,
+            dcp.SnapshotMarkerV20, dcp.SnapshotMarkerV22, dcp.DcpMutation, dcp.DcpDeletion, dcp.DeletionV2,
+            dcp.Expiration, dcp.SetVbucketState, dcp.DcpNoop, dcp.Prepare, dcp.Commit, dcp.Abort, dcp.SeqnoAdvanced,
+            dcp.OsoSnapshot, dcp.CacheTransferEnd,
             events.SystemEvent, events.CacheTransfer, upr.UprStreamEnd, upr.UprSnapshotMarker, upr.UprMutation,
             upr.UprDeletion, upr.UprExpiration, upr.UprFlush, upr.UprSetVbucketState,
         ),

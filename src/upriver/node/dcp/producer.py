@@ -18,7 +18,7 @@ from upriver.wire import Message, OtherResponse
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.protocol.producer.stream import ProducerStream
 
 TURN_S = 0.005
@@ -26,9 +26,9 @@ _CLUSTER_MANAGER = "@ns_server"
 
 
 class ProducerRole:
-    """What ``Connection.dcp`` is after an OPEN as producer."""
+    """What ``ClientConnection.dcp`` is after an OPEN as producer."""
 
-    def __init__(self, conn: Connection, bucket: NodeBucket, options: ProducerOptions) -> None:
+    def __init__(self, conn: ClientConnection, bucket: NodeBucket, options: ProducerOptions) -> None:
         self.conn, self.bucket, self.name = conn, bucket, options.name
         self.created = time.time()
         self.stalled_until = 0.0  # a fault: nothing is sent before then, no noop either

@@ -8,7 +8,7 @@ from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.frames import StreamFrames
 from upriver.protocol.producer.stream_filter import StreamFilter
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder
-from upriver.wire.bulk.shape import Shape, ShapingEncoder, Workshop
+from upriver.wire.bulk.shape import ScratchMemory, ShapingEncoder, ValueShape
 from upriver.wire.constants import OpenFlag
 
 # As plain numbers: with a thousand streams at once those of an IntFlag take as long as all the rest of an encoder.
@@ -23,7 +23,7 @@ Encoder = PackedEncoder | ShapingEncoder
 
 def make_encoder(
     options: ProducerOptions, frames: StreamFrames, seen: StreamFilter, skip_deletes: bool, upr_expirations: bool,
-    workshop: Callable[[], Workshop],
+    scratch: Callable[[], ScratchMemory],
 ) -> Encoder:  # fmt: skip
     """An encoder for the stream as it is now; another one is needed when its filter changes."""
     flags = int(options.flags)
@@ -45,12 +45,12 @@ def make_encoder(
     )
     if not frames.stop_datatypes and not options.force_value_compression:
         return PackedEncoder(plain)
-    return ShapingEncoder(plain, _shape(options, frames), workshop())
+    return ShapingEncoder(plain, _shape(options, frames), scratch())
 
 
-def _shape(options: ProducerOptions, frames: StreamFrames) -> Shape:
+def _shape(options: ProducerOptions, frames: StreamFrames) -> ValueShape:
     flags = int(options.flags)
-    return Shape(
+    return ValueShape(
         stop_datatypes=frames.stop_datatypes,
         xattrs=bool(flags & _XATTRS),
         deleted_user_xattrs=bool(flags & _DELETED_USER_XATTRS),

@@ -22,9 +22,10 @@ from upriver.protocol.producer.turns import Turns
 from upriver.protocol.roles import Foreign, WrongRole
 from upriver.wire.bulk.encode import SendBuffer
 from upriver.wire.bulk.live import LiveBatch, LiveTable
+from upriver.wire.checks import Context
 from upriver.wire.constants import Opcode, StreamEndStatus
 from upriver.wire.framing import Frame, FrameSplitter
-from upriver.wire.message import Context, Message, OtherResponse, decode
+from upriver.wire.message import Message, OtherResponse, decode
 from upriver.wire.messages.dcp import DcpNoop
 
 MOST_TURNS = 64  # of streams in one call of ``data_to_send``; many with little to send take as long as few with much

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from upriver.wire.bulk.encode import SendBuffer
-from upriver.wire.bulk.shape import Workshop
+from upriver.wire.bulk.shape import ScratchMemory
 
 SEND_BYTES = 256 * 1024  # of one send, unless a single document is larger
 _MOST_FREE = 8
 
 
 class ProducerMemory:
-    """Send buffers that are free, and the workshop of the encoders.
+    """Send buffers that are free, and the scratch memory of the encoders.
 
     A producer holds a buffer only from when it is filled until all of it has been sent.
     """
 
     def __init__(self) -> None:
         self._free: list[SendBuffer] = []
-        self._workshop: Workshop | None = None
+        self._scratch: ScratchMemory | None = None
 
     def take(self) -> SendBuffer:
         return self._free.pop() if self._free else SendBuffer(SEND_BYTES)
@@ -28,8 +28,8 @@ class ProducerMemory:
             buffer.clear()
             self._free.append(buffer)
 
-    def workshop(self) -> Workshop:
+    def scratch(self) -> ScratchMemory:
         """Made when the first stream needs it: to most nodes none ever comes."""
-        if self._workshop is None:
-            self._workshop = Workshop()
-        return self._workshop
+        if self._scratch is None:
+            self._scratch = ScratchMemory()
+        return self._scratch

@@ -28,7 +28,7 @@ from upriver.wire.message import Message
 from upriver.wire.messages.dcp import (
     BufferAck,
     CloseStream,
-    Control,
+    DcpControl,
     GetDcpFailoverLog,
     SeqnoAcknowledged,
     StreamRequest,
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
     value: bytes = b""
 
 
-def control(producer: Producer, request: Control, now: float) -> Answer:
+def control(producer: Producer, request: DcpControl, now: float) -> Answer:
     changed = copy(producer.options)  # streams keep the options that they were created with
     apply_control(changed, request.key, request.value)
     producer.use_options(changed)
@@ -151,7 +151,7 @@ def _source_filter(attempt: Attempt) -> frozenset[int] | None:
 
 
 HANDLERS: dict[type[Message], Callable[[Producer, Any, float], Answer | None]] = {
-    Control: control,
+    DcpControl: control,
     BufferAck: buffer_ack,
     GetDcpFailoverLog: failover_log,
     StreamRequest: stream_request,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError, Status, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log, tracing
-from upriver.node.commands import dcp as dcp_commands
-from upriver.protocol.consumer.machine import Consumer, Foreign, StateSet, StreamClosed
+from upriver.protocol.consumer.machine import Consumer, StateSet, StreamClosed
 from upriver.protocol.consumer.negotiation import ConsumerOptions
+from upriver.protocol.roles import Foreign
 from upriver.wire import Message
 from upriver.wire.constants import DurabilityLevel
 from upriver.wire.messages import dcp, upr
@@ -171,12 +171,6 @@ class PrepareAcks:
             self._flush()
 
 
-def open_consumer(conn: ClientConnection, request: dcp.Open, consumer_name: str) -> None:
-    role = ConsumerRole(conn, conn.require_bucket(), request, consumer_name)
-    conn.dcp = role
-    conn.receive_raw = role.receive
-
-
 async def add_streams(conn: ClientConnection, request: upr.UprAddStreams) -> None:
     """Answered when every handshake has ended, with one status per vbucket (12.2)."""
     name = request.name.decode("utf-8", "backslashreplace")
@@ -210,4 +204,3 @@ def _upr_status(status: int) -> int:
 
 HANDLERS: dict[type, Handler] = {upr.UprAddStreams: add_streams}
 BUCKETLESS: frozenset[type[Message]] = frozenset()
-dcp_commands.open_consumer = open_consumer

@@ -16,10 +16,11 @@ import numpy as np
 from upriver.errors import InvalidMessage, Status, StatusError
 from upriver.model import SEQNO_MAX, Datatype, VbucketState
 from upriver.protocol.consumer.apply import apply_message
-from upriver.protocol.consumer.negotiation import ConsumerOptions, WrongRole
+from upriver.protocol.consumer.negotiation import ConsumerOptions
 from upriver.protocol.consumer.rows import ReceivedRows, Rows, usual_marker
 from upriver.protocol.consumer.setup import StreamSetup
 from upriver.protocol.consumer.streams import PassiveStream, Registry, ReplicaStore, StreamPhase
+from upriver.protocol.roles import Foreign, WrongRole
 from upriver.wire.bulk.decode import BulkDecoder, Columns
 from upriver.wire.bulk.encode import rows_by_vbucket
 from upriver.wire.bulk.streams import SlotState
@@ -52,13 +53,6 @@ from upriver.wire.messages.upr import (
     UprStreamEnd,
     UprStreamRequest,
 )
-
-
-@dataclass(slots=True)
-class Foreign:
-    """A frame that is not the consumer's business: a key-value command on the same connection."""
-
-    frame: Frame
 
 
 @dataclass(slots=True)

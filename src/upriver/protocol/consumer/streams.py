@@ -27,7 +27,7 @@ class Replication(Protocol):
     def abort(self, key: bytes, cid: int, prepared_seqno: int, abort_seqno: int) -> Any: ...
 
 
-class Replica(Protocol):
+class ReplicaVbucket(Protocol):
     """One vbucket that takes what a producer sends; ``upriver.store.VBucket`` is one."""
 
     state: VbucketState

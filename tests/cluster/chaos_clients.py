@@ -14,7 +14,8 @@ from upriver.client._requests.blocking import KvConnection
 from upriver.client.blocking import Database, connect
 from upriver.client.changes import Deletion, Mutation, Rollback
 from upriver.errors import ConnectFailed, Status, StatusError, UpriverError
-from upriver.model import Position, vbucket_of
+from upriver.model import vbucket_of
+from upriver.protocol.position import Position
 from upriver.protocol.topology import Address
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from upriver.client._feed.bundle import Bundle
 from upriver.client.names import Names
+from upriver.model import signed
 from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RollbackEvent
 from upriver.protocol.topology import Address
-from upriver.records.batches import ChangeOptions, change_batch, row_batch
+from upriver.records.batches import ChangeOptions, change_batch, rollback_row, row_batch
 from upriver.records.schema import Event
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, ScopeCreated
 
@@ -42,13 +43,13 @@ class BatchMaker:
             yield from self._add_rows(event)
         elif isinstance(event, RollbackEvent):
             yield from self._flush_before()
-            told = row_batch([_rollback_row(event)])
-            yield Bundle([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
+            told = row_batch([rollback_row(event.vbucket, event.to_seqno, event.lost_branch, event.epoch)])
+            yield Bundle([told], [], self.feed.table.frozen(), rolled_back=(event.vbucket, event.to_seqno))
         elif isinstance(event, CollectionChange):
             row = self._collection_row(event)
             if self._system_events:
                 yield from self._flush_before()
-                yield Bundle([row_batch([row])], [], self.feed.standing.mark())
+                yield Bundle([row_batch([row])], [], self.feed.table.frozen())
 
     def _add_rows(self, event: FeedRows) -> Iterator[Bundle]:
         if self.feed.moves != self._moves:
@@ -69,7 +70,7 @@ class BatchMaker:
         while self._held:
             made = self._emit(next(iter(self._held)))
             if not self._held:
-                made.mark = self.feed.standing.mark()
+                made.reached = self.feed.table.frozen()
             yield made
 
     def _flush_before(self) -> Iterator[Bundle]:
@@ -104,17 +105,13 @@ class BatchMaker:
         scope, collection = self.names.path(content)
         return {
             "event": kind_of(content), "vbucket": event.vbucket, "seqno": event.message.by_seqno,
-            "epoch": event.epoch, "vbuuid": _signed(event.vbuuid), "scope": scope, "collection": collection,
+            "epoch": event.epoch, "vbuuid": signed(event.vbuuid), "scope": scope, "collection": collection,
             "collection_id": getattr(content, "collection_id", None),
         }  # fmt: skip
 
 
 def _used(columns: Any) -> int:
     return int(columns.view("value_at")[columns.rows])
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
 
 
 def kind_of(content: CollectionEvent) -> Event:
@@ -126,10 +123,3 @@ def kind_of(content: CollectionEvent) -> Event:
     if isinstance(content, CollectionEnded):
         return Event.COLLECTION_DROPPED
     return Event.SCOPE_CREATED if isinstance(content, ScopeCreated) else Event.SCOPE_DROPPED
-
-
-def _rollback_row(event: RollbackEvent) -> dict[str, Any]:
-    return {
-        "event": Event.ROLLBACK, "vbucket": event.vbucket, "seqno": event.to_seqno, "epoch": event.epoch,
-        "vbuuid": _signed(event.lost_branch),
-    }  # fmt: skip

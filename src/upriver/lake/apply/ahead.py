@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from upriver.lake.layout import Lake
-from upriver.spark.reader.offsets import Offset
+from upriver.model import unsigned
+from upriver.protocol.offsets import Offset
 
 NAME = "ahead.json"
 Branches = Callable[[Sequence[int]], Mapping[int, Sequence[tuple[int, int]]]]  # failover logs, newest entry first
-_U64 = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Ahead:
         >>> Ahead(7, 50).lost([(9, 40), (7, 0)]), Ahead(7, 50).lost([(9, 60), (7, 0)]), Ahead(7, 50).lost([(7, 0)])
         (True, False, False)
         """
-        uuids = [uuid & _U64 for uuid, _ in log]
-        if self.vbuuid & _U64 not in uuids:
+        uuids = [unsigned(uuid) for uuid, _ in log]
+        if unsigned(self.vbuuid) not in uuids:
             return True
-        place = uuids.index(self.vbuuid & _U64)
+        place = uuids.index(unsigned(self.vbuuid))
         return place > 0 and min(seqno for _, seqno in log[:place]) < self.seqno
 
 
@@ -94,4 +94,4 @@ def lost(lake: Lake, branches: Branches) -> dict[str, list[int]]:
 
 def _reached(lake: Lake) -> dict[int, int]:
     noted: dict[str, Any] = lake.load("offsets.json").get("offset", {})
-    return {vb: place.seqno for vb, place in enumerate(Offset.from_json(noted).places)} if noted else {}
+    return {vb: at.seqno for vb, at in enumerate(Offset.from_json(noted).positions)} if noted else {}

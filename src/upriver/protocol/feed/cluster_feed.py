@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from upriver.errors import AccessDenied, HistoryLost, Status, StatusError
-from upriver.model import SEQNO_MAX, FailoverLog, Position
+from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.protocol.feed.events import (
     CollectionChange,
     FeedEvent,
@@ -38,8 +38,9 @@ from upriver.protocol.feed.node_link import (
     StreamRefused,
     is_temporary,
 )
+from upriver.protocol.feed.positions import PositionTable
+from upriver.protocol.position import Position
 from upriver.protocol.session import Session, config_json
-from upriver.protocol.standing import Standing
 from upriver.protocol.topology import Address, Topology, parse_topology
 from upriver.wire.constants import StreamEndStatus, StreamFlag
 from upriver.wire.messages.dcp import StreamRequest
@@ -101,7 +102,7 @@ class ClusterFeed:
         opaques: Iterator[int] | None = None,
     ) -> None:
         self.request, self.topology, self.filter = request, topology, request.value
-        self.standing = Standing(topology.vbuckets)
+        self.table = PositionTable(topology.vbuckets)
         self.links: dict[Address, NodeLink] = {}
         self.logs: dict[int, FailoverLog] = {}
         self.rollbacks = self.moves = 0  # moves: how often a vbucket went on over another node's connection
@@ -119,12 +120,12 @@ class ClusterFeed:
         self._unconfirmed = set(request.starts) if request.resumed else set()
         self._opaques = opaques or count(1)
         self._undone, self._opening, self._ask_at = len(self._state), 0, 0.0
-        self._remembered: dict[int, tuple[Position, int]] = {}
+        self._remembered: dict[int, Position] = {}
         self._emitted: list[FeedEvent] = []
         for vb, position in request.starts.items():
-            self.standing.resume(vb, position, epoch=request.epochs.get(vb, 0), points=request.points.get(vb, ()))
+            self.table.resume(vb, position)
             if request.resumed and position.seqno == 0 < position.snap_end:
-                self.standing.interrupted[vb] = position.vbuuid, position.snap_end
+                self.table.interrupted[vb] = position.vbuuid, position.snap_end
             if self._end(vb) == 0 and position.seqno == 0:
                 self._finish(vb)
         self._emitted.clear()
@@ -146,7 +147,7 @@ class ClusterFeed:
 
     def positions(self) -> dict[int, Position]:
         """What may be claimed for every vbucket, when everything that came has been acted on."""
-        return {vb: self.standing.position(vb) for vb in self._state}
+        return {vb: self.table.position(vb) for vb in self._state}
 
     def taken(self, documents: FeedRows) -> None:
         """The caller has the rows: their bytes may be sent again."""
@@ -155,19 +156,18 @@ class ClusterFeed:
 
     def remember(self, vb: int) -> None:
         """``refilter`` with ``again`` is to go back to here: changes that it lets pass may follow from here on."""
-        self._remembered.setdefault(vb, (self.standing.position(vb), self.standing.epoch[vb]))
+        self._remembered.setdefault(vb, self.table.position(vb))
 
     def begin_behind(self, vb: int, read: Position, epoch: int) -> None:
         """Another feed has read the rest of a vbucket from 0 up to where this one begins; call it before that.
 
         Of that rest, the older points of ours say nothing. If the caller was told to undo it all, we begin at 0.
         """
-        at = self.standing.position(vb)
-        if epoch == self.standing.epoch[vb]:
-            both = Position(at.vbuuid, at.seqno, 0, max(at.snap_end, read.snap_end))
-            self.standing.resume(vb, both, epoch=epoch)
+        at = self.table.position(vb)
+        if epoch == at.epoch:
+            self.table.resume(vb, at._replace(snap_start=0, snap_end=max(at.snap_end, read.snap_end), points=()))
             return
-        self.standing.resume(vb, Position(), epoch=epoch)
+        self.table.resume(vb, Position(epoch=epoch))
         if self._end(vb) != SEQNO_MAX:
             self._to_latest.add(vb)
 
@@ -178,18 +178,19 @@ class ClusterFeed:
             if state is _State.PARKED:
                 self._wait(vb, 0.0)
         for vb in list(self._remembered) if again else ():
-            self._go_back(vb, *self._remembered.pop(vb))
+            self._go_back(vb, self._remembered.pop(vb))
 
-    def _go_back(self, vb: int, position: Position, epoch: int) -> None:
+    def _go_back(self, vb: int, position: Position) -> None:
         for link in self.links.values():
             if vb in link.streams:
                 self._opening -= self._state[vb] is _State.OPENING
                 link.close_stream(vb)
                 self._wait(vb, 0.0)
-        if self.standing.epoch[vb] == epoch and self.standing.vbuuid[vb] == position.vbuuid:
-            self.standing.resume(vb, position, epoch=epoch, points=self.standing.points(vb))
-        else:  # a rollback came in between: that place is on a branch that is gone
-            self.standing.roll_back(vb, self.standing.rollback_target(vb, position.seqno))
+        now = self.table.position(vb)
+        if (now.epoch, now.vbuuid) == (position.epoch, position.vbuuid):
+            self.table.resume(vb, position)
+        else:  # a rollback came in between: that position is on a branch that is gone
+            self.table.roll_back(vb, now.rollback_target(position.seqno))
 
     # ---------------------------------------------------------------------------------------------- for the shell
 
@@ -201,13 +202,13 @@ class ClusterFeed:
 
     def connected(self, address: Address, now: float = 0.0) -> NodeLink:
         """The shell has a socket to this node; its link begins the handshake."""
-        link = NodeLink(self._make_session(), self.standing, self._window, now, now)
+        link = NodeLink(self._make_session(), self.table, self._window, now, now)
         self.links[address] = link
         return link
 
     def adopt(self, address: Address, link: NodeLink, now: float) -> None:
         """Go on with a connection that another feed has released."""
-        link.standing, link.heard_at = self.standing, now
+        link.table, link.heard_at = self.table, now
         self.links[address] = link
 
     def release(self, address: Address) -> NodeLink | None:
@@ -222,7 +223,7 @@ class ClusterFeed:
         """The connection is gone; its vbuckets wait for another."""
         link = self.links.pop(address, None)
         for vb in list(link.streams) if link else ():
-            self.standing.close(vb)
+            self.table.close(vb)
             if self._state[vb] is _State.OPENING:
                 self._opening -= 1
             self._wait(vb, now)
@@ -299,9 +300,8 @@ class ClusterFeed:
 
     def _stream_request(self, vb: int) -> StreamRequest:
         opaque = next(self._opaques)  # unique over all links: a vbucket may move while its old stream still comes
-        at = self.standing.position(vb)
+        at = self.table.position(vb).claim
         flags, end = self.request.flags, self._end(vb)
-        at = Position(at.vbuuid) if at.seqno == 0 else at  # what an out-of-order snapshot brought is not to be claimed
         if vb in self._to_latest:
             flags, end = flags | StreamFlag.TO_LATEST, SEQNO_MAX
         return StreamRequest(
@@ -336,15 +336,15 @@ class ClusterFeed:
                 link.close_stream(vb)
                 self._leave(vb, self.left)
                 return
-            self.standing.vbuuid[vb] = log.uuid  # even if we come from an older one: the end is a seqno of this one
-        lost = self.standing.vbuuid[vb]
+            self.table.set_branch(vb, log.uuid)  # even if we come from an older one: the end is a seqno of this one
+        lost = self.table.vbuuid(vb)
         self._state[vb] = _State.OPEN
         self.moves += self._home.get(vb, address) != address
         self._home[vb] = address
         self.logs[vb] = log
         self._announce_lost(vb, log)
-        self._opened_at[vb] = self.standing.seqno(vb)
-        self.standing.adopt(vb, log.uuid, link.streams[vb], self._end(vb))
+        self._opened_at[vb] = self.table.seqno(vb)
+        self.table.adopt(vb, log.uuid, link.streams[vb], self._end(vb))
         if self._end(vb) != SEQNO_MAX and vb not in self._to_latest and self._ended_early(vb, lost, log):
             # The end was a seqno of a branch that is gone; waiting for it on this one could last for ever.
             link.close_stream(vb)
@@ -368,8 +368,8 @@ class ClusterFeed:
         and whoever begins at 0 is never told to roll back. Or they came to an earlier life of the caller, after it
         had saved the position that we started from, and their branch is gone.
         """
-        at, emit = self.standing.position(vb), self.request.on_rollback is OnRollback.EMIT
-        branch, highest = self.standing.interrupted.pop(vb, (0, 0))
+        at, emit = self.table.position(vb), self.request.on_rollback is OnRollback.EMIT
+        branch, highest = self.table.interrupted.pop(vb, (0, 0))
         if highest > at.seqno:
             self._lose(vb, at.seqno, branch)
         elif vb in self._unconfirmed and emit and at.vbuuid not in (0, log.uuid):
@@ -381,12 +381,12 @@ class ClusterFeed:
         self.rollbacks += 1
         if self.request.on_rollback is OnRollback.FAIL:
             raise HistoryLost(vb, target, branch)
-        self.standing.epoch[vb] += 1
+        epoch = self.table.next_epoch(vb)
         if self.request.on_rollback is OnRollback.EMIT:
-            self._emitted.append(RollbackEvent(vb, target, branch, self.standing.epoch[vb]))
+            self._emitted.append(RollbackEvent(vb, target, branch, epoch))
 
     def _rolled_back(self, address: Address, event: RollbackAsked, now: float) -> None:
-        vb, at = event.vbucket, self.standing.position(event.vbucket)
+        vb, at = event.vbucket, self.table.position(event.vbucket)
         self._opening -= 1
         if vb in self.request.branches:
             self._leave(vb, self.refused)
@@ -396,11 +396,11 @@ class ClusterFeed:
             return
         # A true rollback goes below where we stand; never believe one that would have us ask the same again.
         lowest = 0 if self.request.back_to_zero else min(event.seqno, max(0, at.seqno - 1))
-        target = self.standing.rollback_target(vb, lowest)
+        target = at.rollback_target(lowest)
         if at.seqno > 0:  # or there is nothing to undo
             self._lose(vb, target, at.vbuuid)
         self._unconfirmed.discard(vb)
-        self.standing.roll_back(vb, target)
+        self.table.roll_back(vb, target)
         if self._end(vb) != SEQNO_MAX:
             self._to_latest.add(vb)
         self._wait(vb, self._after_rollback(vb, at.seqno, target, now))
@@ -420,7 +420,7 @@ class ClusterFeed:
         if log is None or len(log) < 2 or log.uuid != at.vbuuid or at.snap_end > log.entries[0].seqno:
             return False
         self.logs[vb] = FailoverLog(log.entries[1:])
-        self.standing.vbuuid[vb] = self.logs[vb].uuid
+        self.table.set_branch(vb, self.logs[vb].uuid)
         return True
 
     def _refused(self, address: Address, event: StreamRefused, now: float) -> None:
@@ -448,14 +448,14 @@ class ClusterFeed:
         elif event.status == StreamEndStatus.LOST_PRIVILEGES:
             raise AccessDenied(f"stream of vbucket {vb} at {address}: the user may no longer read this")
         else:
-            if self.standing.seqno(vb) > self._opened_at.get(vb, 0):
+            if self.table.seqno(vb) > self._opened_at.get(vb, 0):
                 self._fruitless[vb] = 0
             self._wait(vb, self._pause(vb, now) if self._fruitless[vb] else now)
             self._fruitless[vb] += 1
 
     def _collection_event(self, address: Address, event: CollectionEventReceived, now: float) -> None:
         vb = event.vbucket
-        self._emitted.append(CollectionChange(vb, event.message, self.standing.vbuuid[vb], self.standing.epoch[vb]))
+        self._emitted.append(CollectionChange(vb, event.message, self.table.vbuuid(vb), self.table.epoch(vb)))
 
     def _moved(self, address: Address, event: SeqnoMoved, now: float) -> None:
         self._emitted.append(SeqnoReached(event.vbucket, event.seqno))

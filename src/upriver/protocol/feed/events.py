@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from upriver.model import Position
 from upriver.protocol.feed.node_link import RowsReceived
+from upriver.protocol.position import Position
 from upriver.protocol.topology import Address
 from upriver.wire.constants import StreamFlag
 from upriver.wire.messages.events import SystemEvent
@@ -27,8 +27,6 @@ class FeedRequest:
 
     starts: Mapping[int, Position]
     ends: Mapping[int, int] = field(default_factory=dict)
-    epochs: Mapping[int, int] = field(default_factory=dict)
-    points: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     flags: StreamFlag = StreamFlag.ACTIVE_VB_ONLY
     value: bytes = b""  # the stream request's JSON: collection filter
     on_rollback: OnRollback = OnRollback.EMIT

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from upriver.client._requests.blocking import make_session
+from upriver.client._requests.connections import make_session
 from upriver.client.options import ConnectOptions
 from upriver.model import FailoverEntry
 from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent, FeedRequest, FeedRows
@@ -19,7 +19,14 @@ from upriver.protocol.topology import Address, parse_topology
 from upriver.wire import Context, FrameSplitter, Message, Opcode, OtherResponse, decode
 from upriver.wire.keys import join_key
 from upriver.wire.messages.cluster import GetClusterConfig
-from upriver.wire.messages.dcp import BufferAck, Deletion, FailoverLogResponse, Mutation, SnapshotMarker, StreamRequest
+from upriver.wire.messages.dcp import (
+    BufferAck,
+    DcpDeletion,
+    DcpMutation,
+    FailoverLogResponse,
+    SnapshotMarker,
+    StreamRequest,
+)
 from upriver.wire.messages.session import Hello, HelloResponse, ValueResponse
 
 HOME = Address("10.0.0.1", 11210)
@@ -84,12 +91,12 @@ def marker(request: StreamRequest, start: int, end: int, flags: int = 1) -> byte
 def mutation(request: StreamRequest, seqno: int, key: bytes = b"k", value: bytes = b"{}", cid: int = 0) -> bytes:
     wire_key = join_key(cid, key)
     at: dict[str, Any] = {"vbucket": request.vbucket, "opaque": request.opaque, "cas": seqno << 16}
-    return Mutation(seqno, 1, key=wire_key, value=value, **at).encode()
+    return DcpMutation(seqno, 1, key=wire_key, value=value, **at).encode()
 
 
 def deletion(request: StreamRequest, seqno: int, key: bytes = b"k") -> bytes:
     at: dict[str, Any] = {"vbucket": request.vbucket, "opaque": request.opaque, "cas": seqno << 16}
-    return Deletion(seqno, 1, key=join_key(0, key), **at).encode()
+    return DcpDeletion(seqno, 1, key=join_key(0, key), **at).encode()
 
 
 class Wire:

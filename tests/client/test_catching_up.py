@@ -23,7 +23,7 @@ KEYS = [b"%d" % n for n in range(40)]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningNode]:
-    with node(vbuckets=2, enable_faults=True, http_port=0, lazy=True) as running:
+    with node(vbuckets=2, enable_faults=True, lazy=True) as running:
         yield running
 
 

@@ -254,12 +254,12 @@ def test_the_async_client_reconnects_and_hears_of_rollbacks(server: RunningNode,
                 kinds = set()
                 async for change in feed:
                     kinds.add(type(change).__name__)
-                    if isinstance(change, upriver.Rollback):
+                    if isinstance(change, upriver.RolledBack):
                         break
                     if (change.vbucket, change.seqno) == (0, last):
                         await asyncio.to_thread(fault, "failover", vbucket=0, lose=2)
                         await asyncio.to_thread(fault, "drop-connection")
-                assert kinds >= {"Mutation", "Rollback"}
+                assert kinds >= {"Mutation", "RolledBack"}
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -307,8 +307,8 @@ def test_a_reader_that_missed_purged_deletions_starts_again_unless_it_does_not_c
         fault("purge", vbucket=vb)
     again = [type(c).__name__ for c in db.changes(start=saved, end="now")]
     careless = [type(c).__name__ for c in db.changes(start=saved, end="now", ignore_purged_tombstones=True)]
-    assert "Rollback" in again
-    assert "Rollback" not in careless
+    assert "RolledBack" in again
+    assert "RolledBack" not in careless
 
 
 def test_extended_attributes_come_in_a_map_of_their_own(db: Database) -> None:

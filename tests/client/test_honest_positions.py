@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.client.scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
 from upriver.errors import HistoryLost, Status
-from upriver.model import Claim, FailoverLog
-from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest, FeedRows, OnRollback, RollbackEvent
+from upriver.model import Claim, FailoverLog, OnRollback
+from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest, FeedRows, RolledBack
 from upriver.protocol.history import Accept, History, decide
 from upriver.protocol.position import Position
 from upriver.wire.constants import StreamEndStatus
@@ -112,7 +112,7 @@ class Reader(Wire):
                 if columns["event"][row]:
                     value = columns.value(row) if columns["event"][row] == 0x57 else None
                     self.changes.append((int(columns["seqno"][row]), columns.key(row), value))
-        elif isinstance(event, RollbackEvent):
+        elif isinstance(event, RolledBack):
             self.changes = [change for change in self.changes if change[0] <= event.to_seqno]
         super()._take(event)
 

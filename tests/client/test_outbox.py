@@ -8,10 +8,11 @@ from tests.client.scripted_producer import BRANCH, HOME, Wire, marker, mutation
 from upriver.client._feed.arrow import BatchMaker
 from upriver.client._feed.outbox import Outbox
 from upriver.client.blocking import Database
-from upriver.client.changes import ObjectMaker, Rollback
+from upriver.client.changes import ObjectMaker, RolledBack
 from upriver.client.names import Names
 from upriver.errors import Status
-from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest, OnRollback
+from upriver.model import OnRollback
+from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest
 from upriver.protocol.position import Position
 from upriver.wire.messages.dcp import RollbackResponse, StreamEnd
 from upriver.wire.messages.events import CollectionBegun, SystemEvent
@@ -108,7 +109,7 @@ def test_what_was_held_back_and_then_lost_is_never_seen() -> None:
         items = wire.outbox.take(5.0)
         assert items is not None
         first = items[0]
-        told = first.to_seqno if isinstance(first, Rollback) else first.to_pylist()[0]["seqno"]
+        told = first.to_seqno if isinstance(first, RolledBack) else first.to_pylist()[0]["seqno"]
         assert told == 1
 
 

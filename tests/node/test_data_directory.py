@@ -35,7 +35,7 @@ def refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
 
 @pytest.fixture(scope="module")
 def node():
-    with testing.node(vbuckets=2, http_port=0) as made:
+    with testing.node(vbuckets=2) as made:
         yield made
 
 

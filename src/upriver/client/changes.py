@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from upriver.client._feed.bundle import Bundle
 from upriver.client.names import Names
 from upriver.model import Datatype
-from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RollbackEvent
+from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.wire.bulk.decode import Columns
 from upriver.wire.constants import Opcode
 from upriver.wire.messages.events import CollectionBegun, CollectionEvent
 from upriver.wire.values import inflate, split_xattrs
+
+__all__ = ["Change", "CollectionChanged", "Deletion", "Mutation", "ObjectMaker", "RolledBack"]
 
 _WRAPPED = int(Datatype.SNAPPY | Datatype.XATTR)
 
@@ -57,15 +59,6 @@ class Deletion(NamedTuple):
     xattrs: Mapping[str, bytes] | None = None
 
 
-class Rollback(NamedTuple):
-    """Every change of this vbucket above ``to_seqno`` never happened; the new branch follows."""
-
-    vbucket: int
-    to_seqno: int
-    lost_branch: int
-    epoch: int
-
-
 class CollectionChanged(NamedTuple):
     """A collection or scope came, changed or went; ``content`` says which, per vbucket."""
 
@@ -82,7 +75,7 @@ class CollectionChanged(NamedTuple):
         return isinstance(self.content, CollectionBegun)
 
 
-Change = Mutation | Deletion | Rollback | CollectionChanged
+Change = Mutation | Deletion | RolledBack | CollectionChanged
 
 
 class ObjectMaker:
@@ -106,9 +99,8 @@ class ObjectMaker:
     def add(self, event: FeedEvent) -> Iterator[Bundle]:
         if isinstance(event, FeedRows):
             yield self._rows(event)
-        elif isinstance(event, RollbackEvent):
-            told = Rollback(event.vbucket, event.to_seqno, event.lost_branch, event.epoch)
-            yield Bundle([told], [], self.feed.table.frozen(), rolled_back=(event.vbucket, event.to_seqno))
+        elif isinstance(event, RolledBack):
+            yield Bundle([event], [], self.feed.table.frozen(), rolled_back=(event.vbucket, event.to_seqno))
         elif isinstance(event, CollectionChange):
             content = event.message.content()
             self.names.note(content)

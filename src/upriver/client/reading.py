@@ -17,7 +17,8 @@ from upriver.client.filters import Path, beyond, covers, named, path_of
 from upriver.client.options import ConnectOptions
 from upriver.client.positions import Positions
 from upriver.errors import ConfigError, ForeignCheckpoint, UnknownCollection, UnknownScope
-from upriver.protocol.feed.cluster_feed import FeedRequest, OnRollback
+from upriver.model import OnRollback
+from upriver.protocol.feed.cluster_feed import FeedRequest
 from upriver.protocol.filters import Filter
 from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from upriver.client.blocking import Database
-    from upriver.testing import RunningNode
+    from upriver.node.process import RunningNode
 
 VBUCKETS = 128
 STEPS = itertools.count(1)
@@ -72,12 +72,12 @@ class _Demo:
     def start_cluster(self) -> None:
         from upriver.cluster.manager import Manager
         from upriver.cluster.plan import Member
-        from upriver.testing import RunningNode
+        from upriver.node.process import RunningNode, ServeOptions
 
-        options: dict[str, Any] = {"vbuckets": VBUCKETS, "http_port": 0, "member": True, "enable_faults": True}
+        options: ServeOptions = {"vbuckets": VBUCKETS, "member": True, "enable_faults": True}
         self.nodes: list[RunningNode] = []
         for name in ("a", "b"):
-            node = RunningNode(self.directory / f"node-{name}", dict(options))
+            node = RunningNode(self.directory / f"node-{name}", options)
             self.stack.callback(_stop, node)
             self.nodes.append(node)
         self.manager = Manager(self.directory)
@@ -89,7 +89,7 @@ class _Demo:
     def load(self, count: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        from upriver.client._requests.blocking import KvConnection
+        from upriver.client._requests.connections import converse
         from upriver.cluster.collections import answering
         from upriver.wire.messages.cluster import SetManifest
 
@@ -99,7 +99,7 @@ class _Demo:
         with self._database() as db, Progress(*columns, console=self.console, transient=True, disable=not shown) as bar:
             with (
                 answering(self.manager.answer_proposals),
-                closing(KvConnection(db.topology.nodes[0], db.options)) as connection,
+                closing(converse(db.topology.nodes[0], db.options)) as connection,
             ):
                 connection.ask([SetManifest(manifest())])  # any node will do: it asks the manager, who tells them all
             for number, (name, share) in enumerate(SHARES.items()):

@@ -11,7 +11,7 @@ import pyarrow as pa
 from upriver.client._feed.bundle import Bundle
 from upriver.client.names import Names
 from upriver.model import signed
-from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RollbackEvent
+from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.protocol.topology import Address
 from upriver.records.batches import ChangeOptions, change_batch, rollback_row, row_batch
 from upriver.records.schema import Event
@@ -41,7 +41,7 @@ class BatchMaker:
         """What is ready because of this event."""
         if isinstance(event, FeedRows):
             yield from self._add_rows(event)
-        elif isinstance(event, RollbackEvent):
+        elif isinstance(event, RolledBack):
             yield from self._flush_before()
             told = row_batch([rollback_row(event.vbucket, event.to_seqno, event.lost_branch, event.epoch)])
             yield Bundle([told], [], self.feed.table.frozen(), rolled_back=(event.vbucket, event.to_seqno))
@@ -85,7 +85,7 @@ class BatchMaker:
         batch = change_batch(columns, options, first, last)
         link = self.feed.links.get(address)
         ours = link is not None and link.decoder.columns is columns
-        if last - first < columns.shape.rows * COPY_BELOW and _used(columns) < columns.shape.value_bytes * COPY_BELOW:
+        if last - first < columns.sizes.rows * COPY_BELOW and _used(columns) < columns.sizes.value_bytes * COPY_BELOW:
             batch = batch.take(pa.array(np.arange(batch.num_rows)))
             if link and ours and last == columns.rows:
                 link.decoder.clear()

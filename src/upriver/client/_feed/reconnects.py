@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from upriver.errors import ConnectFailed, RemoteProtocolError, Status, StatusError, UpriverError
+from upriver.errors import TEMPORARY, ConnectFailed, RemoteProtocolError, Status, StatusError, UpriverError
 from upriver.protocol.feed.cluster_feed import backoff
 from upriver.protocol.topology import Address
 
@@ -30,7 +30,7 @@ def refusal(error: StatusError, address: Address, again: bool) -> StatusError | 
 
     A node that restarts listens before its buckets are there, so to those who come ``again`` it is just away.
     """
-    if again and error.status in (*_OF_A_RESTARTING_NODE, *_TEMPORARY):
+    if again and error.status in (*_OF_A_RESTARTING_NODE, *TEMPORARY):
         return ConnectFailed(f"{address} has just started, or has lost the bucket: {error}")
     return located(error, address)
 
@@ -70,7 +70,7 @@ class Reconnects:
         self.last_error = error
         if isinstance(error, StatusError):
             restarting = address in self._worked and error.status in _OF_A_RESTARTING_NODE
-            if not (restarting or error.status in (*_TEMPORARY, *_WITHOUT_BUCKET)):
+            if not (restarting or error.status in (*TEMPORARY, *_WITHOUT_BUCKET)):
                 raise located(error, address)
         elif isinstance(error, RemoteProtocolError):
             if self.failures.get(address, 0) >= TRIES_OF_A_BROKEN_PEER:
@@ -79,6 +79,5 @@ class Reconnects:
             raise error
 
 
-_TEMPORARY = (Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED)
 _WITHOUT_BUCKET = (Status.NO_BUCKET, Status.KEY_ENOENT)  # the bucket was there before the feed was begun
 _OF_A_RESTARTING_NODE = (*_WITHOUT_BUCKET, Status.EACCESS, Status.NOT_SUPPORTED)

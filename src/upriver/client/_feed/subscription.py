@@ -12,12 +12,13 @@ from typing import Any
 from upriver.client._feed.bundle import BundleMaker
 from upriver.client._feed.outbox import Outbox
 from upriver.client._feed.reconnects import Reconnects, jitter
-from upriver.client._requests.blocking import make_session
+from upriver.client._requests.connections import make_session
 from upriver.client._requests.operations import Operation, Operations, Pause
 from upriver.client.names import Names
 from upriver.client.positions import Positions
 from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
+from upriver.model import OnRollback
 from upriver.protocol.feed.cluster_feed import (
     ClusterFeed,
     CollectionChange,
@@ -25,7 +26,6 @@ from upriver.protocol.feed.cluster_feed import (
     FeedRequest,
     FeedRows,
     FilterGone,
-    OnRollback,
 )
 from upriver.protocol.filters import Filter
 from upriver.protocol.position import Position

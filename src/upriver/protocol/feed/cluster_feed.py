@@ -12,15 +12,14 @@ from itertools import count
 from typing import Any
 
 from upriver.errors import AccessDenied, HistoryLost, Status, StatusError
-from upriver.model import SEQNO_MAX, FailoverLog
+from upriver.model import SEQNO_MAX, FailoverLog, OnRollback
 from upriver.protocol.feed.events import (
     CollectionChange,
     FeedEvent,
     FeedRequest,
     FeedRows,
     FilterGone,
-    OnRollback,
-    RollbackEvent,
+    RolledBack,
     SeqnoReached,
     VbucketDone,
 )
@@ -52,8 +51,7 @@ __all__ = [
     "FeedRequest",
     "FeedRows",
     "FilterGone",
-    "OnRollback",
-    "RollbackEvent",
+    "RolledBack",
     "SeqnoReached",
     "VbucketDone",
     "backoff",
@@ -383,7 +381,7 @@ class ClusterFeed:
             raise HistoryLost(vb, target, branch)
         epoch = self.table.next_epoch(vb)
         if self.request.on_rollback is OnRollback.EMIT:
-            self._emitted.append(RollbackEvent(vb, target, branch, epoch))
+            self._emitted.append(RolledBack(vb, target, branch, epoch))
 
     def _rolled_back(self, address: Address, event: RollbackAsked, now: float) -> None:
         vb, at = event.vbucket, self.table.position(event.vbucket)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import NamedTuple
 
+from upriver.model import OnRollback
 from upriver.protocol.feed.node_link import RowsReceived
 from upriver.protocol.position import Position
 from upriver.protocol.topology import Address
 from upriver.wire.constants import StreamFlag
 from upriver.wire.messages.events import SystemEvent
-
-
-class OnRollback(Enum):
-    """What a rollback means to the caller."""
-
-    EMIT = "emit"  # tell, then go on with the new branch
-    FAIL = "fail"
-    REWIND = "rewind"  # go on silently: for callers to whom seeing a change twice, or an undone one, does not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +39,11 @@ class FeedRows:
     link: Address
 
 
-@dataclass(slots=True)
-class RollbackEvent:
-    """Everything of this vbucket above ``to_seqno`` never happened; the new branch follows."""
+class RolledBack(NamedTuple):
+    """Every change of this vbucket above ``to_seqno`` never happened; the new branch follows.
+
+    ``lost_branch`` is the vbuuid of the branch that ended, ``epoch`` the number of rollbacks of this vbucket so far.
+    """
 
     vbucket: int
     to_seqno: int
@@ -86,4 +81,4 @@ class FilterGone:
     vbucket: int
 
 
-FeedEvent = FeedRows | RollbackEvent | CollectionChange | SeqnoReached | VbucketDone | FilterGone
+FeedEvent = FeedRows | RolledBack | CollectionChange | SeqnoReached | VbucketDone | FilterGone

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from upriver.errors import RemoteProtocolError, Status
+from upriver.errors import TEMPORARY, RemoteProtocolError, Status
 from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.protocol.feed.positions import PositionTable
 from upriver.protocol.session import Session
 from upriver.wire.bulk.decode import BulkDecoder, Columns, Decoded
+from upriver.wire.checks import Context
 from upriver.wire.constants import Feature, Magic, Opcode, OsoFlag
 from upriver.wire.framing import cut_frame
-from upriver.wire.message import Context, Message, OtherResponse, Response, decode
+from upriver.wire.message import Message, OtherResponse, Response, decode
 from upriver.wire.messages.cluster import GetClusterConfig
 from upriver.wire.messages.dcp import (
     BufferAck,
@@ -338,4 +339,4 @@ class NodeLink:
 
 def is_temporary(status: int) -> bool:
     """A refusal that a later try may not meet."""
-    return status in (Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED, Status.KEY_EEXISTS)
+    return status in TEMPORARY or status == Status.KEY_EEXISTS  # the stream before it is not closed yet

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from upriver.errors import ConfigError
-from upriver.model import FailoverLog
+from upriver.model import FailoverLog, OnRollback
 from upriver.protocol.filters import EVERYTHING, Wanted
 from upriver.protocol.offsets import Offset
 from upriver.protocol.position import Position
-from upriver.spark.options import OnRollback, ReadOptions
+from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import Cluster
 from upriver.spark.reader.executor import Task
 from upriver.spark.reader.filters import resolve

@@ -21,16 +21,16 @@ from upriver.client._feed.arrow import BatchMaker
 from upriver.client._feed.bundle import Bundle
 from upriver.client._feed.pump import Pump
 from upriver.client._feed.reconnects import Reconnects, jitter
-from upriver.client._requests.blocking import make_session
+from upriver.client._requests.connections import make_session
 from upriver.client.blocking import Database, default_name
 from upriver.client.names import Names
 from upriver.client.options import redacted
 from upriver.client.reading import Content, settings_of
 from upriver.client.reading import ReadOptions as ClientReadOptions
 from upriver.errors import ConnectFailed, HistoryLost, UnknownCollection, UnknownScope
-from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedRequest, FeedRows, OnRollback
+from upriver.model import OnRollback
+from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedRequest, FeedRows
 from upriver.records.batches import rollback_row, row_batch
-from upriver.spark.options import OnRollback as WhatOnRollback
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import patiently
 from upriver.spark.reader.planning import Range
@@ -92,14 +92,14 @@ class Reader:
 
     def _give_up(self, todo: list[Range], error: Exception) -> None:
         """A collection of the filter was dropped since the plan, or the node has not heard of it yet."""
-        if self.options.on_rollback is WhatOnRollback.FAIL:
+        if self.options.on_rollback is OnRollback.FAIL:
             raise error
         self.summary.unread += [(one.vbucket, one.end) for one in todo]
 
     def _sum_up(self, feed: ClusterFeed, todo: list[Range]) -> None:
         """What was read to its end, and what was left to the next plan."""
         unread = [one for one in todo if one.vbucket in feed.left or one.vbucket in feed.refused]
-        if unread and self.options.on_rollback is WhatOnRollback.FAIL:
+        if unread and self.options.on_rollback is OnRollback.FAIL:
             raise HistoryLost(unread[0].vbucket, unread[0].start.snap_start, unread[0].start.vbuuid)
         purged = self._still_on_top([one for one in unread if one.vbucket in feed.refused])
         self.summary.unread += [(one.vbucket, 0 if one.vbucket in purged else one.end) for one in unread]
@@ -191,7 +191,7 @@ class Reader:
         return Pump(feed, connect, Reconnects(), look_around, Shelf(POOL, (connect, content, options.xattrs)))
 
     def _request(self, todo: list[Range], planned: bool) -> FeedRequest:
-        fail = self.options.on_rollback is WhatOnRollback.FAIL
+        fail = self.options.on_rollback is OnRollback.FAIL
         return FeedRequest(
             starts={one.vbucket: one.start for one in todo},
             ends={one.vbucket: one.end for one in todo},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from upriver.model import Claim, FailoverLog
+from upriver.model import SEQNO_MAX, Claim, FailoverLog
 
 
 class Accept(NamedTuple):
@@ -75,6 +75,17 @@ def decide_upr(history: History, uuid: int, start: int) -> UprDecision:
     if history.log.last_seqno_of(uuid, history.high_seqno) is None:
         return UnknownUuid()
     return decide(history, Claim(uuid, start, start, start))
+
+
+def has_lost(log: FailoverLog, uuid: int, seqno: int) -> bool:
+    """Whether history has left a branch before a seqno that was read of it.
+
+    >>> log = FailoverLog.new(7).branch(9, 40)
+    >>> has_lost(log, 7, 50), has_lost(log, 7, 40), has_lost(log, 9, 99), has_lost(log, 5, 1)
+    (True, False, False, True)
+    """
+    last = log.last_seqno_of(uuid, SEQNO_MAX)
+    return last is None or last < seqno
 
 
 def _missed_deletions(history: History, start: int, known_purge_seqno: int) -> bool:

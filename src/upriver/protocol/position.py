@@ -108,8 +108,8 @@ class Position(NamedTuple):
         return Position(self.vbuuid, self.seqno, self.seqno, self.seqno, points, self.epoch, self.filter)
 
     def resume(self) -> Position:
-        """Where a reader begins that was saved here: of a snapshot of which it has nothing, it need not know."""
-        return self.complete() if self.is_consistent else self
+        """Where a reader begins that was saved here: it has nothing, all, or some of its snapshot."""
+        return self.complete() if self.is_consistent or self.seqno == self.snap_end else self
 
     # ---------------------------------------------------------------------------------------------- going back
 

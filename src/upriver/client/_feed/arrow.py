@@ -1,4 +1,4 @@
-"""Feed events to Arrow batches: rows pile up in the decoder's columns and leave as one batch, in order."""
+"""Makes Arrow batches of feed events: rows gather in the decoder's columns, and leave in order as one batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class BatchMaker:
     def _add_rows(self, event: FeedRows) -> Iterator[Bundle]:
         if self.feed.moves != self._moves:
             self._moves = self.feed.moves
-            yield from self._flush_before()  # one connection after the other: no vbucket may wait in two of them
+            yield from self._flush_before()  # a vbucket moved: its rows must not wait in two connections
         held = self._held.get(event.link)
         if held and held[-1].rows.columns is not event.rows.columns:
             yield self._emit(event.link)  # rows of one decode that were left when their columns were taken
@@ -66,7 +66,7 @@ class BatchMaker:
             yield from self.flush()
 
     def flush(self) -> Iterator[Bundle]:
-        """All rows that wait, of all connections; only then is the place in the feed well defined."""
+        """All rows that wait, of all connections; only then do the positions of the feed hold for the caller."""
         while self._held:
             made = self._emit(next(iter(self._held)))
             if not self._held:
@@ -74,7 +74,7 @@ class BatchMaker:
             yield made
 
     def _flush_before(self) -> Iterator[Bundle]:
-        """The same before something that the feed has already counted: its place is beyond what the caller gets."""
+        """The same, before an event that the feed's positions already include."""
         while self._held:
             yield self._emit(next(iter(self._held)))
 
@@ -90,7 +90,7 @@ class BatchMaker:
             if link and ours and last == columns.rows:
                 link.decoder.clear()
         elif link and ours:
-            link.decoder.take()  # the batch keeps the memory; the decoder goes on with other
+            link.decoder.take()  # the batch keeps the memory; the decoder goes on with new memory
         return Bundle(self._cut(batch), held)
 
     def _cut(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:

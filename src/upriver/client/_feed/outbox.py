@@ -1,4 +1,4 @@
-"""What waits between a feed and its caller: items in order, positions of what was handed over, and what is held back.
+"""What waits between a subscription and its caller: items in order, and the positions of what was handed over.
 
 Pure, like the feed: the shells put events in, take items out, and say what time it is. Bytes are acknowledged when
 the caller comes back for more; a position covers exactly what the caller has been given.
@@ -19,7 +19,7 @@ from upriver.protocol.position import Position
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LINGER_S = 0.01  # how long rows may wait for company
+LINGER_S = 0.01  # how long rows may wait for more
 
 
 class Outbox:
@@ -65,7 +65,7 @@ class Outbox:
         self._enqueue(Bundle([], [], self.feed.table.frozen(), then=then))
 
     def take(self, now: float) -> list[Any] | None:
-        """Items for the caller, or None; taking them means that those before are done with.
+        """Items for the caller, or None; taking them means that the caller is done with those before.
 
         While the caller gets them one by one, ``given`` must say how many it has: it is part of the position. A caller
         that left its loop in the middle of them gets the rest.
@@ -88,7 +88,7 @@ class Outbox:
         return bundle.items[self._before :]
 
     def wait_s(self, now: float) -> float | None:
-        """When to call ``next`` again even if nothing comes: rows wait for company. None: no need."""
+        """How long until rows that wait for more are due, even if nothing comes; None if none wait."""
         if self._held_since is None or self._ready:
             return None
         return max(0.0, self._held_since + self._linger_s - now)
@@ -163,7 +163,7 @@ class Outbox:
     # ---------------------------------------------------------------------------------------------- holding back
 
     def unsafe(self) -> dict[int, int]:
-        """Branches of the vbuckets whose changes wait for being on disk everywhere."""
+        """Branches of the vbuckets whose changes wait until they are on disk everywhere."""
         if not self.hold_unsafe:
             return {}
         wanted = {vb for bundle in self._ready for vb in _highest(bundle)}
@@ -183,7 +183,7 @@ class Outbox:
 
 
 def _highest(bundle: Bundle) -> dict[int, int]:
-    """The highest seqno of each vbucket among changes that wait; being told of a rollback need not wait."""
+    """The highest seqno of each vbucket among changes that wait; news of a rollback need not wait."""
     found: dict[int, int] = {}
     if bundle.rolled_back:
         return found
@@ -198,7 +198,7 @@ def _highest(bundle: Bundle) -> dict[int, int]:
 
 
 def _drop_void(bundle: Bundle, vbucket: int, to_seqno: int) -> None:
-    """Changes that were never handed over and never will have happened."""
+    """Drop changes that were never handed over, and that a rollback took back."""
     if not bundle.rolled_back:
         left = (_without_void(item, vbucket, to_seqno) for item in bundle.items)
         bundle.items = [item for item in left if item is not None]

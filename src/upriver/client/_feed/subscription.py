@@ -1,4 +1,4 @@
-"""A feed with everything around it that is not I/O: outbox, names, filters that follow them, what is held back.
+"""A subscription: a cluster feed with everything around it that is not I/O: outbox, names, filters.
 
 The shells pump events in, take items out, and run the ``chores``: conversations that a feed needs now and then.
 """
@@ -100,7 +100,7 @@ class Subscription:
             self.outbox.add(event, now)
 
     def _watch_drop(self, event: CollectionChange) -> None:
-        """One of several collections is gone: when its name comes back, what it holds then must not be missed."""
+        """One of several collections is gone: if its name comes back, nothing that it holds then may be missed."""
         content = event.message.content()
         if isinstance(content, CollectionEnded) and self.names.path(content) in self.read.paths:
             self.feed.remember(event.vbucket)
@@ -124,7 +124,7 @@ class Subscription:
                     yield vb, at.epoch
 
     def begin_behind(self, one: Subscription) -> None:
-        """An earlier reader has brought all that was lacking; both together are at our position."""
+        """An earlier subscription has brought all that was lacking; both together are at our position."""
         undone = dict(self._undone_by(one))
         for vb in one.feed.vbuckets:
             epoch = undone.get(vb, self.feed.table.epoch(vb))
@@ -138,7 +138,7 @@ class Subscription:
         return self.filter
 
     def _not_beyond_drop(self, vb: int, at: Position) -> Position:
-        """While a name is gone, what comes under it anew does not pass our filter: another life must see that."""
+        """While a name is gone, our filter does not pass what comes under it anew: the next reader must see that."""
         dropped = self._dropped.get(vb)
         if dropped is None or dropped.epoch != at.epoch or dropped.seqno >= at.seqno:
             return at
@@ -151,7 +151,7 @@ class Subscription:
         self._map_wanted = True
 
     def chore(self, now: float) -> Operation[None] | None:
-        """A conversation that should take place now, if any. None of them can end the feed: its streams would tell."""
+        """A conversation that is due now, if any. If it fails, the feed goes on: its streams tell what matters."""
         if self._map_wanted and now >= self._map_at:
             self._map_wanted, self._map_at = False, now + ASK_OTHERS_S
             return _chore(self._refresh_map())
@@ -203,7 +203,7 @@ class Subscription:
 
 
 def _chore(operation: Operation[None]) -> Operation[None]:
-    """One try of an operation: it comes again anyway, and while it waits the blocking feed would not listen."""
+    """One try of an operation: it is repeated anyway, and while it waits the blocking feed would not listen."""
     try:
         step = next(operation)
         while not isinstance(step, Pause):

@@ -38,7 +38,7 @@ from upriver.wire.messages.dcp import (
 )
 from upriver.wire.messages.events import SystemEvent
 
-ACK_AFTER_S = 5.0  # freed bytes do not wait longer than this for company (protocol.md 8.1)
+ACK_AFTER_S = 5.0  # freed bytes are given back after this time, however few (protocol.md 8.1)
 PREPARE_SURCHARGE = 2
 _CONFIG_OPAQUE = 0xC0FF_EE00
 

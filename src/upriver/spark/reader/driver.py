@@ -314,4 +314,4 @@ def _position(wanted: Any, high: int, log: FailoverLog) -> Position:
         return Position.consistent_at(int(vbuuid, 16) if isinstance(vbuuid, str) else int(vbuuid), seqno).checked()
     except (KeyError, TypeError, ValueError) as error:
         example = '17, "earliest", "latest" or {"seqno": 17, "vbuuid": "a1b2"}'
-        raise ConfigError(f"{wanted!r} is no place in a vbucket; write {example}") from error
+        raise ConfigError(f"{wanted!r} is no position in a vbucket; write {example}") from error

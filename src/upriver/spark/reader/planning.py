@@ -30,11 +30,11 @@ batch is read, so the driver cannot know in which snapshot it will end. What it 
    not, unless somebody has kept the reports (a sync does, in its lake); it treats all of them as unread (1). So that
    this costs nothing when a query ends in order or has nothing to do, an empty batch *closes* the last one: its end
    says that everything was read, and where the reader is complete.
-7. *The filter is part of the position.* A place says which filter everything up to it was read with. If more is wanted,
-   one batch reads of this vbucket what is missing, from 0 up to the place, and nothing else; then the place has the new
+7. *The filter is part of the position.* A position says which filter everything up to it was read with. If more is
+   wanted, one batch reads of this vbucket what is missing, from 0 up to the position; then the position has the new
    filter. Older points are not points any more: what was new at them may have been deduplicated by later writes. The
-   place itself is complete if it was before, and what was missing came complete. If some of what is missing was wanted
-   once before, its reader may hold documents whose deletions it has missed since, so the vbucket is rolled back to 0.
+   position itself is complete if it was before, and what was missing came complete. If some of what is missing was
+   wanted once before, its reader may hold documents whose deletions it has missed since: it is rolled back to 0.
 """
 
 from __future__ import annotations

@@ -156,4 +156,4 @@ class _Dump:
         with progress_bar("dump", total, quiet=self._quiet) as advance_to:
             for batch in batches:
                 yield batch
-                advance_to(int(self._feed.feed.standing.streams.seqnos().sum()) - done, batch.num_rows)
+                advance_to(int(self._feed.feed.table.streams.seqnos().sum()) - done, batch.num_rows)

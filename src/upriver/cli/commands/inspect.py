@@ -81,7 +81,7 @@ def _vbucket(db: Database, vb: int, high: int, log: Any, saved: Positions | None
         from upriver.protocol.history import History, RollbackTo, decide
 
         position = saved.get(vb)
-        decision = decide(History(log, high), position) if position else None
+        decision = decide(History(log, high), position.claim) if position else None
         back = decision.seqno if isinstance(decision, RollbackTo) else None
         at = position.seqno if position else 0
         entry |= {"position": at, "lag": high - min(at, high if back is None else back), "rollback_to": back}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import ssl
 import time
 from collections import deque
@@ -10,13 +11,23 @@ from collections.abc import Sequence
 from upriver.errors import ConfigError, ConnectFailed, FramingError
 from upriver.net.blocking import connect, speaks_http
 from upriver.net.requests import Encodes, Ends, Opaques, Pending, RequestRun, pending, pending_run
-from upriver.protocol.session import Session
+from upriver.protocol.scram import ScramClient
+from upriver.protocol.session import Credentials, FeedSettings, Session
 from upriver.protocol.topology import Address
 from upriver.wire import Frame, FrameSplitter
 from upriver.wire.message import Message, Response, decode
 
 PIPELINE_BYTES = 256 * 1024
 GREETING_S = 1.0  # a data service says hello at once; after that we look whether it is another service
+
+
+def make_session(agent: str, credentials: Credentials, bucket: str, feed: FeedSettings | None = None) -> Session:
+    """The handshake of one connection, with a nonce of its own."""
+    return Session(agent, credentials, bucket, _scram, feed)
+
+
+def _scram(mechanism: str, username: str, password: str) -> ScramClient:
+    return ScramClient(mechanism, username, password, secrets.token_urlsafe(18))
 
 
 def wrong_service(address: Address) -> ConfigError:

@@ -70,7 +70,7 @@ def _in_cluster(data: Path, wanted: list[int], target: str, options: dict[str, A
 def _between_nodes(source: str, target: str, wanted: list[int], options: dict[str, Any], advance: Any) -> int:
     from upriver.client.options import ConnectOptions
     from upriver.cluster.mover import Moved, Mover
-    from upriver.net.loop import run
+    from upriver.net.aio import run
 
     ends = [ConnectOptions.parse(connection_string(each), **options) for each in (source, target)]
     outcomes: list[Moved] = []

@@ -38,7 +38,7 @@ def replicate(source: str, target: str, vbuckets: str | None, **options: Any) ->
     """
     from upriver.client.options import ConnectOptions
     from upriver.cluster.third_party import ThirdParty
-    from upriver.net.loop import run
+    from upriver.net.aio import run
 
     common = {name: options[name] for name in ("bucket", "username", "password")}
     ends = [ConnectOptions.parse(connection_string(each), **common) for each in (source, target)]

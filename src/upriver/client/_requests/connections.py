@@ -6,7 +6,7 @@ import upriver
 from upriver.client._feed.reconnects import refusal
 from upriver.client.options import ConnectOptions
 from upriver.errors import StatusError
-from upriver.net import login
+from upriver.net import conversation
 from upriver.net.aio_conversation import AsyncConversation
 from upriver.net.conversation import Conversation
 from upriver.protocol.session import Credentials, FeedSettings, Session
@@ -16,7 +16,7 @@ from upriver.protocol.topology import Address
 def make_session(options: ConnectOptions, feed: FeedSettings | None = None) -> Session:
     """The handshake for a connection with these options."""
     credentials = Credentials(options.username, options.password, options.allow_plain or options.tls)
-    return login.make_session(f"upriver/{upriver.__version__}", credentials, options.bucket, feed)
+    return conversation.make_session(f"upriver/{upriver.__version__}", credentials, options.bucket, feed)
 
 
 def converse(address: Address, options: ConnectOptions, *, again: bool = False) -> Conversation:
@@ -38,7 +38,7 @@ def converse(address: Address, options: ConnectOptions, *, again: bool = False) 
 
 async def converse_async(address: Address, options: ConnectOptions, *, again: bool = False) -> AsyncConversation:
     """The same on asyncio."""
-    conversation = AsyncConversation(
+    made = AsyncConversation(
         address,
         make_session(options),
         connect_timeout_s=options.connect_timeout_s,
@@ -46,7 +46,7 @@ async def converse_async(address: Address, options: ConnectOptions, *, again: bo
         tls=options.ssl_context(),
     )
     try:
-        await conversation.open()
+        await made.open()
     except StatusError as error:
         raise refusal(error, address, again) from error
-    return conversation
+    return made

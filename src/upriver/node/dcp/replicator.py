@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from upriver.errors import ConfigError, RemoteProtocolError, Status, StatusError, TemporaryFailure, UpriverError
 from upriver.model import VbucketState
 from upriver.net.aio_conversation import AsyncConversation
-from upriver.net.login import make_session
+from upriver.net.conversation import make_session
 from upriver.node import log
 from upriver.node.dcp.consumer import BucketStore, PrepareAcks
 from upriver.protocol.consumer.machine import Consumer, StreamClosed

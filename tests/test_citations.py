@@ -196,3 +196,24 @@ def test_the_architecture_shows_the_layers_that_are_checked() -> None:
     [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
     [block] = re.findall(r"^```text layers\n(.*?)^```$", (ROOT / "ARCHITECTURE.md").read_text(), re.M | re.S)
     assert [re.split(r"\s{2,}", line)[0] for line in block.splitlines()] == layers
+
+
+OPENS_SOCKETS = re.compile(
+    r"socket\.socket\(|socket\.create_\w+\(|(?:loop|asyncio)\.(?:create_connection|create_server|start_server)\("
+    r"|urlopen\(|http\.client\.HTTPS?Connection\("
+)
+
+
+def test_the_architecture_names_every_module_that_opens_sockets() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    table = page[page.index("## Who opens sockets") :].split("\n## ", 1)[0]
+    named = set(re.findall(r"`([\w/]+\.py)`", table))
+    found = {str(path.relative_to(PACKAGE)) for path in python_files("src") if OPENS_SOCKETS.search(path.read_text())}
+    assert named == found
+
+
+def test_a_walk_has_eight_hops_at_most() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    walks = page[page.index('<a id="walks"></a>') : page.index('<a id="faults"></a>')].split("\n### ")[1:]
+    assert len(walks) == 4
+    assert all(1 <= len(re.findall(r"^\d\. ", walk, re.MULTILINE)) <= 8 for walk in walks)

@@ -31,6 +31,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 ANCHOR = re.compile(r"<a id=\"([\w-]+)\"></a>")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 DOTTED = re.compile(r"(\w+(?:\.\w+)+)(?:\(.*\))?")
+SNAKE = re.compile(r"_?[a-z]+[a-z0-9]*(?:_[a-z0-9]+)+(?:\(\))?")
 CAMEL = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+")
 
 # What the specification was called before it was in the repository, and its section numbers.
@@ -127,6 +128,8 @@ def _broken_span(path: Path, text: str) -> Iterator[str]:
         yield f"{text}: there is no such name"
     elif CAMEL.fullmatch(text) and path.suffix == ".py" and text not in identifiers():
         yield f"{text}: there is no such class"
+    elif SNAKE.fullmatch(text) and path.suffix == ".py" and text.removesuffix("()") not in identifiers():
+        yield f"{text}: there is no such name"
 
 
 def _is_ours(path: str) -> bool:
@@ -169,7 +172,8 @@ def test_every_citation_leads_somewhere() -> None:
 @pytest.mark.parametrize("text", [
     "as docs/protocol/nowhere.md says", "see docs/protocol/rollback.md#nowhere", "see NOWHERE.md", "see ``nowhere.py``",
     "``lake/nowhere.py`` has it", "``upriver.testing.nowhere``", "``upriver.nowhere``", "``framing.NoSuchThing``",
-    "``NoSuchThing``", "``node/dispatch.py:nowhere``", "the decision (5.6)", "the rules of 5.6", "(5.4, step 10)",
+    "``NoSuchThing``", "``no_such_thing``", "``node/dispatch.py:nowhere``", "the decision (5.6)", "the rules of 5.6",
+    "(5.4, step 10)",
     "protocol.md 3", "``design.md``", "clients.md", "trap 44", "section 3",
 ])  # fmt: skip
 def test_a_wrong_citation_is_found(text: str) -> None:

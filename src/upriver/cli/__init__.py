@@ -49,7 +49,7 @@ COMMANDS = {
 }
 
 
-class Failure(click.ClickException):
+class CommandFailed(click.ClickException):
     """One clear line in red on stderr; exit code 1."""
 
     def show(self, file: Any = None) -> None:
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
         try:
             command = getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
-            raise Failure(_missing(cmd_name, error)) from error
+            raise CommandFailed(_missing(cmd_name, error)) from error
         assert isinstance(command, click.Command)
         return command
 
@@ -83,11 +83,11 @@ class LazyGroup(click.Group):
         except UpriverError as error:
             if ctx.params.get("debug"):
                 raise
-            raise Failure(str(error) or type(error).__name__) from error
+            raise CommandFailed(str(error) or type(error).__name__) from error
         except OSError as error:
             if ctx.params.get("debug") or error.errno == errno.EPIPE:  # click ends quietly when nobody reads on
                 raise
-            raise Failure(_about_file(error)) from error
+            raise CommandFailed(_about_file(error)) from error
 
 
 def _about_file(error: OSError) -> str:

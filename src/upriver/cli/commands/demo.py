@@ -114,7 +114,7 @@ class _Demo:
     def start_sync(self, count: int) -> None:
         from upriver.lake.report import counted
 
-        self.sync = Sync(self.connection, self.directory)
+        self.sync = SyncProcess(self.connection, self.directory)
         self.stack.callback(self.sync.stop)
         self.say(f"upriver sync {self.connection} --to {self.sync.lake}")
         with self.console.status("  starting Spark ..."):
@@ -124,7 +124,7 @@ class _Demo:
         self.say(f"{self.sync.rows:,} rows are in the tables after {batches}, {speed:,.0f} rows/s at best")
 
     def write_on(self) -> None:
-        self.writer = Writer(self.connection)
+        self.writer = BusyWriter(self.connection)
         self.stack.callback(self.writer.stop)
         before = self.sync.rows
         self.sync.wait_for(lambda: self.sync.rows > before + 1000, 60.0)
@@ -225,7 +225,7 @@ class _Demo:
             yield db
 
 
-class Sync:
+class SyncProcess:
     """`upriver sync --json` in a process of its own, and what it has said so far."""
 
     def __init__(self, connection: str, directory: Path) -> None:
@@ -275,7 +275,7 @@ class Sync:
             self._reader.join(5)
 
 
-class Writer:
+class BusyWriter:
     """Someone who keeps writing, through failovers and all."""
 
     def __init__(self, connection: str) -> None:

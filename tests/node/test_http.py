@@ -381,7 +381,7 @@ def received(connection: socket.socket) -> bytes:
 
 
 def upriver(node: Served, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*UPRIVER, *arguments, "--url", node.url]
+    command = [*UPRIVER, *arguments[:2], node.connection, *arguments[2:]]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -420,6 +420,6 @@ def test_a_command_that_fails_says_why_in_one_line(node: Served, arguments: tupl
 def test_a_command_without_a_node_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [*UPRIVER, "buckets", "list", "--url", f"http://127.0.0.1:{port}"]
+    command = [*UPRIVER, "buckets", "list", f"127.0.0.1:{port}"]
     failed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "does not answer" in failed.stderr
+    assert "cannot connect" in failed.stderr

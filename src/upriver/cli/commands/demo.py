@@ -23,6 +23,7 @@ import click
 
 from upriver.cli.demo_data import SHARES, documents, manifest
 from upriver.errors import UpriverError
+from upriver.lake.report import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,8 +113,6 @@ class _Demo:
         self.say(f"loaded {count:,} documents (users, orders, devices) in {spent:.1f} s, {count / spent:,.0f}/s")
 
     def start_sync(self, count: int) -> None:
-        from upriver.lake.report import counted
-
         self.sync = SyncProcess(self.connection, self.directory)
         self.stack.callback(self.sync.stop)
         self.say(f"upriver sync {self.connection} --to {self.sync.lake}")
@@ -135,7 +134,7 @@ class _Demo:
         a, b = self.nodes
         name = f"replication:127.0.0.1:{a.kv_port}->127.0.0.1:{b.kv_port}:default"
         subprocess.run(  # noqa: S603
-            _upriver("fault", "--node", f"http://127.0.0.1:{a.http_port}", "stall", "--name", name, "--seconds", "60"),
+            _upriver("fault", "stall", a.connection_string, "--name", name, "--seconds", "60"),
             check=True, capture_output=True,
         )  # fmt: skip
         before = self.sync.rows
@@ -159,8 +158,6 @@ class _Demo:
         return lost
 
     def wait_for_repair(self) -> None:
-        from upriver.lake.report import counted
-
         started = time.monotonic()
         self.sync.wait_for(lambda: self.sync.rollbacks > 0, 90.0)
         after = self.sync.rows

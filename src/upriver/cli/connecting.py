@@ -43,6 +43,9 @@ NAMES = (
 )  # fmt: skip
 
 
+_CONNECTION_HELP = ("CONNECTION", "couchbase://host or host:port; couchbases://host for TLS.")
+
+
 class ConnectingCommand(click.Command):
     """A command with CONNECTION, which may stand in the ``--config`` file instead; its help lists those options apart.
 
@@ -67,11 +70,13 @@ class ConnectingCommand(click.Command):
         own: list[tuple[str, str]] = []
         connecting: list[tuple[str, str]] = []
         for each in self.get_params(ctx):
-            if (record := each.get_help_record(ctx)) is not None:
-                (connecting if each.name in NAMES else own).append(record)
+            shown = _CONNECTION_HELP if each.name == "connection" else each.get_help_record(ctx)
+            if shown is not None and (isinstance(each, click.Option) or each.name == "connection"):
+                (connecting if each.name in NAMES else own).append(shown)
         for title, records in (("Options", own), ("Connection", connecting)):
-            with formatter.section(title):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class ConnectingGroup(click.Group):
@@ -128,8 +133,9 @@ def connect_options(given: Given) -> ConnectOptions:
 def login(given: Given) -> tuple[str, str]:
     """User name and password, from the command line, the environment and the file; empty without."""
     values = with_config(given)
-    username = values.get("username") or os.environ.get("UPRIVER_USERNAME", "")
-    return username, _password(values) or os.environ.get("UPRIVER_PASSWORD", "")
+    environment = in_environment()
+    username = values.get("username") or environment.get("username", "")
+    return username, _password(values) or environment.get("password", "")
 
 
 def _password(values: Given) -> str | None:
@@ -142,7 +148,7 @@ def with_config(given: Given) -> Given:
     """What was given, and below it what the ``--config`` file says; CONNECTION as a connection string."""
     said = {name: value for name, value in given.items() if name != "config" and value not in (None, "")}
     file = read_config(given["config"]) if given.get("config") else {}
-    above = said.keys() | _in_environment(file) | _in_query(said.get("connection") or file.get("connection", ""))
+    above = said.keys() | in_environment().keys() | _in_query(said.get("connection") or file.get("connection", ""))
     if above & {"password", "password_file"}:
         above |= {"password", "password_file"}
     found = {name: value for name, value in file.items() if name not in above} | said
@@ -151,8 +157,10 @@ def with_config(given: Given) -> Given:
     return found
 
 
-def _in_environment(file: Given) -> set[str]:
-    return {name for name in file if f"UPRIVER_{name.upper()}" in os.environ}
+def in_environment() -> dict[str, str]:
+    """Options as the environment has them, ``UPRIVER_BUCKET`` for instance."""
+    found = {name: os.environ.get(f"UPRIVER_{name.upper()}") for name in NAMES}
+    return {name: value for name, value in found.items() if value and name not in ("connection", "config")}
 
 
 def _in_query(connection: str) -> set[str]:

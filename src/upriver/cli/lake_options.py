@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from upriver.cli.connecting import AnyCommand, Given, connection_arguments, with_config
+from upriver.cli.connecting import AnyCommand, Given, connection_arguments, in_environment, with_config
 
 if TYPE_CHECKING:
     from upriver.lake.options import SyncOptions
@@ -31,6 +31,9 @@ def sync_options(given: Given) -> SyncOptions:
     from upriver.lake.options import SyncOptions
 
     values = with_config(given)
+    for name, value in in_environment().items():  # executors elsewhere have another environment
+        if not (name == "password" and "password_file" in values):
+            values.setdefault(name, value)
     if not (values.get("connection") and values.get("to")):
         raise click.UsageError("Give CONNECTION and --to, or a --config file that has them.")
     try:

@@ -56,10 +56,10 @@ def cluster() -> None:
 
 @cluster.command(short_help="Start nodes and keep their map up to date.")
 @_DATA
-@click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, 64))
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(0, 3))
-@click.option("--vbuckets", default=1024, show_default=True, type=click.IntRange(1, 65535))
-@click.option("--bucket", default="default", show_default=True)
+@click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, 64), help="How many nodes.")
+@click.option("--replicas", default=1, show_default=True, type=click.IntRange(0, 3), help="Of each vbucket.")
+@click.option("--vbuckets", default=1024, show_default=True, type=click.IntRange(1, 65535), help="Of the bucket.")
+@click.option("--bucket", default="default", show_default=True, help="Created at the first start.")
 @click.option("--member", "members", multiple=True, metavar="NODE", help="A node that runs already; may be repeated.")
 @click.option("--restart", is_flag=True, help="Start nodes again that died.")
 @click.option("--enable-faults", is_flag=True, help="Allow `upriver fault`, for testing consumers.")

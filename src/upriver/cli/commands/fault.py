@@ -16,7 +16,7 @@ from upriver.cli.management import Management
 if TYPE_CHECKING:
     from upriver.client.options import ConnectOptions
 
-_vbucket = click.option("--vbucket", type=click.IntRange(min=0), required=True)
+_vbucket = click.option("--vbucket", type=click.IntRange(min=0), required=True, help="Which vbucket.")
 _name = click.option("--name", default="", help="Name of the DCP connection.  [default: all of them]")
 
 
@@ -72,7 +72,7 @@ def drop_connection(connect_to: ConnectOptions, name: str) -> None:
 @fault.command()
 @connection_options
 @_name
-@click.option("--seconds", type=click.IntRange(min=0), default=10, show_default=True)
+@click.option("--seconds", type=click.IntRange(min=0), default=10, show_default=True, help="For how long.")
 def stall(connect_to: ConnectOptions, name: str, seconds: int) -> None:
     """Send nothing on DCP connections for a while."""
     _provoke(connect_to, "stall", name=name, seconds=seconds)

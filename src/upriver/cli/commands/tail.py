@@ -31,7 +31,8 @@ _COLOURS = {"mutation": "green", "deletion": "red", "expiration": "magenta", "ro
 @click.option("--keys-only", is_flag=True, help="Do not fetch values.")
 @click.option("--xattrs", is_flag=True, help="Fetch extended attributes.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after so many changes.")
-@click.option("--on-rollback", type=click.Choice(["emit", "fail", "rewind"]), default="emit", show_default=True)
+@click.option("--on-rollback", type=click.Choice(["emit", "fail", "rewind"]), default="emit", show_default=True,
+              help="Print that history was rolled back, stop there, or begin again silently.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def tail(
     connect_to: ConnectOptions, start: str, follow: bool, vbuckets: tuple[int, ...], events: tuple[str, ...],

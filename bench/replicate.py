@@ -27,7 +27,7 @@ from upriver.cluster.local import LocalCluster, local_cluster
 from upriver.cluster.manager import Manager
 from upriver.cluster.plan import Move, with_replicas
 from upriver.cluster.third_party import ThirdParty
-from upriver.net.loop import run
+from upriver.net.aio import run
 from upriver.testing import node
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

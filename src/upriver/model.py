@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag
+from enum import IntEnum, IntFlag, StrEnum
 from typing import NamedTuple
 
 SEQNO_MAX = 0xFFFF_FFFF_FFFF_FFFF
@@ -114,6 +114,14 @@ class Document:
     deleted: bool = False
     expired: bool = False  # the tombstone of a document whose time ran out
     delete_time: int = 0
+
+
+class OnRollback(StrEnum):
+    """What a reader wants to happen when a vbucket loses history that it has read."""
+
+    EMIT = "emit"  # tell, then go on with the new branch
+    FAIL = "fail"  # raise ``HistoryLost``
+    REWIND = "rewind"  # go on without a word: for readers that may see a change twice, or one that was undone
 
 
 @dataclass(frozen=True, slots=True)

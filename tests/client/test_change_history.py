@@ -15,7 +15,7 @@ from upriver.client.changes import CollectionChanged, Mutation
 from upriver.errors import NotSupported
 from upriver.model import Position
 from upriver.wire.constants import MarkerFlag, StreamEndStatus
-from upriver.wire.messages.dcp import Control, StreamEnd, StreamRequest
+from upriver.wire.messages.dcp import DcpControl, StreamEnd, StreamRequest
 from upriver.wire.messages.events import CollectionBegun, SystemEvent
 
 DISK = MarkerFlag.DISK | MarkerFlag.CHECKPOINT
@@ -76,10 +76,10 @@ def read_async(connection: str, **read: Any) -> list[Any]:
 
 @pytest.mark.parametrize("read", [read_blocking, read_async])
 def test_every_version_is_an_object_of_its_own(read: Any) -> None:
-    asked: list[Control] = []
+    asked: list[DcpControl] = []
 
     def listen(peer: Peer, request: StreamRequest) -> bytes:
-        asked.extend(message for message in peer.seen if isinstance(message, Control))
+        asked.extend(message for message in peer.seen if isinstance(message, DcpControl))
         return speak(peer, request)
 
     with serving(listen, Behaviour(11)) as connection:

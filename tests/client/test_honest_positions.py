@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.client.scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
 from upriver.errors import HistoryLost, Status
-from upriver.model import FailoverLog, Position
-from upriver.protocol.feed.cluster_feed import Documents, FeedEvent, FeedRequest, OnRollback, RollbackEvent
+from upriver.model import FailoverLog, OnRollback, Position
+from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest, FeedRows, RolledBack
 from upriver.protocol.history import Accept, History, decide
 from upriver.wire.constants import StreamEndStatus
 from upriver.wire.messages.dcp import RollbackResponse, StreamEnd, StreamRequest
@@ -105,13 +105,13 @@ class Reader(Wire):
         self.server = server
 
     def _take(self, event: FeedEvent) -> None:
-        if isinstance(event, Documents):
+        if isinstance(event, FeedRows):
             columns = event.rows.columns
             for row in range(event.rows.first, event.rows.last):
                 if columns["event"][row]:
                     value = columns.value(row) if columns["event"][row] == 0x57 else None
                     self.changes.append((int(columns["seqno"][row]), columns.key(row), value))
-        elif isinstance(event, RollbackEvent):
+        elif isinstance(event, RolledBack):
             self.changes = [change for change in self.changes if change[0] <= event.to_seqno]
         super()._take(event)
 

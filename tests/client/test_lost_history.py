@@ -20,8 +20,7 @@ from tests.client.losing_reader import ROWS, VBUCKETS, Fate, begin_now, lose, lo
 from tests.client.reader_table import Table
 from upriver.client.blocking import connect
 from upriver.errors import HistoryLost
-from upriver.model import FailoverLog
-from upriver.protocol.feed.cluster_feed import OnRollback
+from upriver.model import FailoverLog, OnRollback
 from upriver.testing import RunningNode, node
 
 SEEDS, LIVES = range(20), 3

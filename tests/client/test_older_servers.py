@@ -24,7 +24,7 @@ from upriver.spark.reader.planning import Range
 from upriver.wire import Context, Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import Feature, StreamEndStatus
 from upriver.wire.messages.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, VbucketSeqno
-from upriver.wire.messages.dcp import Mutation, StreamEnd, StreamRequest
+from upriver.wire.messages.dcp import DcpMutation, StreamEnd, StreamRequest
 from upriver.wire.messages.kv import Get, GetResponse, Set
 from upriver.wire.messages.session import Hello, HelloResponse, Noop
 
@@ -78,7 +78,7 @@ def stream(peer: ScriptedProducer, request: StreamRequest) -> bytes:
     out = peer.accepts(request) + marker(request, request.start_seqno, SEQNOS)
     at = {"vbucket": request.vbucket, "opaque": request.opaque}
     for n in range(request.start_seqno + 1, SEQNOS + 1):
-        out += Mutation(n, 1, key=b"%d:%d" % (request.vbucket, n), value=b"{}", cas=n << 16, **at).encode()
+        out += DcpMutation(n, 1, key=b"%d:%d" % (request.vbucket, n), value=b"{}", cas=n << 16, **at).encode()
     return out + StreamEnd(StreamEndStatus.OK, **at).encode()
 
 

@@ -6,14 +6,13 @@ import pytest
 
 from tests.client.scripted_producer import BRANCH, ELSEWHERE, HOME, Wire, config_json, deletion, marker, mutation
 from upriver.errors import HistoryLost, RemoteProtocolError, Status, StatusError, UnknownCollection
-from upriver.model import SEQNO_MAX, Position
+from upriver.model import SEQNO_MAX, OnRollback, Position
 from upriver.protocol.feed.cluster_feed import (
-    Advanced,
     CollectionChange,
     FeedRequest,
     FilterGone,
-    OnRollback,
-    RollbackEvent,
+    RolledBack,
+    SeqnoReached,
     VbucketDone,
 )
 from upriver.wire import Opcode, OtherResponse
@@ -105,7 +104,7 @@ def test_a_seqno_advanced_in_mid_snapshot_does_not_complete_it() -> None:
     assert wire.feed.positions()[0] == Position(BRANCH, 40, 0, 100)
     wire.says(SeqnoAdvanced(100, **at(request)).encode())
     assert wire.feed.positions()[0] == Position(BRANCH, 100, 100, 100)
-    assert wire.told == [Advanced(0, 40), Advanced(0, 100)]
+    assert wire.told == [SeqnoReached(0, 40), SeqnoReached(0, 100)]
 
 
 def test_a_noop_in_the_middle_of_data_is_answered_at_once() -> None:
@@ -182,7 +181,7 @@ def test_a_rollback_is_told_before_the_new_branch() -> None:
     wire = Wire(FeedRequest({0: start}, points={0: (10, 30)}))
     producer = wire.connect()
     wire.says(rollback(producer.requests[0], 40))
-    assert wire.told == [RollbackEvent(0, 30, BRANCH, 1)]
+    assert wire.told == [RolledBack(0, 30, BRANCH, 1)]
     retry = producer.requests[1]
     assert (retry.start_seqno, retry.snap_start_seqno, retry.snap_end_seqno, retry.vbuuid) == (30, 30, 30, BRANCH)
     wire.says(producer.accepts(retry, (7, 40), (BRANCH, 0)) + marker(retry, 30, 31) + mutation(retry, 31))
@@ -194,7 +193,7 @@ def test_two_rollbacks_in_a_row_go_further_back_each_time() -> None:
     producer = wire.connect()
     wire.says(rollback(producer.requests[0], 40))
     wire.says(rollback(producer.requests[1], 20))
-    assert [event.to_seqno for event in wire.told if isinstance(event, RollbackEvent)] == [30, 10]
+    assert [event.to_seqno for event in wire.told if isinstance(event, RolledBack)] == [30, 10]
     wire.says(rollback(producer.requests[2], 10))  # makes no sense, but must not be asked for ever
     assert (producer.requests[3].start_seqno, producer.requests[3].vbuuid) == (0, 0)
 
@@ -246,7 +245,7 @@ def test_a_resumed_reader_hears_of_a_branch_that_was_lost_while_it_was_away() ->
     wire = Wire(FeedRequest({0: Position(BRANCH, 50, 50, 50)}, resumed=True))
     producer = wire.connect()
     wire.says(producer.accepts(producer.requests[0], (9, 70), (BRANCH, 0)))
-    assert wire.told == [RollbackEvent(0, 50, BRANCH, 1)]
+    assert wire.told == [RolledBack(0, 50, BRANCH, 1)]
 
 
 @pytest.mark.parametrize(
@@ -353,7 +352,7 @@ def test_an_out_of_order_snapshot_cut_short_on_a_lost_branch_is_a_rollback() -> 
     [again] = producer.requests
     assert again.start_seqno == 0
     wire.says(producer.accepts(again, (9, 5), (BRANCH, 0)))
-    assert wire.told == [RollbackEvent(0, 0, BRANCH, 1)]
+    assert wire.told == [RolledBack(0, 0, BRANCH, 1)]
 
 
 def test_an_out_of_order_snapshot_cut_short_on_the_same_branch_is_a_rollback_too() -> None:
@@ -368,7 +367,7 @@ def test_an_out_of_order_snapshot_cut_short_on_the_same_branch_is_a_rollback_too
     [again] = producer.requests
     assert (again.start_seqno, again.snap_start_seqno, again.snap_end_seqno) == (0, 0, 0)
     wire.says(producer.accepts(again))
-    assert wire.told == [RollbackEvent(0, 0, BRANCH, 1)]
+    assert wire.told == [RolledBack(0, 0, BRANCH, 1)]
     assert wire.feed.positions()[0] == Position(BRANCH, 0, 0, 0)
 
 
@@ -376,7 +375,7 @@ def test_an_out_of_order_snapshot_cut_short_on_the_same_branch_is_a_rollback_too
 def test_a_reader_that_died_in_an_out_of_order_snapshot_is_told_to_undo_it(saved: Position, told: bool) -> None:
     wire = Wire(FeedRequest({0: saved}, resumed=True))
     opened(wire)
-    assert wire.told == ([RollbackEvent(0, 0, BRANCH, 1)] if told else [])
+    assert wire.told == ([RolledBack(0, 0, BRANCH, 1)] if told else [])
 
 
 def test_a_marker_without_a_row_is_nothing_to_undo() -> None:

@@ -88,7 +88,7 @@ class Ping(threading.Thread):
         self.longest_s = 0.0
 
     def run(self) -> None:
-        clients = [Client(each.connection_string) for each in self._running]
+        clients = [Client(each.connection_string, timeout_s=60.0) for each in self._running]
         message = kv.Counter(1, 1, 0, b"\0" + self._key, vbucket=vbucket_of(self._key, VBUCKETS))
         while not self.stopping:
             began = time.monotonic()

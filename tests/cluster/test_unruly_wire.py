@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.cluster.chaos_checker import documents_of
 from tests.cluster.peer_node import PeerNode
-from upriver.client._requests.blocking import KvConnection
+from upriver.client._requests.connections import converse
 from upriver.client.options import ConnectOptions
 from upriver.errors import StatusError, SyncWriteInProgress
 from upriver.model import VbucketState
@@ -82,7 +82,7 @@ class Wire:
 
     def __init__(self, producer: PeerNode, target: Target) -> None:
         options = ConnectOptions.parse(f"couchbase://127.0.0.1:{producer.node.kv_port}")
-        self._connection = KvConnection(Address("127.0.0.1", producer.node.kv_port), options)
+        self._connection = converse(Address("127.0.0.1", producer.node.kv_port), options)
         answers = self._connection.ask([replication_hello("unruly"), Open(0, FLAGS, b"unruly")])
         assert [answer.status for answer in answers] == [0, 0]
         self._socket: socket.socket = self._connection._socket

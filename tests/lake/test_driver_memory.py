@@ -14,14 +14,14 @@ from upriver.lake.change_log import write_log
 
 APPLY = """
 import json, resource, sys
-from upriver.lake import news
+from upriver.lake.apply import unapplied
 from upriver.lake.tables import TableOptions, Tables
 from upriver.lake.layout import Lake
 from upriver.lake.change_log import Written
 from upriver.lake.apply.policy import Policy
 
-small = {"target_bytes": 4 << 20, "inline_bytes": 4 << 20} if hasattr(news, "SHARED_BYTES") else {}
-news.SHARED_BYTES = 4 << 20
+small = {"target_bytes": 4 << 20, "inline_bytes": 4 << 20} if hasattr(unapplied, "SHARED_BYTES") else {}
+unapplied.SHARED_BYTES = 4 << 20
 tables = Tables(Lake(sys.argv[1]), "app", TableOptions(vbuckets=64, policy=Policy(**small)))
 
 def apply(path, batch):

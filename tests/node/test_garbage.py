@@ -63,7 +63,7 @@ def connect(node: NodeThread, as_producer: bool) -> Raw:
     raw = ready(node.port, *ALL)
     if as_producer:
         assert raw.ask(dcp.Open(0, 1, b"garbage")).specific == Status.SUCCESS
-        raw.ask(dcp.Control(b"enable_noop", b"true"))
+        raw.ask(dcp.DcpControl(b"enable_noop", b"true"))
     return raw
 
 

@@ -15,7 +15,7 @@ from upriver.wire import Message, Opcode
 from upriver.wire.constants import DocFlag, Feature, OpenFlag, PathFlag
 from upriver.wire.messages import dcp, kv
 from upriver.wire.messages.subdoc import SubdocLookup, SubdocMutation
-from upriver.wire.packed import Kind
+from upriver.wire.packed import RecordKind
 from upriver.wire.values import deflate, join_xattrs
 
 JSON, SNAPPY, XATTR = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype.XATTR)
@@ -43,7 +43,7 @@ def poisoned(make_node: MakeNode) -> NodeThread:
         vb.set(b"first", GOOD, 0)
         for key, (datatype, value) in POISON.items():
             with vb.shared.lock:
-                vb._write(Kind.MUTATION, b"\0" + key, value, datatype, 0)
+                vb._write(RecordKind.MUTATION, b"\0" + key, value, datatype, 0)
         vb.set(b"last", GOOD, 0)
 
     node.call(plant)
@@ -79,7 +79,7 @@ def test_a_stream_goes_on_behind_an_unreadable_document(poisoned: NodeThread, fl
     if from_disk:
         to_disk(poisoned)
     with producer(poisoned, *BASIC, flags=flags) as raw:
-        found = {m.key: m for m in whole(poisoned, raw, 0) if isinstance(m, dcp.Mutation)}
+        found = {m.key: m for m in whole(poisoned, raw, 0) if isinstance(m, dcp.DcpMutation)}
         assert list(found) == [b"first", *POISON, b"last"]
         if not flags & OpenFlag.NO_VALUE:
             assert found[b"last"].value == GOOD
@@ -95,12 +95,12 @@ def test_a_live_stream_and_its_neighbours_go_on_behind_one(make_node: MakeNode) 
     with producer(node, *BASIC) as raw:
         for vbucket in (1, 2):
             raw.send(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket))
-        node.call(lambda: vb._write(Kind.MUTATION, b"\0bad", *reversed(POISON[b"broken-total"]), 0))
+        node.call(lambda: vb._write(RecordKind.MUTATION, b"\0bad", *reversed(POISON[b"broken-total"]), 0))
         node.call(lambda: (vb.set(b"good", GOOD, 0), node.vbucket(2).set(b"other", GOOD, 0)))
         seen: set[bytes] = set()
 
         def note(message: Message) -> bool:
-            seen.update({message.key} if isinstance(message, dcp.Mutation) else ())
+            seen.update({message.key} if isinstance(message, dcp.DcpMutation) else ())
             return seen == {b"bad", b"good", b"other"}
 
         take(raw, note)
@@ -112,7 +112,7 @@ def test_an_unreadable_document_can_be_written_over_or_deleted(make_node: MakeNo
     node.node.buckets.get("default").expect_xattrs()
     for key, (datatype, value) in POISON.items():
         for copy in (b"set-", b"del-"):
-            node.call(lambda k=copy + key, v=value, d=datatype: vb._write(Kind.MUTATION, b"\0" + k, v, d, 0))
+            node.call(lambda k=copy + key, v=value, d=datatype: vb._write(RecordKind.MUTATION, b"\0" + k, v, d, 0))
     with ready(node.port, *BASIC) as raw:
         for key in POISON:
             assert raw.ask(kv.Set(0, 0, key=b"set-" + key, value=GOOD)).specific == OK

@@ -32,7 +32,7 @@ from upriver.wire import Context, FrameSplitter, Message, decode
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
 from upriver.wire.constants import Dialect, OpenFlag, StreamEndStatus, SystemEventId
 from upriver.wire.messages import dcp, events
-from upriver.wire.packed import Kind, pack, unpack
+from upriver.wire.packed import RecordKind, pack, unpack
 
 MANIFEST = """{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]},
     {"name":"shop","uid":"8","collections":[{"name":"cart","uid":"9"},{"name":"user","uid":"a"}]}]}"""
@@ -140,7 +140,7 @@ class World:
 
 
 ITEMS = (
-    dcp.Mutation, dcp.Deletion, dcp.Prepare, dcp.Commit, dcp.Abort, events.SystemEvent, dcp.SeqnoAdvanced,
+    dcp.DcpMutation, dcp.DcpDeletion, dcp.Prepare, dcp.Commit, dcp.Abort, events.SystemEvent, dcp.SeqnoAdvanced,
 )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def check_promises(messages: list[Message]) -> None:
             assert marker.start_seqno <= seqno <= marker.end_seqno
             assert seqno > last
             last = seqno
-            if isinstance(message, dcp.Mutation | dcp.Deletion):
+            if isinstance(message, dcp.DcpMutation | dcp.DcpDeletion):
                 assert message.key not in keys, "a key came twice in a snapshot"
                 keys.add(message.key)
     assert not announced, "a marker stood alone"
@@ -177,13 +177,13 @@ def contents(messages: list[Message]) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     prepared: dict[bytes, bytes] = {}
     for message in messages:
-        if isinstance(message, dcp.Mutation):
+        if isinstance(message, dcp.DcpMutation):
             found[message.key] = message.value
         elif isinstance(message, dcp.Prepare):
             prepared[message.key] = message.value
         elif isinstance(message, dcp.Commit):
             found[message.key] = prepared.pop(message.key)
-        elif isinstance(message, dcp.Deletion):
+        elif isinstance(message, dcp.DcpDeletion):
             found.pop(message.key, None)
     return found
 
@@ -279,7 +279,7 @@ def test_a_reader_that_was_away_ends_with_the_contents_of_the_store(
 
 DOCUMENTS = st.builds(
     dict,
-    kind=st.sampled_from([Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION, Kind.COMMIT]),
+    kind=st.sampled_from([RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION, RecordKind.COMMIT]),
     key=st.binary(min_size=1, max_size=40).map(lambda key: b"\0" + key),
     value=st.binary(max_size=50),
     seqno=st.integers(1, 2**63 - 1),
@@ -301,8 +301,8 @@ def test_single_documents_and_bulk_documents_are_the_same_bytes(
     options = ProducerOptions.opened(dcp.Open(0, flags, b"n"), collections=collections, snappy=True, now=0.0)
     options.hifi_mfu, options.expiry_opcode = hifi, expiry and bool(flags & OpenFlag.INCLUDE_DELETE_TIMES)
     stream_id = 0 if upr else stream_id
-    deletes = document["kind"] == Kind.COMMIT and document["extra"] >> 63
-    if document["kind"] in (Kind.DELETION, Kind.EXPIRATION) or deletes:
+    deletes = document["kind"] == RecordKind.COMMIT and document["extra"] >> 63
+    if document["kind"] in (RecordKind.DELETION, RecordKind.EXPIRATION) or deletes:
         document = {**document, "value": b""}
     record = pack(**document)
     frames = StreamFrames(options, Dialect.UPR if upr else Dialect.DCP, 7, 99, stream_id)
@@ -314,7 +314,7 @@ def test_single_documents_and_bulk_documents_are_the_same_bytes(
             upr=upr, no_value=bool(flags & 0x48), keep_datatype=bool(flags & 0x40), hifi_mfu=hifi, plain_commits=True,
         )
     ).encode(record, out)  # fmt: skip
-    gone = bool(deletes) if document["kind"] == Kind.COMMIT else None
+    gone = bool(deletes) if document["kind"] == RecordKind.COMMIT else None
     assert frames.document(*unpack(record), deleted=gone) == bytes(out.view())
 
 
@@ -398,7 +398,7 @@ def test_streams_share_the_connection_by_turns(tmp_path: Path):
     world.request(b'{"sid":1}')
     world.request(b'{"sid":2}')
     world.read()
-    order = [m.stream_id for m in world.messages if isinstance(m, dcp.Mutation)]
+    order = [m.stream_id for m in world.messages if isinstance(m, dcp.DcpMutation)]
     changes = sum(1 for before, after in itertools.pairwise(order) if before != after)
     assert len(order) == 40_000
     assert changes > 10
@@ -413,7 +413,7 @@ def test_backfills_one_after_the_other_if_the_client_wants_that(tmp_path: Path):
     for sid in (1, 2, 3):
         world.request(b'{"sid":%d}' % sid)
     world.read()
-    order = [m.stream_id for m in world.messages if isinstance(m, dcp.Mutation)]
+    order = [m.stream_id for m in world.messages if isinstance(m, dcp.DcpMutation)]
     assert [sid for sid, _ in itertools.groupby(order)] == [1, 2, 3]
     assert len(order) == 60_000
     world.bucket.abandon()

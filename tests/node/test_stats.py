@@ -147,7 +147,7 @@ def test_collections_are_counted(raw: Raw, node: Served) -> None:
 def test_dcp_connections_and_their_streams_are_listed(raw: Raw, node: Served) -> None:
     with ready(node.kv_port) as reader:
         assert reader.ask(dcp.Open(0, OpenFlag.PRODUCER, b"agg:reader")).specific == S.SUCCESS
-        assert reader.ask(dcp.Control(b"connection_buffer_size", b"4096")).specific == S.SUCCESS
+        assert reader.ask(dcp.DcpControl(b"connection_buffer_size", b"4096")).specific == S.SUCCESS
         reader.send(dcp.StreamRequest(0, 0, 0, 1 << 40, 0, 0, 0, vbucket=5))
         assert reader.response().specific == S.SUCCESS
         found = stats(raw, "dcp")

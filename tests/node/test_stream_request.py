@@ -42,7 +42,7 @@ def open_producer(port: int, *features: int, controls: dict[bytes, bytes] | None
     raw = ready(port, *(features or ALL))
     assert raw.ask(dcp.Open(0, flags, b"requests")).specific == OK
     for key, value in {b"enable_noop": b"true", **(controls or {})}.items():
-        assert raw.ask(dcp.Control(key, value)).specific == OK
+        assert raw.ask(dcp.DcpControl(key, value)).specific == OK
     return raw
 
 

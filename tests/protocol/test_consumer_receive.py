@@ -21,7 +21,7 @@ from upriver.wire.messages.dcp import (
     Abort,
     BufferAck,
     Commit,
-    Deletion,
+    DcpDeletion,
     DeletionV2,
     Expiration,
     Prepare,
@@ -73,7 +73,7 @@ def test_messages_of_another_stream(store: Store, v7: bool, status: Status) -> N
     talk = Talk(store)
     talk.refused_controls = {} if v7 else {"v7_dcp_status_codes": Status.EINVAL}
     talk.open(0)
-    said = talk.say(marker(0, 1, 4242), mutation(1, 4242), Deletion(2, 1, key=b"\0k", opaque=4242))
+    said = talk.say(marker(0, 1, 4242), mutation(1, 4242), DcpDeletion(2, 1, key=b"\0k", opaque=4242))
     assert [status for _, status, _ in answers(said)] == [status] * 3
     assert talk.say(StreamEnd(StreamEndStatus.OK, vbucket=0, opaque=4242)) == []
     assert 0 in talk.machine.streams

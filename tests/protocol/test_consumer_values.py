@@ -16,10 +16,10 @@ from upriver.model import Datatype
 from upriver.wire import Opcode
 from upriver.wire.bulk.decode import BulkDecoder
 from upriver.wire.bulk.values import ValueChecker
+from upriver.wire.checks import Context
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo
-from upriver.wire.message import Context
-from upriver.wire.messages.dcp import DeletionV2, Expiration, Mutation, Prepare, SnapshotMarker
+from upriver.wire.messages.dcp import DcpMutation, DeletionV2, Expiration, Prepare, SnapshotMarker
 from upriver.wire.messages.upr import UprMutation, UprSnapshotMarker
 from upriver.wire.values import MAX_XATTR_BYTES, MAX_XATTRS, check_value, deflate, join_xattrs
 
@@ -64,7 +64,7 @@ def test_a_replica_refuses_a_value_that_nobody_could_read(
     opaque = talk.open(0)
     fields: Any = {"key": b"\0bad", "value": value, "cas": 7, "datatype": datatype, "opaque": opaque}
     bad = {
-        "mutation": Mutation(2, 1, **fields),
+        "mutation": DcpMutation(2, 1, **fields),
         "prepare": Prepare(2, 1, durability_level=1, **fields),
         "deletion": DeletionV2(2, 1, **fields),
         "expiration": Expiration(2, 1, **fields),

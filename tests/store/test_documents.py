@@ -23,7 +23,7 @@ from upriver.errors import (
 from upriver.model import Datatype, VbucketState
 from upriver.store import StoreOptions, WithMeta
 from upriver.store import kernels as k
-from upriver.wire.packed import Kind, pack
+from upriver.wire.packed import RecordKind, pack
 from upriver.wire.values import deflate, join_xattrs, split_xattrs
 
 NOW_NS = Clock()()
@@ -310,7 +310,7 @@ def test_a_cas_far_in_the_future_is_refused(vb, cas):
 
 def test_a_vbucket_with_such_a_document_stays_writable(tmp_path):
     """Another cluster may have stored one, or this node before it refused them."""
-    poison = pack(Kind.MUTATION, b"\0poison", b"v", seqno=1, cas=(1 << 64) - 2)
+    poison = pack(RecordKind.MUTATION, b"\0poison", b"v", seqno=1, cas=(1 << 64) - 2)
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.REPLICA)
         vb.begin_snapshot(1, 1)

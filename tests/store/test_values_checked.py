@@ -11,7 +11,7 @@ import pytest
 from tests.store.store_support import Clock, changes, open_bucket
 from upriver.errors import InvalidMessage, KeyNotFound, Status, StatusError
 from upriver.model import Datatype, VbucketState
-from upriver.wire.packed import Kind, pack
+from upriver.wire.packed import RecordKind, pack
 from upriver.wire.values import deflate, join_xattrs
 
 MIB = 1 << 20
@@ -88,8 +88,10 @@ def poisoned(tmp_path):
         vb.begin_snapshot(1, 4)
         for seqno, (key, (value, datatype)) in enumerate(values.items(), 1):
             time = clock.seconds + 10
-            vb.apply_records(pack(Kind.MUTATION, b"\0" + key, value, seqno=seqno, cas=5, datatype=datatype, time=time))
-        vb.apply_records(pack(Kind.MUTATION, b"\0fine", b"{}", seqno=4, cas=5, time=clock.seconds + 10))
+            vb.apply_records(
+                pack(RecordKind.MUTATION, b"\0" + key, value, seqno=seqno, cas=5, datatype=datatype, time=time)
+            )
+        vb.apply_records(pack(RecordKind.MUTATION, b"\0fine", b"{}", seqno=4, cas=5, time=clock.seconds + 10))
         opened.set_state(0, VbucketState.ACTIVE)
         yield opened, vb, clock
 

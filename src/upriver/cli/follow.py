@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from upriver.cli.capture import CaptureEvent, Flow
 from upriver.wire.constants import Magic
-from upriver.wire.inspect.conversation import Conversation, Reader
+from upriver.wire.inspect.conversation import Conversation, DumpReader
 from upriver.wire.inspect.dump import FrameDump
 
 
@@ -27,7 +27,7 @@ class Follower:
     def __init__(self, conversation: Callable[[], Conversation]) -> None:
         self._new = conversation
         self._conversations: dict[frozenset[tuple[str, int]], Conversation] = {}
-        self._readers: dict[Flow, Reader] = {}
+        self._readers: dict[Flow, DumpReader] = {}
         self._foreign: set[Flow] = set()
         self._last = 0.0
 
@@ -52,17 +52,17 @@ class Follower:
             if flow not in self._foreign:
                 yield from (Excerpt(dump, flow, self._last) for dump in reader.receive_eof())
 
-    def _reader(self, event: CaptureEvent) -> Reader:
+    def _reader(self, event: CaptureEvent) -> DumpReader:
         flow = event.flow
         if event.fresh or flow.connection not in self._conversations:
             self._conversations[flow.connection] = self._new()
         if event.opened or flow not in self._readers:
             self._foreign.discard(flow)
-            self._readers[flow] = Reader(self._conversations[flow.connection])
+            self._readers[flow] = DumpReader(self._conversations[flow.connection])
             if not event.opened and not event.from_start:
                 self._readers[flow].gap()  # the capture began in the middle: look for a frame's start
         return self._readers[flow]
 
-    def _is_foreign(self, event: CaptureEvent, reader: Reader) -> bool:
+    def _is_foreign(self, event: CaptureEvent, reader: DumpReader) -> bool:
         untouched = reader.pristine and event.from_start
         return untouched and event.data[0] not in Magic._value2member_map_

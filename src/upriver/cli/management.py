@@ -107,11 +107,11 @@ def _refusal(status: int, body: bytes, path: tuple[str, ...]) -> str:
 
 def _management_port(seed: Address, options: ConnectOptions) -> int:
     """Ask the data service for its cluster map; no bucket is needed for that."""
-    from upriver.client._requests.blocking import KvConnection
+    from upriver.client._requests.connections import converse
     from upriver.protocol.session import config_json
     from upriver.wire.messages.cluster import GetClusterConfig
 
-    with closing(KvConnection(seed, replace(options, bucket=""))) as connection:
+    with closing(converse(seed, replace(options, bucket=""))) as connection:
         [answer] = connection.ask([GetClusterConfig()])
     if answer.status == Status.EACCESS and not options.username:
         raise AccessDenied(f"{seed}: the node wants a login: give --username, and the password in UPRIVER_PASSWORD")

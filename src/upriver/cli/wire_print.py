@@ -10,7 +10,7 @@ from rich.text import Text
 from upriver.cli.capture import Flow
 from upriver.cli.follow import Excerpt
 from upriver.errors import FramingError, RemoteProtocolError, status_name
-from upriver.wire.inspect.dump import FrameDump, Row, rows
+from upriver.wire.inspect.dump import DumpRow, FrameDump, rows
 
 _HEX_SHOWN = 8
 _ROW_RULE = "        +---------------+---------------+---------------+---------------+"
@@ -50,7 +50,7 @@ def _where(flow: Flow | None, time: float) -> str:
     return f"{datetime.fromtimestamp(time, UTC):%H:%M:%S.%f} {flow}\n" if flow else ""
 
 
-def _line(row: Row) -> Text:
+def _line(row: DumpRow) -> Text:
     text = Text(f"  {row.name:<21}", style="bold red" if row.broken else "cyan")
     text.append(f"{row.place if row.raw else '':<12}", style="dim")
     raw = "" if not row.raw else f"0x{row.raw.hex()}" if len(row.raw) <= _HEX_SHOWN else f"{len(row.raw)} bytes"

@@ -17,8 +17,8 @@ from upriver.client.filters import Filter, Path, path_of
 from upriver.client.options import ConnectOptions
 from upriver.client.positions import Positions, Standpoint
 from upriver.errors import ConfigError, ForeignCheckpoint, UnknownCollection, UnknownScope
-from upriver.model import Position
-from upriver.protocol.feed.cluster_feed import FeedRequest, OnRollback
+from upriver.model import OnRollback, Position
+from upriver.protocol.feed.cluster_feed import FeedRequest
 from upriver.protocol.session import FeedSettings
 from upriver.wire.constants import OpenFlag, StreamFlag
 

@@ -13,8 +13,9 @@ from enum import Enum
 
 from upriver.errors import Status
 from upriver.wire.bulk.scan import FrameScanner, SpanSplitter
+from upriver.wire.checks import Context
 from upriver.wire.framing import cut_frame
-from upriver.wire.message import Context, Message, Response, decode
+from upriver.wire.message import Message, Response, decode
 from upriver.wire.messages.session import StatResponse
 
 FIRST_OPAQUE = 0xD000_0000

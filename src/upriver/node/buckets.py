@@ -33,7 +33,7 @@ from upriver.store import Bucket, StoreOptions, claim
 if TYPE_CHECKING:
     from upriver.node.cluster.durability import SyncWrites
     from upriver.node.cluster.kept_map import KeptMap
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.dcp.replicator import Replicator
     from upriver.node.persistence import PersistenceWaits
     from upriver.store import VBucket
@@ -51,7 +51,9 @@ class NodeBucket:
         self._xattr_mark = path / _XATTR_MARK
         self.has_xattrs = self._xattr_mark.exists()
         self.name: str = store.name
-        self.dcp_connections: dict[str, Connection] = {}  # by connection name: producers and consumers share names
+        self.dcp_connections: dict[
+            str, ClientConnection
+        ] = {}  # by connection name: producers and consumers share names
         self.fan = LiveFan()
         self.passive_streams = Registry()  # what this node consumes, over all connections
         self.waits = waits

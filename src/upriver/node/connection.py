@@ -50,7 +50,7 @@ class Answerable(Protocol):
     def opaque(self) -> int: ...
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """The state of one client, and the doors that command modules use."""
 
     def __init__(self, node: Node, tls: bool = False) -> None:
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
         if not self.has_spoken:
             self.has_spoken = True
             if self.authenticated:
-                self.node.doors.logged_in(self)
+                self.node.connection_limits.logged_in(self)
         if self.receive_raw is not None and not self._taking:
             self.receive_raw(data)
             return
@@ -350,7 +350,7 @@ class Connection(asyncio.Protocol):
         self.authenticated, self.user = True, user
         self._limit = MAX_FRAME
         self.grant(access)
-        self.node.doors.logged_in(self)
+        self.node.connection_limits.logged_in(self)
 
     def forget_user(self) -> None:
         """Back to the limits of a stranger."""

@@ -12,9 +12,9 @@ from upriver.wire.constants import Magic, OpenFlag, RequestFrameId, ServerOpcode
 from upriver.wire.messages.dcp import Open as DcpOpen
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
-Handler = Callable[["Connection", Any], Awaitable[None] | None]
+Handler = Callable[["ClientConnection", Any], Awaitable[None] | None]
 
 QUIET = frozenset(
     {
@@ -50,7 +50,7 @@ def register(handlers: dict[Any, Handler], bucketless: frozenset[type[Message]] 
     _bucketless.update(bucketless)
 
 
-def dispatch(conn: Connection, frame: Frame) -> Awaitable[None] | None:
+def dispatch(conn: ClientConnection, frame: Frame) -> Awaitable[None] | None:
     """Check, decode and handle one frame; raises the error that answers it."""
     if frame.magic.is_response:
         _response(conn, frame)
@@ -94,14 +94,14 @@ def _check_frame_infos(request: Message) -> None:
             raise AccessDenied("nobody may act for somebody else here")
 
 
-def _server_request(conn: Connection, frame: Frame) -> None:
+def _server_request(conn: ClientConnection, frame: Frame) -> None:
     """What only servers ask; the opcodes are a space of their own, so the answer is told apart by its magic."""
     known = frame.opcode in ServerOpcode._value2member_map_
     status = Status.NOT_SUPPORTED if known else Status.UNKNOWN_COMMAND
     conn.write(Frame(Magic.SERVER_RESPONSE, frame.opcode, status, frame.opaque).encode())
 
 
-def _response(conn: Connection, frame: Frame) -> None:
+def _response(conn: ClientConnection, frame: Frame) -> None:
     """Only a DCP peer has something to answer; a reply to a pushed cluster map is dropped."""
     if frame.magic is Magic.SERVER_RESPONSE or frame.opcode == Opcode.NOOP:
         return

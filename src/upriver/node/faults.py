@@ -19,7 +19,7 @@ from upriver.node.dcp.producer import Producer
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.server import Node
 
 Arguments = dict[str, Any]
@@ -84,7 +84,7 @@ def _purge(node: Node, arguments: Arguments) -> dict[str, Any]:
     return {"vbucket": vbucket.id, "purge_seqno": vbucket.purge_seqno}
 
 
-def _producers(node: Node, arguments: Arguments) -> Iterator[Connection]:
+def _producers(node: Node, arguments: Arguments) -> Iterator[ClientConnection]:
     """DCP connections by name, or all of them."""
     wanted = arguments.get("name")
     for conn in list(node.connections):

@@ -17,7 +17,7 @@ class Limits:
 
     max_connections: int = 2000  # that have logged in
     max_connections_per_peer: int = 1000
-    max_strangers: int = 512  # connections that have not logged in; the oldest ones go
+    max_new_connections: int = 512  # connections that have not logged in; the oldest ones go
     max_http_connections: int = 256
     unfinished_bytes: int = 192 << 20  # requests that have not arrived whole, of all connections
     unread_bytes: int = 256 << 20  # answers that clients do not take, of all connections

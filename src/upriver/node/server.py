@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from upriver.errors import ConfigError, CorruptStore, UpriverError
 from upriver.node import log, warmup
 from upriver.node.access import auth
-from upriver.node.access.doors import Doors
+from upriver.node.access.connection_limits import ConnectionLimits
 from upriver.node.buckets import Buckets, NodeBucket
 from upriver.node.budget import Memory
 from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress
@@ -23,7 +23,7 @@ from upriver.node.cluster.durability import SyncWrites
 from upriver.node.cluster.kept_map import KeptMap
 from upriver.node.cluster.map_pushes import push_map
 from upriver.node.commands import handlers as commands
-from upriver.node.connection import Connection
+from upriver.node.connection import ClientConnection
 from upriver.node.data_directory import DataDirectory
 from upriver.node.dcp.producer import SendBuffers
 from upriver.node.housekeeping import Housekeeping
@@ -42,12 +42,12 @@ class Node:
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
         self.version = VERSION
-        self.connections: set[Connection] = set()
+        self.connections: set[ClientConnection] = set()
         self.logins = auth.Logins()
         self.send_buffers = SendBuffers()
         self.started = time.monotonic()
         self.kv_port = self.http_port = self.tls_port = 0
-        self.doors = Doors(options.limits)
+        self.connection_limits = ConnectionLimits(options.limits)
         self.memory = Memory(options.limits)
         self.total_connections = 0
         self._servers: list[asyncio.Server] = []
@@ -110,7 +110,12 @@ class Node:
     async def _bind(self, port: int, tls: bool = False) -> int:
         context = commands.tls_context(self.options) if tls else None
         server = await self.loop.create_server(
-            partial(Connection, self, tls), self.options.host, port, backlog=_BACKLOG, ssl=context, start_serving=False
+            partial(ClientConnection, self, tls),
+            self.options.host,
+            port,
+            backlog=_BACKLOG,
+            ssl=context,
+            start_serving=False,
         )
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
@@ -138,18 +143,18 @@ class Node:
 
     # ------------------------------------------------------------------------------------------ connections
 
-    def connected(self, conn: Connection) -> None:
+    def connected(self, conn: ClientConnection) -> None:
         self.total_connections += 1
         self.connections.add(conn)
-        self.doors.connected(conn)
+        self.connection_limits.connected(conn)
         if self.options.default_bucket:
             conn.bucket = self.buckets.find(self.options.default_bucket)  # what may be done there is asked at login
         auth.welcome(conn)
         log.info("connection_open", connection=conn.id, peer=conn.peer)
 
-    def disconnected(self, conn: Connection, reason: str) -> None:
+    def disconnected(self, conn: ClientConnection, reason: str) -> None:
         self.connections.discard(conn)
-        self.doors.disconnected(conn)
+        self.connection_limits.disconnected(conn)
         log.info("connection_closed", connection=conn.id, peer=conn.peer, reason=reason)
 
     def refresh_rights(self) -> None:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from upriver.model import Datatype
 from upriver.records.schema import CHANGES, WIRE, XATTRS, Event, signed
-from upriver.wire.bulk.decode import Columns, Shape
+from upriver.wire.bulk.decode import Columns, ColumnSizes
 from upriver.wire.keys import MAX_WIRE_KEY
 from upriver.wire.values import inflate, split_xattrs
 
@@ -60,7 +60,7 @@ def _whole_batch(columns: Columns) -> pa.RecordBatch:
     hidden = [end.copy() for end in ends]
     for end in ends:
         end[:] = 0
-    rows = columns.shape.rows
+    rows = columns.sizes.rows
     arrays = [_binary(columns, name, 0, rows) if name in ("key", "value") else _arrow(columns.view(name)[:-1])
               for name in WIRE.names]  # fmt: skip
     batch = pa.RecordBatch.from_arrays(arrays, schema=WIRE)
@@ -72,7 +72,7 @@ def _whole_batch(columns: Columns) -> pa.RecordBatch:
 def columns_of(batch: pa.RecordBatch) -> Columns:
     """A copy of a batch in the schema ``WIRE`` as columns, to encode it."""
     sizes = [_data_size(batch.column(name)) for name in ("key", "value")]
-    columns = Columns(Shape(max(1, batch.num_rows), max(MAX_WIRE_KEY, sizes[0]), max(1, sizes[1])))
+    columns = Columns(ColumnSizes(max(1, batch.num_rows), max(MAX_WIRE_KEY, sizes[0]), max(1, sizes[1])))
     for name in WIRE.names:
         array = batch.column(name)
         if name in ("key", "value"):

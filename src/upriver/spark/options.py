@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from upriver.client.options import ConnectOptions, has_password, password_of
 from upriver.errors import ConfigError
+from upriver.model import OnRollback
 
 E = TypeVar("E", bound=StrEnum)
 D = TypeVar("D")
@@ -35,11 +36,6 @@ class KeyFormat(StrEnum):
 
     BINARY = "binary"
     STRING = "string"
-
-
-class OnRollback(StrEnum):
-    EMIT = "emit"
-    FAIL = "fail"
 
 
 class Operation(StrEnum):
@@ -99,12 +95,14 @@ def _vbuckets(name: str, text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _one_of(enum: type[E]) -> Callable[[str, str], E]:
+def _one_of(enum: type[E], *not_here: E) -> Callable[[str, str], E]:
+    valid = {str(each): each for each in enum if each not in not_here}
+
     def parse(name: str, text: str) -> E:
         try:
-            return enum(text.lower())
-        except ValueError as error:
-            raise ConfigError(f"{name}={text!r}: valid are {', '.join(enum)}") from error
+            return valid[text.lower()]
+        except KeyError:
+            raise ConfigError(f"{name}={text!r}: valid are {', '.join(valid)}") from None
 
     return parse
 
@@ -247,7 +245,7 @@ class ReadOptions(ConnectionOptions):
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     partitions: int | None = None
-    on_rollback: OnRollback = field(default=OnRollback.EMIT, metadata=_by(_one_of(OnRollback)))
+    on_rollback: OnRollback = field(default=OnRollback.EMIT, metadata=_by(_one_of(OnRollback, OnRollback.REWIND)))
     flow_control_buffer: int = 20 * 1024 * 1024
     include_value: bool = True
     value_format: ValueFormat | None = field(default=None, metadata=_by(_one_of(ValueFormat)))

@@ -7,21 +7,11 @@ from upriver.store.bucket import Bucket
 from upriver.store.collections.manifest import CollectionEntry, Event, Manifest, ScopeEntry
 from upriver.store.disk.file import claim
 from upriver.store.documents import Stored
-from upriver.store.log.stream import (
-    End,
-    EndReason,
-    Live,
-    OsoEnd,
-    OsoStart,
-    Run,
-    SnapshotStart,
-    StreamEvent,
-    StreamSource,
-    live_after,
-)
+from upriver.store.log.stream import StreamSource, live_after
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
 from upriver.store.withmeta import WithMeta
+from upriver.wire.source_events import End, EndReason, Live, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 __all__ = [
     "Bucket",

@@ -20,13 +20,13 @@ from upriver.store.collections.manifest import Manifest
 from upriver.store.disk.file import BUCKET, FORMAT, READABLE, Disk, seal_vbucket
 from upriver.store.disk.sealed import seal_record
 from upriver.store.log.flusher import VB_META, Flusher, meta_key
-from upriver.store.log.stream import EndReason
 from upriver.store.options import StoreOptions
 from upriver.store.shared import Shared
 from upriver.store.upkeep.compaction import compact, wants_compaction
 from upriver.store.upkeep.emptying import empty
 from upriver.store.upkeep.expiry import expire_due
 from upriver.store.vbucket import VBucket
+from upriver.wire.source_events import EndReason
 
 WORTH_KEEPING = 512  # records of a vbucket whose keys no table knows
 SLICE = 4  # vbuckets that one call of ``maintain`` compacts

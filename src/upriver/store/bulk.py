@@ -14,7 +14,7 @@ from upriver.store.documents import WRAPPED, Documents, prefix_of
 from upriver.store.log import runs
 from upriver.store.values import is_json
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY
-from upriver.wire.packed import HEADER_SIZE, Kind
+from upriver.wire.packed import HEADER_SIZE, RecordKind
 
 Sizes = npt.NDArray[np.int64]
 
@@ -35,15 +35,15 @@ class Bulk(Documents):
                 for value in values:
                     self._checked_body(value, datatype)
         time = self._absolute_expiry(expiry, collection_id)
-        return self._write_many(Kind.MUTATION, keys, values, datatypes, collection_id, flags, time)
+        return self._write_many(RecordKind.MUTATION, keys, values, datatypes, collection_id, flags, time)
 
     def delete_many(self, keys: Sequence[bytes], collection_id: int = 0) -> int:
         """Write a tombstone for every key, whether it was there or not."""
         none = np.zeros(len(keys), np.uint8)
-        return self._write_many(Kind.DELETION, keys, [b""] * len(keys), none, collection_id, 0, self.shared.now_s)
+        return self._write_many(RecordKind.DELETION, keys, [b""] * len(keys), none, collection_id, 0, self.shared.now_s)
 
     def _write_many(
-        self, kind: Kind, keys: Sequence[bytes], values: Sequence[bytes], datatypes: Octets, collection_id: int,
+        self, kind: RecordKind, keys: Sequence[bytes], values: Sequence[bytes], datatypes: Octets, collection_id: int,
         flags: int, time: int,
     ) -> int:  # fmt: skip
         if len(keys) != len(values):
@@ -81,7 +81,7 @@ class Bulk(Documents):
 
 
 def _lay_out(
-    kind: Kind, keys: Sequence[bytes], key_sizes: Sizes, values: Sequence[bytes], value_sizes: Sizes,
+    kind: RecordKind, keys: Sequence[bytes], key_sizes: Sizes, values: Sequence[bytes], value_sizes: Sizes,
     datatypes: Octets, collection_id: int, flags: int, time: int,
 ) -> Octets:  # fmt: skip
     """The documents as packed records that still lack a seqno."""

@@ -18,7 +18,7 @@ from upriver.store.index.keyindex import KeyIndex
 from upriver.store.log import runs
 from upriver.store.log.memory import MemoryLog, OpenSegment
 from upriver.store.shared import Shared
-from upriver.wire.packed import HEADER_SIZE, Kind, Packed, unpack
+from upriver.wire.packed import HEADER_SIZE, RecordHead, RecordKind, unpack
 
 if TYPE_CHECKING:
     from upriver.store.log.stream import StreamSource
@@ -352,14 +352,14 @@ class Core:
             return NOTHING
         return Found(int(known) & int(k.SEQNO_BITS), bool(known >> 63), int(rev), int(place))
 
-    def _record(self, found: Found) -> tuple[Packed, bytes, bytes]:
+    def _record(self, found: Found) -> tuple[RecordHead, bytes, bytes]:
         """The record that the index points at, from memory or from disk."""
         checkpoint = self.memory.by_serial.get(found.place >> 32)
         if checkpoint is not None:
             return unpack(checkpoint.data.data, found.place & 0xFFFF_FFFF)
         return self.record_on_disk(found.seqno)
 
-    def record_on_disk(self, seqno: int) -> tuple[Packed, bytes, bytes]:
+    def record_on_disk(self, seqno: int) -> tuple[RecordHead, bytes, bytes]:
         for _, block in self.blocks(seqno - 1, seqno):
             at = runs.locate(block.data, block.at, block.data.size, np.uint64(seqno))
             if at >= 0:
@@ -421,6 +421,8 @@ class Core:
             fields["tables"] = [each for each, _ in disk.tables_in(transaction, self.id, guarded=True)]
             fields["content"][2] = disk.dead_in(transaction, self.id, fields["registers"][k.HIGH], guarded=True).size
 
-    def is_tombstone(self, head: Packed) -> bool:
+    def is_tombstone(self, head: RecordHead) -> bool:
         kind = head.kind & 0x7F
-        return kind in (Kind.DELETION, Kind.EXPIRATION) or (kind == Kind.COMMIT and bool(head.extra >> 63))
+        return kind in (RecordKind.DELETION, RecordKind.EXPIRATION) or (
+            kind == RecordKind.COMMIT and bool(head.extra >> 63)
+        )

@@ -27,7 +27,7 @@ from upriver.store import kernels as k
 from upriver.store.core import Core
 from upriver.store.values import MOST_XATTR_BYTES, checked_body, is_json, split_value, surviving_xattrs
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY, encode_leb128
-from upriver.wire.packed import Kind, Packed, pack
+from upriver.wire.packed import RecordHead, RecordKind, pack
 
 RELATIVE_EXPIRY_S = 30 * 86400
 LOCK_S = 15
@@ -97,11 +97,11 @@ class Documents(Core):
             return None  # another key with the same 64-bit hash
         return self._document(head, key, value)
 
-    def _document(self, head: Packed, key: bytes, value: bytes) -> Document:
+    def _document(self, head: RecordHead, key: bytes, value: bytes) -> Document:
         gone = self.is_tombstone(head)
         return Document(
             key, value, head.collection_id, head.cas, head.seqno, head.rev_seqno, head.flags, 0 if gone else head.time,
-            head.datatype, gone, head.kind & 0x7F == Kind.EXPIRATION, head.time if gone else 0,
+            head.datatype, gone, head.kind & 0x7F == RecordKind.EXPIRATION, head.time if gone else 0,
         )  # fmt: skip
 
     def _is_expired(self, document: Document) -> bool:
@@ -110,7 +110,7 @@ class Documents(Core):
     def _expire(self, wire_key: bytes, document: Document) -> Stored:
         """Write the tombstone of a document whose time has come."""
         stored = self._write(
-            Kind.EXPIRATION, wire_key, *surviving_xattrs(document), document.collection_id, time=self.shared.now_s
+            RecordKind.EXPIRATION, wire_key, *surviving_xattrs(document), document.collection_id, time=self.shared.now_s
         )
         self.expired_count += 1
         return stored
@@ -165,7 +165,7 @@ class Documents(Core):
             current = self._required(wire_key, key, collection_id, cas)
             self.locks.pop(wire_key, None)
             return self._write(
-                Kind.DELETION, wire_key, *surviving_xattrs(current), collection_id, time=self.shared.now_s
+                RecordKind.DELETION, wire_key, *surviving_xattrs(current), collection_id, time=self.shared.now_s
             )
 
     def append(self, key: bytes, value: bytes, collection_id: int = 0, *, cas: int = 0) -> Stored:
@@ -223,7 +223,7 @@ class Documents(Core):
         if time == current.expiry:
             return Stored(current.cas, current.seqno, self.uuid)
         return self._write(
-            Kind.MUTATION, wire_key, current.value, current.datatype, current.collection_id, flags=current.flags,
+            RecordKind.MUTATION, wire_key, current.value, current.datatype, current.collection_id, flags=current.flags,
             time=time,
         )  # fmt: skip
 
@@ -345,21 +345,21 @@ class Documents(Core):
         else:
             datatype = self.detected(value)
         if self._preparing:
-            return self._write(Kind.MUTATION, wire_key, value, datatype, collection_id, flags=flags, time=time)
-        return self._write_now(Kind.MUTATION, wire_key, value, datatype, collection_id, flags, time)
+            return self._write(RecordKind.MUTATION, wire_key, value, datatype, collection_id, flags=flags, time=time)
+        return self._write_now(RecordKind.MUTATION, wire_key, value, datatype, collection_id, flags, time)
 
     def _write(
-        self, kind: Kind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, *, flags: int = 0,
+        self, kind: RecordKind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, *, flags: int = 0,
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
         """A change of a document, or only its announcement."""
         return self._write_now(kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno, extra)
 
     def _write_now(
-        self, kind: Kind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int = 0,
+        self, kind: RecordKind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int = 0,
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
-        if self.pending and wire_key in self.pending and kind not in (Kind.COMMIT, Kind.ABORT):
+        if self.pending and wire_key in self.pending and kind not in (RecordKind.COMMIT, RecordKind.ABORT):
             raise SyncWriteInProgress
         cas = cas or self._next_cas()
         record = pack(

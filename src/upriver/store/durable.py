@@ -20,7 +20,7 @@ from upriver.store.documents import Documents, Stored
 from upriver.store.log import runs
 from upriver.store.replica import DISK_FLAG, Replica
 from upriver.wire.keys import split_key
-from upriver.wire.packed import HEADER_SIZE, Kind, Packed, pack, unpack
+from upriver.wire.packed import HEADER_SIZE, RecordHead, RecordKind, pack, unpack
 
 DELETES = 1 << 63
 LEVELS = range(1, 4)
@@ -48,15 +48,15 @@ class DurableWrites(Documents, Replica):
         return self.pending.get(self._wire_key(key, collection_id)) == seqno
 
     def _write(
-        self, kind: Kind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, *, flags: int = 0,
+        self, kind: RecordKind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, *, flags: int = 0,
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
-        if not self._preparing or kind not in (Kind.MUTATION, Kind.DELETION):
+        if not self._preparing or kind not in (RecordKind.MUTATION, RecordKind.DELETION):
             return self._write_now(kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno, extra)
         stored = self._write_now(
-            Kind.PREPARE, wire_key, value, datatype, collection_id, flags=flags, time=time, cas=cas,
+            RecordKind.PREPARE, wire_key, value, datatype, collection_id, flags=flags, time=time, cas=cas,
             rev_seqno=rev_seqno or self._lookup(wire_key).rev_seqno + 1,
-            extra=self._preparing << 8 | (kind is Kind.DELETION),
+            extra=self._preparing << 8 | (kind is RecordKind.DELETION),
         )  # fmt: skip
         self.pending[wire_key] = stored.seqno
         return stored
@@ -76,8 +76,8 @@ class DurableWrites(Documents, Replica):
                 raise KeyNotFound
             time = self.shared.now_s if deleted else self._absolute_expiry(expiry, collection_id)
             stored = self._write(
-                Kind.PREPARE, wire_key, value, datatype or self.detected(value), collection_id, flags=flags, time=time,
-                rev_seqno=self._lookup(wire_key).rev_seqno + 1, extra=level << 8 | deleted,
+                RecordKind.PREPARE, wire_key, value, datatype or self.detected(value), collection_id, flags=flags,
+                time=time, rev_seqno=self._lookup(wire_key).rev_seqno + 1, extra=level << 8 | deleted,
             )  # fmt: skip
             self.pending[wire_key] = stored.seqno
             return stored
@@ -88,7 +88,7 @@ class DurableWrites(Documents, Replica):
             self._require_active()
             wire_key = self._wire_key(key, collection_id)
             head, value = self._prepared(wire_key, prepared_seqno)
-            return self._complete(Kind.COMMIT, wire_key, head, value)
+            return self._complete(RecordKind.COMMIT, wire_key, head, value)
 
     def abort(self, key: bytes, collection_id: int = 0, prepared_seqno: int = 0) -> Stored:
         """Give the prepared document up."""
@@ -96,14 +96,14 @@ class DurableWrites(Documents, Replica):
             self._require_active()
             wire_key = self._wire_key(key, collection_id)
             head, _ = self._prepared(wire_key, prepared_seqno)
-            return self._complete(Kind.ABORT, wire_key, head, b"")
+            return self._complete(RecordKind.ABORT, wire_key, head, b"")
 
     def commit_replica(self, key: bytes, collection_id: int, prepared_seqno: int, commit_seqno: int) -> None:
         """COMMIT as DCP sends it: the document is the one that was prepared here."""
-        self._complete_replica(Kind.COMMIT, key, collection_id, prepared_seqno, commit_seqno)
+        self._complete_replica(RecordKind.COMMIT, key, collection_id, prepared_seqno, commit_seqno)
 
     def abort_replica(self, key: bytes, collection_id: int, prepared_seqno: int, abort_seqno: int) -> None:
-        self._complete_replica(Kind.ABORT, key, collection_id, prepared_seqno, abort_seqno)
+        self._complete_replica(RecordKind.ABORT, key, collection_id, prepared_seqno, abort_seqno)
 
     def get_prepared(self, key: bytes, collection_id: int = 0) -> Document:
         """The pending durable write of a key."""
@@ -111,15 +111,15 @@ class DurableWrites(Documents, Replica):
             head, value = self._prepared(self._wire_key(key, collection_id), 0)
             return self._document(head, key, value)
 
-    def _prepared(self, wire_key: bytes, seqno: int) -> tuple[Packed, bytes]:
+    def _prepared(self, wire_key: bytes, seqno: int) -> tuple[RecordHead, bytes]:
         found = self._lookup(wire_key, int(k.PREPARE_SALT))
         if wire_key not in self.pending or (seqno and self.pending[wire_key] != seqno) or not found.seqno:
             raise KeyNotFound("no such durable write is pending")
         head, _, value = self._record(found)
         return head, value
 
-    def _complete(self, kind: Kind, wire_key: bytes, head: Packed, value: bytes) -> Stored:
-        deletes = kind is Kind.COMMIT and head.extra & 1
+    def _complete(self, kind: RecordKind, wire_key: bytes, head: RecordHead, value: bytes) -> Stored:
+        deletes = kind is RecordKind.COMMIT and head.extra & 1
         stored = self._write(
             kind, wire_key, value, head.datatype if value else 0, head.collection_id, flags=head.flags,
             time=head.time, cas=head.cas, rev_seqno=head.rev_seqno,
@@ -128,18 +128,18 @@ class DurableWrites(Documents, Replica):
         del self.pending[wire_key]
         return stored
 
-    def _complete_replica(self, kind: Kind, key: bytes, collection_id: int, prepared: int, seqno: int) -> None:
+    def _complete_replica(self, kind: RecordKind, key: bytes, collection_id: int, prepared: int, seqno: int) -> None:
         with self.shared.lock:
             self._require_replica()
             wire_key = self._wire_key(key, collection_id)
-            if kind is Kind.ABORT and self.pending.get(wire_key) != prepared and self.snapshot_from_disk:
+            if kind is RecordKind.ABORT and self.pending.get(wire_key) != prepared and self.snapshot_from_disk:
                 self._apply(np.frombuffer(_bare_abort(wire_key, collection_id, prepared, seqno), np.uint8))
                 self.pending.pop(wire_key, None)
                 self._finish_snapshot()
                 return
             head, value = self._prepared(wire_key, prepared)
-            deletes = kind is Kind.COMMIT and head.extra & 1
-            value = value if kind is Kind.COMMIT else b""
+            deletes = kind is RecordKind.COMMIT and head.extra & 1
+            value = value if kind is RecordKind.COMMIT else b""
             record = pack(
                 kind, wire_key, value, seqno=seqno, rev_seqno=head.rev_seqno, cas=head.cas, flags=head.flags,
                 time=head.time, datatype=head.datatype if value else 0, collection_id=collection_id,
@@ -180,7 +180,7 @@ class DurableWrites(Documents, Replica):
         offsets = np.empty(octets.size // HEADER_SIZE, np.int64)
         for at in offsets[: runs.specials(octets, 0, octets.size, offsets)]:
             head, wire_key, _ = unpack(octets.data, int(at))
-            if head.kind & 0x7F == Kind.PREPARE:
+            if head.kind & 0x7F == RecordKind.PREPARE:
                 self.pending[wire_key] = head.seqno
             else:
                 self.pending.pop(wire_key, None)
@@ -188,4 +188,4 @@ class DurableWrites(Documents, Replica):
 
 def _bare_abort(wire_key: bytes, collection_id: int, prepared: int, seqno: int) -> bytes:
     """A disk snapshot has the abort without its prepare, which the abort replaced."""
-    return pack(Kind.ABORT, wire_key, b"", seqno=seqno, collection_id=collection_id, extra=prepared)
+    return pack(RecordKind.ABORT, wire_key, b"", seqno=seqno, collection_id=collection_id, extra=prepared)

@@ -11,10 +11,11 @@ from upriver.store import kernels as k
 from upriver.store.bulk import Bulk
 from upriver.store.documents import prefix_of
 from upriver.store.durable import DurableWrites
-from upriver.store.log.stream import EndReason, Run, StreamSource
+from upriver.store.log.stream import StreamSource
 from upriver.store.upkeep.rollback import roll_back
 from upriver.store.withmeta import WithMetaWrites
 from upriver.wire.packed import unpack
+from upriver.wire.source_events import EndReason, Run
 
 
 class VBucket(Bulk, WithMetaWrites, DurableWrites):

@@ -7,7 +7,7 @@ from enum import IntFlag
 from upriver.errors import InvalidArguments, InvalidCas, KeyExists, KeyNotFound, Locked
 from upriver.model import SEQNO_MAX, Datatype, Document
 from upriver.store.documents import Documents, Stored
-from upriver.wire.packed import Kind
+from upriver.wire.packed import RecordKind
 
 MOST_AHEAD_NS = 3_900 * 10**9  # a clock may be wrong by its time zone, not by more
 MAX_REV = (1 << 48) - 1
@@ -33,7 +33,7 @@ class WithMetaWrites(Documents):
     ) -> Stored:  # fmt: skip
         """``expiry`` is absolute. Loses with ``KeyExists``."""
         incoming = Document(key, value, collection_id, meta_cas, 0, rev_seqno, flags, expiry, datatype & ~Datatype.JSON)
-        return self._with_meta(incoming, Kind.MUTATION, cas, WithMeta(options), add)
+        return self._with_meta(incoming, RecordKind.MUTATION, cas, WithMeta(options), add)
 
     def delete_with_meta(
         self, key: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0,
@@ -43,10 +43,10 @@ class WithMetaWrites(Documents):
         incoming = Document(
             key, value, collection_id, meta_cas, 0, rev_seqno, flags, 0, datatype, deleted=True, delete_time=delete_time
         )
-        kind = Kind.EXPIRATION if options & WithMeta.IS_EXPIRATION else Kind.DELETION
+        kind = RecordKind.EXPIRATION if options & WithMeta.IS_EXPIRATION else RecordKind.DELETION
         return self._with_meta(incoming, kind, cas, WithMeta(options), add=False)
 
-    def _with_meta(self, incoming: Document, kind: Kind, cas: int, options: WithMeta, add: bool) -> Stored:
+    def _with_meta(self, incoming: Document, kind: RecordKind, cas: int, options: WithMeta, add: bool) -> Stored:
         with self.shared.lock:
             self._check_options(options, incoming)
             wire_key = self._prepare_write(incoming.key, incoming.collection_id, incoming.value)
@@ -59,15 +59,15 @@ class WithMetaWrites(Documents):
                 raise KeyExists("the version that is here wins")
             return self._write_with_meta(wire_key, incoming, kind, options)
 
-    def _write_with_meta(self, wire_key: bytes, incoming: Document, kind: Kind, options: WithMeta) -> Stored:
+    def _write_with_meta(self, wire_key: bytes, incoming: Document, kind: RecordKind, options: WithMeta) -> Stored:
         time = incoming.expiry
-        if kind is not Kind.MUTATION:
+        if kind is not RecordKind.MUTATION:
             time = incoming.delete_time or self.shared.now_s
         elif time or self.shared.options.max_ttl_s or incoming.collection_id:
             time = self._capped(time, incoming.collection_id)
         datatype = int(incoming.datatype)
         body = self._checked_body(incoming.value, datatype)
-        if kind is Kind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
+        if kind is RecordKind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
             datatype |= self.detected(body)
         return self._write(
             kind, wire_key, incoming.value, datatype, incoming.collection_id, flags=incoming.flags, time=time,

@@ -14,54 +14,19 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
 
 from upriver.errors import PAYLOAD_STATUSES, InvalidMessage, LocalProtocolError, RemoteProtocolError, Status
 from upriver.wire import keys
-from upriver.wire.checks import DEFAULT_CONTEXT, UPR_CONTEXT, Context, check_frame
+from upriver.wire.checks import DEFAULT_CONTEXT, Context, check_frame
 from upriver.wire.constants import REMOVED_OPCODES, Dialect, Magic, Opcode, RequestFrameId, ServerOpcode
 from upriver.wire.framing import Frame, FrameInfo, decode_frame_infos, encode_frame_infos, mend_stream_id
 from upriver.wire.layout import (
     ANY_DATATYPE,
-    JSON_OR_RAW,
     RAW_ONLY,
-    U8,
-    U16,
-    U32,
-    U64,
     Broken,
-    Bytes,
     Declaration,
-    DocKey,
-    FieldInfo,
-    Key,
-    Number,
-    OptDocKey,
-    OptI64,
-    OptKey,
-    OptU8,
-    OptU16,
-    OptU32,
-    OptU64,
-    OptValue,
-    Packed,
     Presence,
-    Repeated,
-    Section,
-    Shape,
-    Value,
-    ValueU8,
-    ValueU16,
-    ValueU32,
-    ValueU64,
     declaration_of,
     plain,
 )
 from upriver.wire.sections import decode_sections, encode_sections, offset_of
-
-__all__ = [
-    "ANY_DATATYPE", "DEFAULT_CONTEXT", "JSON_OR_RAW", "RAW_ONLY", "U8", "U16", "U32", "U64", "UPR_CONTEXT", "Broken",
-    "Bytes", "Context", "Declaration", "DocKey", "FieldInfo", "Key", "Message", "Number", "OptDocKey", "OptI64",
-    "OptKey", "OptU8", "OptU16", "OptU32", "OptU64", "OptValue", "OtherResponse", "Packed", "Presence", "Repeated",
-    "Response", "Section", "Shape", "Value", "ValueU8", "ValueU16", "ValueU32", "ValueU64", "declared_messages",
-    "decode", "message", "message_class", "response",
-]  # fmt: skip
 
 When = Callable[[Frame], bool]
 

@@ -90,7 +90,7 @@ class _Demo:
     def load(self, count: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        from upriver.client._requests.blocking import KvConnection
+        from upriver.client._requests.connections import converse
         from upriver.cluster.collections import answering
         from upriver.wire.messages.cluster import SetManifest
 
@@ -100,7 +100,7 @@ class _Demo:
         with self._database() as db, Progress(*columns, console=self.console, transient=True, disable=not shown) as bar:
             with (
                 answering(self.manager.answer_proposals),
-                closing(KvConnection(db.topology.nodes[0], db.options)) as connection,
+                closing(converse(db.topology.nodes[0], db.options)) as connection,
             ):
                 connection.ask([SetManifest(manifest())])  # any node will do: it asks the manager, who tells them all
             for number, (name, share) in enumerate(SHARES.items()):

@@ -72,7 +72,7 @@ def _in_cluster(data: Path, wanted: list[int], target: str, user: tuple[str, str
 
 def _between_nodes(source: ConnectOptions, target: ConnectOptions, wanted: list[int], advance: Advance) -> int:
     from upriver.cluster.mover import MoveOutcome, Mover
-    from upriver.net.loop import run
+    from upriver.net.aio import run
 
     outcomes: list[MoveOutcome] = []
 

@@ -37,7 +37,7 @@ def replicate(
     process only carries the bytes, in both directions, untouched. The options of the connection hold for both ends.
     """
     from upriver.cluster.third_party import ThirdParty
-    from upriver.net.loop import run
+    from upriver.net.aio import run
 
     source, sink = connect_options(connecting), connect_options({**connecting, "connection": target})
     third = ThirdParty(source, sink, parse_ranges(vbuckets) if vbuckets else None, demote=demote)

@@ -51,7 +51,7 @@ def serve(**options: Any) -> None:
 
     Without any user the node is open to clients on the same machine and closed to all others.
     """
-    from upriver.net.loop import run
+    from upriver.net.aio import run
 
     level = options.pop("log_level").upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")

@@ -14,7 +14,7 @@ from upriver.cli.capture import CAPTURE_MAGICS, read_capture
 from upriver.cli.follow import Excerpt, Follower
 from upriver.errors import ConfigError
 from upriver.wire.constants import Dialect, Magic
-from upriver.wire.inspect.conversation import Conversation, Reader
+from upriver.wire.inspect.conversation import Conversation, DumpReader
 from upriver.wire.inspect.dump import as_json
 
 
@@ -101,7 +101,7 @@ def _excerpts(raw: bytes, conversation: Callable[[], Conversation], port: int | 
             yield from follower.take(event)
         yield from follower.end()
         return
-    reader = Reader(conversation())
+    reader = DumpReader(conversation())
     yield from map(Excerpt, reader.receive(raw))
     yield from map(Excerpt, reader.receive_eof())
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from upriver.client._feed.bundle import Made
+from upriver.client._feed.bundle import Bundle
 from upriver.client.names import Names
-from upriver.protocol.feed.cluster_feed import CollectionChange, Documents, Feed, FeedEvent, RollbackEvent
+from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.protocol.topology import Address
 from upriver.records.batches import ChangeOptions, change_batch, row_batch
 from upriver.records.schema import Event
@@ -24,33 +24,33 @@ class BatchMaker:
     """Gathers rows per connection until there are ``rows`` of them, or something else must come between."""
 
     def __init__(
-        self, feed: Feed, names: Names, rows: int = DEFAULT_ROWS, *, system_events: bool = True, **options: Any
+        self, feed: ClusterFeed, names: Names, rows: int = DEFAULT_ROWS, *, system_events: bool = True, **options: Any
     ) -> None:
         self.names, self.feed = names, feed
         self._rows, self._system_events = rows, system_events
         self._options = options
-        self._held: dict[Address, list[Documents]] = {}
+        self._held: dict[Address, list[FeedRows]] = {}
         self._moves = feed.moves
 
     @property
     def holds(self) -> bool:
         return bool(self._held)
 
-    def add(self, event: FeedEvent) -> Iterator[Made]:
+    def add(self, event: FeedEvent) -> Iterator[Bundle]:
         """What is ready because of this event."""
-        if isinstance(event, Documents):
+        if isinstance(event, FeedRows):
             yield from self._add_rows(event)
-        elif isinstance(event, RollbackEvent):
+        elif isinstance(event, RolledBack):
             yield from self._flush_before()
             told = row_batch([_rollback_row(event)])
-            yield Made([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
+            yield Bundle([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
         elif isinstance(event, CollectionChange):
             row = self._collection_row(event)
             if self._system_events:
                 yield from self._flush_before()
-                yield Made([row_batch([row])], [], self.feed.standing.mark())
+                yield Bundle([row_batch([row])], [], self.feed.standing.mark())
 
-    def _add_rows(self, event: Documents) -> Iterator[Made]:
+    def _add_rows(self, event: FeedRows) -> Iterator[Bundle]:
         if self.feed.moves != self._moves:
             self._moves = self.feed.moves
             yield from self._flush_before()  # one connection after the other: no vbucket may wait in two of them
@@ -64,7 +64,7 @@ class BatchMaker:
         if event.rows.full or event.rows.last - held[0].rows.first >= self._rows:
             yield from self.flush()
 
-    def flush(self) -> Iterator[Made]:
+    def flush(self) -> Iterator[Bundle]:
         """All rows that wait, of all connections; only then is the place in the feed well defined."""
         while self._held:
             made = self._emit(next(iter(self._held)))
@@ -72,25 +72,25 @@ class BatchMaker:
                 made.mark = self.feed.standing.mark()
             yield made
 
-    def _flush_before(self) -> Iterator[Made]:
+    def _flush_before(self) -> Iterator[Bundle]:
         """The same before something that the feed has already counted: its place is beyond what the caller gets."""
         while self._held:
             yield self._emit(next(iter(self._held)))
 
-    def _emit(self, address: Address) -> Made:
+    def _emit(self, address: Address) -> Bundle:
         held = self._held.pop(address)
         first, last, columns = held[0].rows.first, held[-1].rows.last, held[0].rows.columns
         options = ChangeOptions(names=self.names.collections, **self._options)
         batch = change_batch(columns, options, first, last)
         link = self.feed.links.get(address)
         ours = link is not None and link.decoder.columns is columns
-        if last - first < columns.shape.rows * COPY_BELOW and _used(columns) < columns.shape.value_bytes * COPY_BELOW:
+        if last - first < columns.sizes.rows * COPY_BELOW and _used(columns) < columns.sizes.value_bytes * COPY_BELOW:
             batch = batch.take(pa.array(np.arange(batch.num_rows)))
             if link and ours and last == columns.rows:
                 link.decoder.clear()
         elif link and ours:
             link.decoder.take()  # the batch keeps the memory; the decoder goes on with other
-        return Made(self._cut(batch), held)
+        return Bundle(self._cut(batch), held)
 
     def _cut(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """A read may bring far more rows than were asked for at once; slices cost nothing."""
@@ -128,7 +128,7 @@ def kind_of(content: CollectionEvent) -> Event:
     return Event.SCOPE_CREATED if isinstance(content, ScopeCreated) else Event.SCOPE_DROPPED
 
 
-def _rollback_row(event: RollbackEvent) -> dict[str, Any]:
+def _rollback_row(event: RolledBack) -> dict[str, Any]:
     return {
         "event": Event.ROLLBACK, "vbucket": event.vbucket, "seqno": event.to_seqno, "epoch": event.epoch,
         "vbuuid": _signed(event.lost_branch),

@@ -11,26 +11,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from upriver.client._feed.bundle import Made, Maker
+from upriver.client._feed.bundle import Bundle, BundleMaker
 from upriver.client._feed.progress import Step, begun, last_rows, moved
 from upriver.client.positions import Standpoint
 from upriver.model import Position
-from upriver.protocol.feed.cluster_feed import Feed, FeedEvent
+from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent
 from upriver.protocol.standing import Mark
 
 LINGER_S = 0.01  # how long rows may wait for company
 
 
-class Delivery:
+class Outbox:
     """The queue towards one caller."""
 
-    def __init__(self, feed: Feed, maker: Maker, *, linger_s: float = LINGER_S, hold_unsafe: bool = False) -> None:
+    def __init__(
+        self, feed: ClusterFeed, maker: BundleMaker, *, linger_s: float = LINGER_S, hold_unsafe: bool = False
+    ) -> None:
         self.feed = feed
         self.hold_unsafe = hold_unsafe
         self.given = 0
         self._maker, self._linger_s = maker, linger_s
-        self._ready: deque[Made] = deque()
-        self._current: Made | None = None
+        self._ready: deque[Bundle] = deque()
+        self._current: Bundle | None = None
         self._before = 0  # how many items of the current bundle an earlier loop was given
         self._mark: Mark = feed.standing.mark()
         self._since_mark: list[Any] = []  # batches that were given since
@@ -59,7 +61,7 @@ class Delivery:
     def went_back(self, then: Callable[[], None]) -> None:
         """The feed has gone back, and repeats changes; do ``then`` once the caller has all that came before."""
         self._flush()
-        self._enqueue(Made([], [], self.feed.standing.mark(), then=then))
+        self._enqueue(Bundle([], [], self.feed.standing.mark(), then=then))
 
     def take(self, now: float) -> list[Any] | None:
         """Items for the caller, or None; taking them means that those before are done with.
@@ -80,7 +82,7 @@ class Delivery:
             if self._current.items:
                 return self._current.items
 
-    def _rest(self, made: Made) -> list[Any]:
+    def _rest(self, made: Bundle) -> list[Any]:
         self._before, self.given = self._before + self.given, 0
         return made.items[self._before :]
 
@@ -143,7 +145,7 @@ class Delivery:
 
     # ---------------------------------------------------------------------------------------------- inside
 
-    def _enqueue(self, made: Made) -> None:
+    def _enqueue(self, made: Bundle) -> None:
         if made.rolled_back and self.hold_unsafe:
             vbucket, to_seqno = made.rolled_back
             self._persisted.pop(vbucket, None)
@@ -159,7 +161,7 @@ class Delivery:
             self._enqueue(made)
         self._held_since = None
 
-    def _finish(self, made: Made) -> None:
+    def _finish(self, made: Bundle) -> None:
         for documents in made.held:
             self.feed.taken(documents)
         if made.mark:
@@ -184,7 +186,7 @@ class Delivery:
         """Up to where these branches, which ``unsafe`` gave, are on disk everywhere."""
         self._persisted.update((vb, (branches[vb], seqno)) for vb, seqno in seqnos.items())
 
-    def _is_safe(self, made: Made) -> bool:
+    def _is_safe(self, made: Bundle) -> bool:
         return not self.hold_unsafe or all(self._reaches(vb, seqno) for vb, seqno in _highest(made).items())
 
     def _reaches(self, vb: int, seqno: int) -> bool:
@@ -199,7 +201,7 @@ def _begun_upto(before: Standpoint, seqno: int) -> Standpoint:
     return replace(before, position=replace(at, snap_end=max(at.snap_end, seqno)))
 
 
-def _highest(made: Made) -> dict[int, int]:
+def _highest(made: Bundle) -> dict[int, int]:
     """The highest seqno of each vbucket among changes that wait; being told of a rollback need not wait."""
     found: dict[int, int] = {}
     if made.rolled_back:
@@ -214,7 +216,7 @@ def _highest(made: Made) -> dict[int, int]:
     return found
 
 
-def _drop_void(made: Made, vbucket: int, to_seqno: int) -> None:
+def _drop_void(made: Bundle, vbucket: int, to_seqno: int) -> None:
     """Changes that were never handed over and never will have happened."""
     if not made.rolled_back:
         left = (_without_void(item, vbucket, to_seqno) for item in made.items)

@@ -1,7 +1,7 @@
 """The blocking pump: moves bytes between a feed and its nodes in the calling thread, and connects again what is lost.
 
 Everybody who reads a feed without asyncio uses it: the client's ``BlockingFeed``, whose callers stay, and the tasks of
-Spark, which come and go with every micro-batch and therefore keep connections between them (``Keeper``).
+Spark, which come and go with every micro-batch and therefore keep connections between them (``IdleConnections``).
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from upriver.client._feed.reconnects import Pacing
+from upriver.client._feed.reconnects import Reconnects
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConnectFailed, UpriverError
 from upriver.net.blocking import Pipe, Poller
 from upriver.net.blocking import connect as connect_socket
-from upriver.protocol.feed.cluster_feed import Feed, FeedEvent
-from upriver.protocol.feed.node_link import FeedLink
+from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent
+from upriver.protocol.feed.node_link import NodeLink
 from upriver.protocol.topology import Address
 
 _log = logging.getLogger(__name__)
 
 
-class Keeper(Protocol):
+class IdleConnections(Protocol):
     """Keeps connections of finished feeds for those that follow."""
 
-    def take(self, address: Address) -> tuple[Pipe, FeedLink] | None: ...
-    def give(self, address: Address, pipe: Pipe, link: FeedLink) -> None: ...
+    def take(self, address: Address) -> tuple[Pipe, NodeLink] | None: ...
+    def give(self, address: Address, pipe: Pipe, link: NodeLink) -> None: ...
 
 
 class Pump:
@@ -36,14 +36,14 @@ class Pump:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: ClusterFeed,
         options: ConnectOptions,
-        pacing: Pacing,
+        reconnects: Reconnects,
         on_lost: Callable[[], None],
-        keeper: Keeper | None = None,
+        idle_connections: IdleConnections | None = None,
     ) -> None:
-        self.feed, self.pacing = feed, pacing
-        self._options, self._on_lost, self._keeper = options, on_lost, keeper
+        self.feed, self.reconnects = feed, reconnects
+        self._options, self._on_lost, self._idle_connections = options, on_lost, idle_connections
         self._poller = Poller()
         self._pipes: dict[Address, Pipe] = {}
         self._listened_at = time.monotonic()
@@ -55,13 +55,13 @@ class Pump:
         self.close()
 
     def close(self) -> None:
-        """Let the keeper have the connections whose streams have all ended in order; close the others."""
+        """Keep the connections whose streams have all ended in order for feeds that follow; close the others."""
         for address, pipe in list(self._pipes.items()):
-            if self._keeper and (link := self.feed.release(address)):
+            if self._idle_connections and (link := self.feed.release(address)):
                 self._poller.remove(pipe)
                 del self._pipes[address]
                 pipe.write(link.data_to_send())
-                self._keeper.give(address, pipe, link)
+                self._idle_connections.give(address, pipe, link)
             else:
                 self._disconnect(address)
         self.feed.links.clear()  # with their memory, which should not wait for the garbage collector
@@ -106,14 +106,14 @@ class Pump:
             elif size > 0:
                 yield from self._progress(address, size)
                 if link.ready:
-                    self.pacing.ready(address, link.heard_at)
+                    self.reconnects.ready(address, link.heard_at)
                 pipe.write(link.data_to_send())
         except (OSError, UpriverError) as error:
             self._lost(address, error)
 
     def _progress(self, address: Address, size: int) -> Iterator[FeedEvent]:
         for event in self.feed.received(address, size, time.monotonic()):
-            self.pacing.progressed(address)
+            self.reconnects.progressed(address)
             yield event
 
     def _flush(self) -> None:
@@ -126,11 +126,11 @@ class Pump:
     def _maintain_links(self) -> None:
         now = time.monotonic()
         for address in self.feed.wanted() - self._pipes.keys():
-            if self.pacing.may_try(address, now):
+            if self.reconnects.may_try(address, now):
                 self._connect(address, now)
 
     def _connect(self, address: Address, now: float) -> None:
-        if self._keeper and (kept := self._keeper.take(address)):
+        if self._idle_connections and (kept := self._idle_connections.take(address)):
             pipe, link = kept
             self.feed.adopt(address, link, now)
         else:
@@ -147,10 +147,10 @@ class Pump:
     def _lost(self, address: Address, error: OSError | UpriverError) -> None:
         now = time.monotonic()
         _log.info("lost the connection to %s: %s", address, error)
-        self.pacing.failed(address, now)
+        self.reconnects.failed(address, now)
         self.feed.lost(address, now)
         self._disconnect(address)
-        self.pacing.forgive(address, error)
+        self.reconnects.forgive(address, error)
         self._on_lost()
 
     def _disconnect(self, address: Address) -> None:

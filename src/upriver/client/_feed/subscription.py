@@ -1,4 +1,4 @@
-"""A feed with everything around it that is not I/O: delivery, names, filters that follow them, what is held back.
+"""A feed with everything around it that is not I/O: outbox, names, filters that follow them, what is held back.
 
 The shells pump events in, take items out, and run the ``chores``: conversations that a feed needs now and then.
 """
@@ -10,24 +10,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from upriver.client._feed.bundle import Maker
-from upriver.client._feed.outbox import Delivery
-from upriver.client._feed.reconnects import Pacing, jitter
-from upriver.client._requests.blocking import make_session
+from upriver.client._feed.bundle import BundleMaker
+from upriver.client._feed.outbox import Outbox
+from upriver.client._feed.reconnects import Reconnects, jitter
+from upriver.client._requests.connections import make_session
 from upriver.client._requests.operations import Operation, Operations, Pause
 from upriver.client.filters import Filter
 from upriver.client.names import Names
 from upriver.client.positions import Positions, Standpoint
 from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
+from upriver.model import OnRollback
 from upriver.protocol.feed.cluster_feed import (
+    ClusterFeed,
     CollectionChange,
-    Documents,
-    Feed,
     FeedEvent,
     FeedRequest,
+    FeedRows,
     FilterGone,
-    OnRollback,
 )
 from upriver.protocol.session import FeedSettings
 from upriver.wire.messages.events import CollectionEnded
@@ -35,11 +35,11 @@ from upriver.wire.messages.events import CollectionEnded
 POLL_PERSISTENCE_S = 0.1
 POLL_LAG_S = 5.0
 ASK_OTHERS_S = 1.0
-MakeMaker = Callable[..., Maker]
+MakeBundles = Callable[..., BundleMaker]
 _log = logging.getLogger(__name__)
 
 
-class Reader:
+class Subscription:
     """One feed being read."""
 
     def __init__(
@@ -54,10 +54,10 @@ class Reader:
         self.operations, self.read, self.names = operations, read, names
         self.filter = filter  # what is read; None: whoever made the request knows
         self.lacking: set[int] = set()  # vbuckets of which something must be read first: they claim no more than before
-        self.earlier: list[Reader] = []  # they read that, and are not done yet
-        self.pacing = Pacing()
+        self.earlier: list[Subscription] = []  # they read that, and are not done yet
+        self.reconnects = Reconnects()
         options = operations.options
-        self.feed = Feed(
+        self.feed = ClusterFeed(
             request, operations.topology, lambda: make_session(options, settings), settings.buffer_bytes,
             parse=options.parse_map, noop_interval_s=settings.noop_interval_s, jitter=jitter,
         )  # fmt: skip
@@ -65,18 +65,18 @@ class Reader:
         self.track_lag = False
         self._high_seqnos: dict[int, int] = {}
         self._lag_at = 0.0
-        self.delivery: Delivery | None = None
-        self._made_by: tuple[MakeMaker, dict[str, Any]] | None = None
+        self.outbox: Outbox | None = None
+        self._made_by: tuple[MakeBundles, dict[str, Any]] | None = None
         self._filter_stale, self._filter_at, self._filter_tries = False, 0.0, 0
         self._dropped: dict[int, Standpoint] = {}  # where names of collections that we read went away
         self._persistence_at = 0.0
         self._map_wanted, self._map_at = False, 0.0
 
-    def deliver(self, make: MakeMaker, **options: Any) -> Delivery:
+    def deliver(self, make: MakeBundles, **options: Any) -> Outbox:
         """Begin, or go on, to make items of what comes."""
-        if self.delivery and self._made_by == (make, options):
-            return self.delivery
-        if self.delivery and not self.delivery.idle:
+        if self.outbox and self._made_by == (make, options):
+            return self.outbox
+        if self.outbox and not self.outbox.idle:
             raise LocalProtocolError("changes wait to be taken in another form; a feed gives batches or objects")
         self._made_by = make, options
         asked = {
@@ -84,20 +84,20 @@ class Reader:
             "system_events": self.read.system_events,
         }  # fmt: skip
         maker = make(self.feed, self.names, **{**asked, **options})
-        self.delivery = Delivery(self.feed, maker, linger_s=self.read.linger_s, hold_unsafe=self.read.wait_for_disk)
-        return self.delivery
+        self.outbox = Outbox(self.feed, maker, linger_s=self.read.linger_s, hold_unsafe=self.read.wait_for_disk)
+        return self.outbox
 
     def add(self, event: FeedEvent, now: float) -> None:
         """Something came from the feed."""
-        if isinstance(event, Documents):
+        if isinstance(event, FeedRows):
             self.rows += event.rows.last - event.rows.first
             self.bytes += event.rows.bytes
         elif isinstance(event, FilterGone):
             self._filter_stale = True
         elif isinstance(event, CollectionChange) and self.read.collections:
             self._watch_drop(event)
-        if self.delivery:
-            self.delivery.add(event, now)
+        if self.outbox:
+            self.outbox.add(event, now)
 
     def _watch_drop(self, event: CollectionChange) -> None:
         """One of several collections is gone: when its name comes back, what it holds then must not be missed."""
@@ -111,7 +111,7 @@ class Reader:
     def positions(self) -> Positions:
         """What may be claimed of what the caller has been given."""
         topology = self.feed.topology
-        place = Delivery(self.feed, _Nothing()) if self.delivery is None else self.delivery
+        place = Outbox(self.feed, _Nothing()) if self.outbox is None else self.outbox
         found = {
             vb: replace(self._not_beyond_drop(vb, standpoint), filter=self._filter_of(vb))
             for vb, standpoint in place.standpoints().items()
@@ -120,14 +120,14 @@ class Reader:
             found |= {vb: Standpoint(epoch=epoch, filter=self.filter) for vb, epoch in self._undone_by(one)}
         return Positions(found, topology.bucket_uuid, topology.vbuckets)
 
-    def _undone_by(self, one: Reader) -> Iterator[tuple[int, int]]:
+    def _undone_by(self, one: Subscription) -> Iterator[tuple[int, int]]:
         """The vbuckets of which the caller was told to undo everything, and their epochs."""
-        if self.read.on_rollback is OnRollback.EMIT and one.delivery:
-            for vb, standpoint in one.delivery.standpoints().items():
+        if self.read.on_rollback is OnRollback.EMIT and one.outbox:
+            for vb, standpoint in one.outbox.standpoints().items():
                 if standpoint.epoch != self.feed.standing.epoch[vb]:
                     yield vb, standpoint.epoch
 
-    def begin_behind(self, one: Reader) -> None:
+    def begin_behind(self, one: Subscription) -> None:
         """An earlier reader has brought all that was lacking; both together are at our position."""
         undone = dict(self._undone_by(one))
         for vb in one.feed.vbuckets:
@@ -164,7 +164,7 @@ class Reader:
             self._filter_tries += 1
             self._filter_at = now + min(5.0, 0.1 * 2 ** min(self._filter_tries, 6))
             return _chore(self._look_names_up())
-        if self.delivery and now >= self._persistence_at and (unsafe := self.delivery.unsafe()):
+        if self.outbox and now >= self._persistence_at and (unsafe := self.outbox.unsafe()):
             self._persistence_at = now + POLL_PERSISTENCE_S
             return _chore(self._observe(unsafe))
         if self.track_lag and now >= self._lag_at:
@@ -190,8 +190,8 @@ class Reader:
         self.feed.refilter(value, again=complete)
         if complete:
             self._filter_stale, self._filter_tries = False, 0
-            if self.delivery and self._dropped:
-                self.delivery.went_back(self._dropped.clear)
+            if self.outbox and self._dropped:
+                self.outbox.went_back(self._dropped.clear)
 
     def _poll_seqnos(self) -> Operation[None]:
         self._high_seqnos = yield from self.operations.high_seqnos(complete=False)
@@ -203,8 +203,8 @@ class Reader:
 
     def _observe(self, branches: dict[int, int]) -> Operation[None]:
         persisted = yield from self.operations.persisted(branches)
-        if self.delivery:
-            self.delivery.note_persisted(branches, persisted)
+        if self.outbox:
+            self.outbox.note_persisted(branches, persisted)
 
 
 def _chore(operation: Operation[None]) -> Operation[None]:

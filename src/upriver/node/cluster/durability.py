@@ -22,11 +22,11 @@ from upriver.wire.keys import split_key
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.server import Node
     from upriver.store import Stored, VBucket
 
-DocumentHandler = Callable[["Connection", Any, "VBucket"], Awaitable[None] | None]
+DocumentHandler = Callable[["ClientConnection", Any, "VBucket"], Awaitable[None] | None]
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ class SyncWrites:
 def durably(handler: DocumentHandler) -> DocumentHandler:
     """A command whose write is only prepared if the request asks for durability."""
 
-    def run(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
+    def run(conn: ClientConnection, request: Any, vb: VBucket) -> Awaitable[None] | None:
         level = conn.durability(request)
         if level is None:
             return handler(conn, request, vb)
@@ -203,7 +203,7 @@ def durably(handler: DocumentHandler) -> DocumentHandler:
 
 
 def finish(
-    conn: Connection, request: Any, vb: VBucket, stored: Stored, reply: Callable[[Stored], None]
+    conn: ClientConnection, request: Any, vb: VBucket, stored: Stored, reply: Callable[[Stored], None]
 ) -> Awaitable[None] | None:
     """Call ``reply`` with what was stored: now, or when it is as durable as the request asks for."""
     level = conn.durability(request)
@@ -226,7 +226,7 @@ async def _reply_when(task: asyncio.Task[Stored], reply: Callable[[Stored], None
     reply(await asyncio.shield(task))
 
 
-def _timeout_s(conn: Connection, request: Any) -> float:
+def _timeout_s(conn: ClientConnection, request: Any) -> float:
     """The client's own, in milliseconds behind the level, or ours."""
     data = conn.frame_info(request, RequestFrameId.DURABILITY) or b""
     given = int.from_bytes(data[1:3], "big")

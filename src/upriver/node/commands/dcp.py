@@ -32,7 +32,7 @@ from upriver.wire.constants import Dialect, Feature, OpenFlag, StreamFlag
 from upriver.wire.messages import dcp, events, upr
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.store import VBucket
 
 _ENTRY = Struct(">QQ")
@@ -40,10 +40,10 @@ _CLUSTER_MANAGER = "@ns_server"
 _BACKFILL_SHARE = 0.96  # of the memory quota; above it no stream is opened (5.4, step 21)
 
 # Set by whoever implements the consumer role; given the connection, the request and its consumer_name.
-open_consumer: Callable[[Connection, dcp.Open, str], None] | None = None
+open_consumer: Callable[[ClientConnection, dcp.Open, str], None] | None = None
 
 
-def open_connection(conn: Connection, request: dcp.Open) -> None:
+def open_connection(conn: ClientConnection, request: dcp.Open) -> None:
     consumer_name = check_open_value(request)
     if Feature.UNORDERED_EXECUTION in conn.features:
         raise NotSupported("DCP does not go with unordered execution")
@@ -69,7 +69,7 @@ def open_connection(conn: Connection, request: dcp.Open) -> None:
     conn.reply(request)
 
 
-def _supersede(old: Connection | None, new: Connection) -> None:
+def _supersede(old: ClientConnection | None, new: ClientConnection) -> None:
     """A name belongs to the connection that opened it last."""
     if old is not None and old is not new:
         if old.dcp is not None:
@@ -77,10 +77,10 @@ def _supersede(old: Connection | None, new: Connection) -> None:
         old.close(f"connection {new.id} took its name")
 
 
-def for_producer(handler: Callable[[Connection, Any, Producer], None]) -> Handler:
+def for_producer(handler: Callable[[ClientConnection, Any, Producer], None]) -> Handler:
     """A command that only a producer takes: to anyone else it ends the connection (1.6)."""
 
-    def run(conn: Connection, request: Any) -> None:
+    def run(conn: ClientConnection, request: Any) -> None:
         if isinstance(conn.dcp, Producer):
             handler(conn, request, conn.dcp)
         else:
@@ -89,12 +89,12 @@ def for_producer(handler: Callable[[Connection, Any, Producer], None]) -> Handle
     return run
 
 
-def not_for_producer(conn: Connection, request: Any) -> None:
+def not_for_producer(conn: ClientConnection, request: Any) -> None:
     """What only a producer sends. Consumers register their own handlers over this one."""
     conn.close(f"command 0x{request.opcode:02x} to a producer")
 
 
-def control(conn: Connection, request: dcp.Control, producer: Producer) -> None:
+def control(conn: ClientConnection, request: dcp.DcpControl, producer: Producer) -> None:
     changed = copy(producer.options)  # the streams that there are keep what they were created with
     apply_control(changed, request.key, request.value)
     producer.options = changed
@@ -102,11 +102,11 @@ def control(conn: Connection, request: dcp.Control, producer: Producer) -> None:
     conn.reply(request)
 
 
-def buffer_ack(conn: Connection, request: dcp.BufferAck, producer: Producer) -> None:
+def buffer_ack(conn: ClientConnection, request: dcp.BufferAck, producer: Producer) -> None:
     producer.acknowledged(request.bytes)
 
 
-def failover_log(conn: Connection, request: Message, producer: Producer) -> None:
+def failover_log(conn: ClientConnection, request: Message, producer: Producer) -> None:
     conn.reply(request, value=_log_bytes(conn.vbucket(request.vbucket)))
 
 
@@ -114,7 +114,7 @@ def _log_bytes(vbucket: VBucket) -> bytes:
     return b"".join(_ENTRY.pack(*entry) for entry in vbucket.failover_log)
 
 
-def seqno_acknowledged(conn: Connection, request: dcp.SeqnoAcknowledged, producer: Producer) -> None:
+def seqno_acknowledged(conn: ClientConnection, request: dcp.SeqnoAcknowledged, producer: Producer) -> None:
     if not producer.options.sync_replication:
         raise InvalidArguments("sync replication is not enabled on this connection")
     conn.vbucket(request.vbucket)
@@ -133,7 +133,7 @@ def seqno_acknowledged(conn: Connection, request: dcp.SeqnoAcknowledged, produce
 # ---------------------------------------------------------------------------------------------- streams
 
 
-def stream_request(conn: Connection, request: Any, producer: Producer) -> None:
+def stream_request(conn: ClientConnection, request: Any, producer: Producer) -> None:
     attempt = _attempt(conn, request, producer)
     try:
         decide(attempt)
@@ -155,7 +155,7 @@ def stream_request(conn: Connection, request: Any, producer: Producer) -> None:
     )  # fmt: skip
 
 
-def _attempt(conn: Connection, request: Any, producer: Producer) -> Attempt:
+def _attempt(conn: ClientConnection, request: Any, producer: Producer) -> Attempt:
     if producer.bucket.waits_for_map:
         raise TemporaryFailure("this node does not know yet what it owns")
     store = producer.bucket.store
@@ -170,7 +170,7 @@ def _attempt(conn: Connection, request: Any, producer: Producer) -> Attempt:
     )  # fmt: skip
 
 
-def _memory_is_short(conn: Connection, producer: Producer) -> bool:
+def _memory_is_short(conn: ClientConnection, producer: Producer) -> bool:
     """Writers are told to come back later, and so is who wants to read; but never what makes copies of the data."""
     if conn.user == _CLUSTER_MANAGER or producer.options.consumer_name:
         return False
@@ -179,7 +179,7 @@ def _memory_is_short(conn: Connection, producer: Producer) -> bool:
     return store.dirty_bytes > options.dirty_bytes or store.memory_bytes > _BACKFILL_SHARE * options.quota_bytes
 
 
-def _reply_rollback(conn: Connection, request: Any, attempt: Attempt, seqno: int) -> None:
+def _reply_rollback(conn: ClientConnection, request: Any, attempt: Attempt, seqno: int) -> None:
     """DCP puts the seqno into the value, UPR into the extras (12.1)."""
     where = "extras" if attempt.dialect is Dialect.UPR else "value"
     conn.reply(request, status=Status.ROLLBACK, **{where: seqno.to_bytes(8, "big")})  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def _source_filter(producer: Producer, attempt: Attempt) -> frozenset[int] | Non
     return None if attempt.scope_id is not None else attempt.collection_ids
 
 
-def close_stream(conn: Connection, request: dcp.CloseStream, producer: Producer) -> None:
+def close_stream(conn: ClientConnection, request: dcp.CloseStream, producer: Producer) -> None:
     given = request.stream_id
     if producer.options.stream_ids != (given is not None):
         raise StreamIdInvalid("a stream-id is needed" if given is None else "stream-ids are not enabled")
@@ -228,7 +228,7 @@ def close_stream(conn: Connection, request: dcp.CloseStream, producer: Producer)
 
 HANDLERS: dict[type[Message], Handler] = {
     dcp.Open: open_connection,
-    dcp.Control: for_producer(control),
+    dcp.DcpControl: for_producer(control),
     dcp.BufferAck: for_producer(buffer_ack),
     dcp.GetDcpFailoverLog: for_producer(failover_log),
     dcp.StreamRequest: for_producer(stream_request),
@@ -238,10 +238,10 @@ HANDLERS: dict[type[Message], Handler] = {
     **dict.fromkeys(
         (
             dcp.AddStream, dcp.StreamEnd, dcp.SnapshotMarker, dcp.SnapshotMarkerV20, dcp.SnapshotMarkerV22,
-            dcp.Mutation, dcp.Deletion, dcp.DeletionV2, dcp.Expiration, dcp.SetVbucketState, dcp.DcpNoop, dcp.Prepare,
-            dcp.Commit, dcp.Abort, dcp.SeqnoAdvanced, dcp.OsoSnapshot, dcp.CacheTransferEnd, events.SystemEvent,
-            events.CacheTransfer, upr.UprStreamEnd, upr.UprSnapshotMarker, upr.UprMutation, upr.UprDeletion,
-            upr.UprExpiration, upr.UprFlush, upr.UprSetVbucketState,
+            dcp.DcpMutation, dcp.DcpDeletion, dcp.DeletionV2, dcp.Expiration, dcp.SetVbucketState, dcp.DcpNoop,
+            dcp.Prepare, dcp.Commit, dcp.Abort, dcp.SeqnoAdvanced, dcp.OsoSnapshot, dcp.CacheTransferEnd,
+            events.SystemEvent, events.CacheTransfer, upr.UprStreamEnd, upr.UprSnapshotMarker, upr.UprMutation,
+            upr.UprDeletion, upr.UprExpiration, upr.UprFlush, upr.UprSetVbucketState,
         ),
         not_for_producer,
     ),

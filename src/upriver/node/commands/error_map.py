@@ -16,7 +16,7 @@ from upriver.model import Datatype
 from upriver.wire.messages.session import GetErrorMap
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 VERSIONS = (1, 2)
 REVISION = 9
@@ -124,7 +124,7 @@ def _entry(status: S) -> dict[str, Any]:
     return {"name": status.name, "desc": description, "attrs": attributes.split()}
 
 
-def get_error_map(conn: Connection, request: GetErrorMap) -> None:
+def get_error_map(conn: ClientConnection, request: GetErrorMap) -> None:
     if request.version < VERSIONS[0]:
         raise StatusError.of(S.KEY_ENOENT, f"there is no error map before version {VERSIONS[0]}")
     datatype = Datatype.JSON & conn.context.datatypes

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import ssl
 
     from upriver.node.access.users import Users
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.http.routes import HttpServer
     from upriver.node.options import NodeOptions
     from upriver.node.server import Node
@@ -48,7 +48,7 @@ _XATTR_WRITERS: tuple[type[Message], ...] = (wire_subdoc.SubdocMutation, wire_su
 def _expecting_xattrs(handler: dispatch.Handler) -> dispatch.Handler:
     """Sub-document mutations may write extended attributes, which plain writes then have to keep."""
 
-    def run(conn: Connection, request: Any) -> Awaitable[None] | None:
+    def run(conn: ClientConnection, request: Any) -> Awaitable[None] | None:
         conn.require_bucket().expect_xattrs()
         return handler(conn, request)
 

@@ -13,11 +13,11 @@ from upriver.node.commands.stored_values import parts_of
 from upriver.wire.values import inflate, join_xattrs
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.store import VBucket
 
 
-def with_old_xattrs(conn: Connection, request: Any, vb: VBucket) -> tuple[int, bytes]:
+def with_old_xattrs(conn: ClientConnection, request: Any, vb: VBucket) -> tuple[int, bytes]:
     """The datatype and value that a SET or REPLACE has to store."""
     datatype, value = request.datatype, request.value
     bucket = conn.require_bucket()

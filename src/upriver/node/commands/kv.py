@@ -19,7 +19,7 @@ from upriver.wire import Message, Opcode
 from upriver.wire.messages import kv
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.store import Stored, VBucket
 
 _U32 = Struct(">I")
@@ -27,7 +27,7 @@ _DO_NOT_CREATE = 0xFFFF_FFFF
 _WITH_KEY = frozenset({Opcode.GETK, Opcode.GETKQ})
 
 
-def reply_document(conn: Connection, request: Any, document: Document, cas: int | None = None) -> None:
+def reply_document(conn: ClientConnection, request: Any, document: Document, cas: int | None = None) -> None:
     """The answer of GET and its relatives."""
     datatype, value = conn.datatype_out(document.datatype, document.value)
     key = request.key if request.opcode in _WITH_KEY else b""
@@ -35,13 +35,13 @@ def reply_document(conn: Connection, request: Any, document: Document, cas: int 
     conn.reply(request, extras=_U32.pack(document.flags), key=key, value=value, cas=shown, datatype=datatype)
 
 
-def reply_stored(conn: Connection, request: Any, stored: Stored, value: bytes = b"") -> None:
+def reply_stored(conn: ClientConnection, request: Any, stored: Stored, value: bytes = b"") -> None:
     """The answer of a mutation: silence if it was a quiet one."""
     if not conn.is_quiet(request):
         conn.reply(request, extras=conn.mutation_extras(stored), cas=stored.cas, value=value)
 
 
-def get(conn: Connection, request: kv.Get) -> Awaitable[None] | None:
+def get(conn: ClientConnection, request: kv.Get) -> Awaitable[None] | None:
     if request.opcode == Opcode.GET_REPLICA:
         collection, key = conn.split(request.key)
         reply_document(conn, request, conn.vbucket(request.vbucket).get_replica(key, collection))
@@ -49,7 +49,7 @@ def get(conn: Connection, request: kv.Get) -> Awaitable[None] | None:
     return _get_active(conn, request)
 
 
-def _get(conn: Connection, request: Any, vb: VBucket) -> None:
+def _get(conn: ClientConnection, request: Any, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     try:
         document = vb.get(key, collection)
@@ -64,7 +64,7 @@ def _get(conn: Connection, request: Any, vb: VBucket) -> None:
 _get_active = on_active(_get)
 
 
-def store(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
+def store(conn: ClientConnection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     """SET and REPLACE."""
     collection, key = conn.split(request.key)
     write = vb.replace if request.opcode in (Opcode.REPLACE, Opcode.REPLACEQ) else vb.set
@@ -76,7 +76,7 @@ def store(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None
     return acknowledge(conn, request, vb, stored)
 
 
-def add(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
+def add(conn: ClientConnection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     if conn.preserve_ttl(request):
         raise InvalidArguments("a document that does not exist has no expiry to preserve")
     collection, key = conn.split(request.key)
@@ -86,13 +86,13 @@ def add(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     return acknowledge(conn, request, vb, stored)
 
 
-def delete(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
+def delete(conn: ClientConnection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     _no_ttl(conn, request)
     collection, key = conn.split(request.key)
     return acknowledge(conn, request, vb, vb.delete(key, collection, cas=request.cas))
 
 
-def concatenate(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
+def concatenate(conn: ClientConnection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     """APPEND and PREPEND."""
     _no_ttl(conn, request)
     if request.datatype:
@@ -102,7 +102,7 @@ def concatenate(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] 
     return acknowledge(conn, request, vb, write(key, request.value, collection, cas=request.cas))
 
 
-def count(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
+def count(conn: ClientConnection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     """INCREMENT and DECREMENT."""
     collection, key = conn.split(request.key)
     create = request.expiry != _DO_NOT_CREATE
@@ -113,7 +113,7 @@ def count(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None
     return acknowledge(conn, request, vb, stored, number.to_bytes(8, "big"))
 
 
-def touch(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None:
+def touch(conn: ClientConnection, request: Any, vb: VBucket) -> Awaitable[None] | None:
     collection, key = conn.split(request.key)
     if request.opcode == Opcode.TOUCH:
         stored = vb.touch(key, request.expiry, collection)
@@ -129,24 +129,24 @@ def touch(conn: Connection, request: Any, vb: VBucket) -> Awaitable[None] | None
     return None
 
 
-def lock(conn: Connection, request: kv.GetLocked, vb: VBucket) -> None:
+def lock(conn: ClientConnection, request: kv.GetLocked, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     reply_document(conn, request, vb.lock(key, collection, seconds=request.seconds or 0))
 
 
-def unlock(conn: Connection, request: kv.Unlock, vb: VBucket) -> None:
+def unlock(conn: ClientConnection, request: kv.Unlock, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     vb.unlock(key, request.cas, collection)
     conn.reply(request)
 
 
-def _no_ttl(conn: Connection, request: Any) -> None:
+def _no_ttl(conn: ClientConnection, request: Any) -> None:
     if conn.preserve_ttl(request):
         raise NotSupported("this command has no expiry to preserve")
 
 
 def acknowledge(
-    conn: Connection, request: Any, vb: VBucket, stored: Stored, value: bytes = b""
+    conn: ClientConnection, request: Any, vb: VBucket, stored: Stored, value: bytes = b""
 ) -> Awaitable[None] | None:
     """Answer a mutation, at once or when it is as durable as was asked for."""
     return finish(conn, request, vb, stored, lambda final: reply_stored(conn, request, final, value))

@@ -19,9 +19,9 @@ from upriver.wire.constants import Feature
 from upriver.wire.framing import HEADER
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
-FastHandler = Callable[["Connection", bytes | bytearray, int, int], bool]
+FastHandler = Callable[["ClientConnection", bytes | bytearray, int, int], bool]
 
 _TOKEN_RESPONSE = Struct(">BBHBBHIIQQQ")
 _GET_RESPONSE = Struct(">BBHBBHIIQI")
@@ -37,7 +37,7 @@ class _Request(NamedTuple):
     opaque: int
 
 
-def _set(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
+def _set(conn: ClientConnection, data: bytes | bytearray, at: int, size: int) -> bool:
     bucket = conn.bucket
     _, opcode, key_len, extras_len, datatype, vbucket_id, _, opaque, cas = HEADER.unpack_from(data, at)
     prefix = 1 if conn.context.collections else 0
@@ -68,7 +68,7 @@ def _set(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
     return True
 
 
-def _answer_set(conn: Connection, opaque: int, cas: int, vbuuid: int, seqno: int) -> None:
+def _answer_set(conn: ClientConnection, opaque: int, cas: int, vbuuid: int, seqno: int) -> None:
     if conn.tracing:
         token = _TOKEN.pack(vbuuid, seqno) if Feature.MUTATION_SEQNO in conn.features else b""
         conn.reply(_Request(Opcode.SET, opaque), extras=token, cas=cas)
@@ -78,7 +78,7 @@ def _answer_set(conn: Connection, opaque: int, cas: int, vbuuid: int, seqno: int
         conn.write(HEADER.pack(_RESPONSE, Opcode.SET, 0, 0, 0, 0, 0, opaque, cas))
 
 
-def _get(conn: Connection, data: bytes | bytearray, at: int, size: int) -> bool:
+def _get(conn: ClientConnection, data: bytes | bytearray, at: int, size: int) -> bool:
     bucket = conn.bucket
     _, opcode, key_len, extras_len, datatype, vbucket_id, body, opaque, cas = HEADER.unpack_from(data, at)
     prefix = 1 if conn.context.collections else 0

@@ -17,7 +17,7 @@ from upriver.wire.messages import kv
 from upriver.wire.values import inflate
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.store import VBucket
 
 _META = Struct(">IIIQ")
@@ -25,7 +25,7 @@ _DELETES = frozenset({Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META})
 _ADDS = frozenset({Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META})
 
 
-def get_meta(conn: Connection, request: kv.GetMeta, vb: VBucket) -> None:
+def get_meta(conn: ClientConnection, request: kv.GetMeta, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     try:
         document = vb.get_meta(key, collection)
@@ -40,7 +40,7 @@ def get_meta(conn: Connection, request: kv.GetMeta, vb: VBucket) -> None:
     conn.reply(request, extras=extras, cas=document.cas)
 
 
-def with_meta(conn: Connection, request: Any, vb: VBucket) -> None:
+def with_meta(conn: ClientConnection, request: Any, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     if request.datatype & Datatype.XATTR:
         conn.require_bucket().expect_xattrs()
@@ -58,7 +58,7 @@ def with_meta(conn: Connection, request: Any, vb: VBucket) -> None:
     reply_stored(conn, request, stored)
 
 
-def get_random_key(conn: Connection, request: kv.GetRandomKey) -> None:
+def get_random_key(conn: ClientConnection, request: kv.GetRandomKey) -> None:
     """Any document of any active vbucket."""
     collection = _random_collection(conn, request)
     for vb in conn.require_bucket().store.existing():
@@ -74,13 +74,13 @@ def get_random_key(conn: Connection, request: kv.GetRandomKey) -> None:
     raise KeyNotFound
 
 
-def _random_collection(conn: Connection, request: kv.GetRandomKey) -> int:
+def _random_collection(conn: ClientConnection, request: kv.GetRandomKey) -> int:
     if (request.collection_id is not None) != conn.context.collections and request.collection_id is not None:
         raise InvalidArguments("a collection id needs collections")
     return request.collection_id or 0
 
 
-def _random_value(conn: Connection, request: kv.GetRandomKey, datatype: int, value: bytes) -> tuple[int, bytes]:
+def _random_value(conn: ClientConnection, request: kv.GetRandomKey, datatype: int, value: bytes) -> tuple[int, bytes]:
     if not request.include_xattr:
         return conn.datatype_out(datatype, value)
     if not conn.has(Feature.GET_RANDOM_KEY_INCLUDE_XATTR):

@@ -15,7 +15,7 @@ from upriver.wire.constants import Feature
 from upriver.wire.messages import session
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 # What is really implemented; everything else that a client asks for is left out of the answer.
 FEATURES = frozenset(
@@ -45,7 +45,7 @@ _DATATYPES = {Feature.JSON: Datatype.JSON, Feature.SNAPPY: Datatype.SNAPPY, Feat
 _NO_BUCKET = b"@no bucket@"
 
 
-def hello(conn: Connection, request: session.Hello) -> None:
+def hello(conn: ClientConnection, request: session.Hello) -> None:
     asked = frozenset(request.features)
     for feature, needed in _NEEDS.items():
         if feature in asked and not needed <= asked:
@@ -74,7 +74,7 @@ def _agent(name: bytes) -> str:
     return text
 
 
-def select_bucket(conn: Connection, request: session.SelectBucket) -> None:
+def select_bucket(conn: ClientConnection, request: session.SelectBucket) -> None:
     if conn.dcp is not None:
         raise NotSupported("a DCP connection keeps its bucket")
     if request.name == _NO_BUCKET:
@@ -87,19 +87,19 @@ def select_bucket(conn: Connection, request: session.SelectBucket) -> None:
     conn.reply(request)
 
 
-def _no_such_bucket(conn: Connection, name: bytes) -> StatusError:
+def _no_such_bucket(conn: ClientConnection, name: bytes) -> StatusError:
     """SDKs take "no such key" for a bucket that is being made and ask again until they time out; access is final."""
     shown = name.decode("utf-8", "backslashreplace")
     reason = f"there is no bucket {shown!r} for you: it is misspelt, not created or dropped, or you have no role"
     return AccessDenied(reason) if conn.has(Feature.XERROR) else KeyNotFound(reason)
 
 
-def list_buckets(conn: Connection, request: session.ListBuckets) -> None:
+def list_buckets(conn: ClientConnection, request: session.ListBuckets) -> None:
     visible = [name for name in conn.node.buckets.names() if conn.access.inside(name)]
     conn.reply(request, value=" ".join(visible).encode())
 
 
-def bodiless(conn: Connection, request: Any) -> None:
+def bodiless(conn: ClientConnection, request: Any) -> None:
     """NOOP, VERSION, QUIT."""
     if request.opcode == Opcode.VERSION:
         conn.reply(request, value=conn.node.version.encode())
@@ -111,11 +111,11 @@ def bodiless(conn: Connection, request: Any) -> None:
         conn.close("client quit")
 
 
-def verbosity(conn: Connection, request: session.Verbosity) -> None:
+def verbosity(conn: ClientConnection, request: session.Verbosity) -> None:
     conn.reply(request)
 
 
-async def flush_bucket(conn: Connection, request: Any) -> None:
+async def flush_bucket(conn: ClientConnection, request: Any) -> None:
     """Empties the bucket, where the operator allowed it: every vbucket starts a new history."""
     bucket = conn.require_bucket()
     if not conn.node.may_flush(bucket):
@@ -126,12 +126,12 @@ async def flush_bucket(conn: Connection, request: Any) -> None:
         conn.reply(request)
 
 
-def traffic(conn: Connection, request: Any) -> None:
+def traffic(conn: ClientConnection, request: Any) -> None:
     conn.require_bucket().traffic = request.opcode == Opcode.ENABLE_TRAFFIC
     conn.reply(request)
 
 
-async def persistence(conn: Connection, request: Any) -> None:
+async def persistence(conn: ClientConnection, request: Any) -> None:
     """For tests of what is not yet on disk; to ask for what is so already is an error, as with a real server."""
     bucket = conn.require_bucket()
     stop = request.opcode == Opcode.STOP_PERSISTENCE

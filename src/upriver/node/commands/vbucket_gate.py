@@ -11,16 +11,16 @@ from upriver.node.dispatch import Handler
 from upriver.wire import Opcode
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.store import VBucket
 
-DocumentHandler = Callable[["Connection", Any, "VBucket"], Awaitable[None] | None]
+DocumentHandler = Callable[["ClientConnection", Any, "VBucket"], Awaitable[None] | None]
 
 
 def on_active(handler: DocumentHandler) -> Handler:
     """A command that only the active vbucket may do; on a pending one it waits until the vbucket is active."""
 
-    def run(conn: Connection, request: Any) -> Awaitable[None] | None:
+    def run(conn: ClientConnection, request: Any) -> Awaitable[None] | None:
         bucket = conn.require_bucket()
         if not bucket.traffic:
             raise TemporaryFailure("traffic is disabled")
@@ -44,7 +44,7 @@ _READS = frozenset(
 )  # fmt: skip
 
 
-async def _parked(conn: Connection, request: Any, handler: DocumentHandler) -> None:
+async def _parked(conn: ClientConnection, request: Any, handler: DocumentHandler) -> None:
     bucket = conn.require_bucket()
     while (vbucket := bucket.store.vbucket(request.vbucket)).state is VbucketState.PENDING:
         await bucket.state_change(request.vbucket)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.dispatch import Handler
 
 
@@ -55,9 +55,9 @@ class BucketStore:
 
 
 class ConsumerRole:
-    """What ``Connection.dcp`` is after an OPEN without the producer flag."""
+    """What ``ClientConnection.dcp`` is after an OPEN without the producer flag."""
 
-    def __init__(self, conn: Connection, bucket: NodeBucket, request: dcp.Open, consumer_name: str) -> None:
+    def __init__(self, conn: ClientConnection, bucket: NodeBucket, request: dcp.Open, consumer_name: str) -> None:
         self.conn, self.bucket = conn, bucket
         self.name = request.name.decode("utf-8", "backslashreplace")
         self.uuid = request.reserved  # UPR calls the first word of OPEN the connection's sequence number
@@ -171,13 +171,13 @@ class PrepareAcks:
             self._flush()
 
 
-def open_consumer(conn: Connection, request: dcp.Open, consumer_name: str) -> None:
+def open_consumer(conn: ClientConnection, request: dcp.Open, consumer_name: str) -> None:
     role = ConsumerRole(conn, conn.require_bucket(), request, consumer_name)
     conn.dcp = role
     conn.receive_raw = role.receive
 
 
-async def add_streams(conn: Connection, request: upr.UprAddStreams) -> None:
+async def add_streams(conn: ClientConnection, request: upr.UprAddStreams) -> None:
     """Answered when every handshake has ended, with one status per vbucket (12.2)."""
     name = request.name.decode("utf-8", "backslashreplace")
     found = conn.require_bucket().dcp_connections.get(name)

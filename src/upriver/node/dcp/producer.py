@@ -24,7 +24,7 @@ from upriver.wire.messages import dcp
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 SEND_BYTES = 256 * 1024
 TURN_S = 0.005  # many streams with little to say each take as long as few with much
@@ -51,9 +51,9 @@ class SendBuffers:
 
 
 class Producer:
-    """What ``Connection.dcp`` is after an OPEN as producer."""
+    """What ``ClientConnection.dcp`` is after an OPEN as producer."""
 
-    def __init__(self, conn: Connection, bucket: NodeBucket, options: ProducerOptions) -> None:
+    def __init__(self, conn: ClientConnection, bucket: NodeBucket, options: ProducerOptions) -> None:
         self.conn = conn
         self.bucket = bucket
         self.options = options

@@ -8,7 +8,7 @@ from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.frames import StreamFrames
 from upriver.protocol.producer.stream_filter import StreamFilter
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder
-from upriver.wire.bulk.shape import Shape, ShapingEncoder, Workshop
+from upriver.wire.bulk.shape import ScratchMemory, ShapingEncoder, ValueShape
 from upriver.wire.constants import OpenFlag
 
 # As plain numbers: with a thousand streams at once those of an IntFlag take as long as all the rest of an encoder.
@@ -22,11 +22,11 @@ Encoder = PackedEncoder | ShapingEncoder
 _of_thread = threading.local()  # tests run several nodes in one process, each on a loop of its own
 
 
-def _workshop() -> Workshop:
-    if not hasattr(_of_thread, "workshop"):
-        _of_thread.workshop = Workshop()
-    workshop: Workshop = _of_thread.workshop
-    return workshop
+def _scratch() -> ScratchMemory:
+    if not hasattr(_of_thread, "scratch"):
+        _of_thread.scratch = ScratchMemory()
+    scratch: ScratchMemory = _of_thread.scratch
+    return scratch
 
 
 def make_encoder(
@@ -52,12 +52,12 @@ def make_encoder(
     )
     if not frames.stop_datatypes and not options.force_value_compression:
         return PackedEncoder(plain)
-    return ShapingEncoder(plain, _shape(options, frames), _workshop())
+    return ShapingEncoder(plain, _shape(options, frames), _scratch())
 
 
-def _shape(options: ProducerOptions, frames: StreamFrames) -> Shape:
+def _shape(options: ProducerOptions, frames: StreamFrames) -> ValueShape:
     flags = int(options.flags)
-    return Shape(
+    return ValueShape(
         stop_datatypes=frames.stop_datatypes,
         xattrs=bool(flags & _XATTRS),
         deleted_user_xattrs=bool(flags & _DELETED_USER_XATTRS),

@@ -22,7 +22,7 @@ from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, 
 from upriver.wire import Opcode
 from upriver.wire.bulk.encode import Encoded, PackedEncoder, SendBuffer, Stop
 from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, UprStreamEndStatus
-from upriver.wire.packed import Kind, Packed, unpack
+from upriver.wire.packed import RecordHead, RecordKind, unpack
 
 if TYPE_CHECKING:
     from upriver.node.dcp.live_fan import Group
@@ -268,7 +268,7 @@ class ProducerStream:
         encoder = self._encoder
         if encoder is None:
             encoder = self._encoder = self._make_encoder()
-            self._live_encoder = encoder.as_they_are if self._live else None
+            self._live_encoder = encoder.plain_encoder if self._live else None
         done = encoder.encode(
             run.data, out, offset=self._offset, after=run.after, upto=self._upto(run),
             budget=window.room - (out.used - before),
@@ -328,33 +328,33 @@ class ProducerStream:
         self.last_sent_seqno = self.last_read_seqno = head.seqno
         self._oso_greatest = max(self._oso_greatest, head.seqno)
 
-    def _single(self, head: Packed, key: bytes, value: bytes) -> bytes | None:
+    def _single(self, head: RecordHead, key: bytes, value: bytes) -> bytes | None:
         kind = head.kind
-        if kind == Kind.SYSTEM_EVENT:
+        if kind == RecordKind.SYSTEM_EVENT:
             return self._system_event(head, key, value)
         if not self.filter.sees_collection(head.collection_id):
             return None
-        if kind in (Kind.PREPARE, Kind.ABORT) and not self.options.sync_writes:
+        if kind in (RecordKind.PREPARE, RecordKind.ABORT) and not self.options.sync_writes:
             self._invisible = head.seqno
             return None
-        if kind == Kind.PREPARE:
+        if kind == RecordKind.PREPARE:
             return self.frames.prepare(head, key, value)
-        if kind == Kind.ABORT:
+        if kind == RecordKind.ABORT:
             return self.frames.abort(head, key)
-        if kind == Kind.COMMIT:
+        if kind == RecordKind.COMMIT:
             return self._commit(head, key, value)
-        if self._initial and kind != Kind.MUTATION:
+        if self._initial and kind != RecordKind.MUTATION:
             return None
         return self.frames.document(head, key, value)
 
-    def _commit(self, head: Packed, key: bytes, value: bytes) -> bytes:
+    def _commit(self, head: RecordHead, key: bytes, value: bytes) -> bytes:
         """To a replica a commit; to everyone else, and from disk, the document it made."""
         from_disk = self._snapshot is not None and self._snapshot.flags & _DISK
         if self.options.sync_writes and not from_disk:
             return self.frames.commit(head, key)
         return self.frames.document(head, key, value, deleted=self.frames.commit_deletes(head))
 
-    def _system_event(self, head: Packed, key: bytes, value: bytes) -> bytes | None:
+    def _system_event(self, head: RecordHead, key: bytes, value: bytes) -> bytes | None:
         before = self.filter.collection_ids
         passes = self.filter.passes(head.extra >> 8, value) and not self.frames.upr
         if self.filter.collection_ids != before:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from upriver.errors import ConfigError, KeyExists, KeyNotFound, StatusError, UpriverError
 from upriver.node import log
-from upriver.node.access.doors import Strangers
+from upriver.node.access.connection_limits import NewConnections
 from upriver.node.access.roles import ADMIN, NOTHING, Access, Privilege, lacking
 from upriver.node.http.wire import IDLE_S, MAX_HEAD, Answer, HttpConnection, HttpError, Request, Stream
 
@@ -71,7 +71,7 @@ class HttpServer:
         self._node = node
         self._limits = node.options.limits
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: Strangers[asyncio.Task[None]] = Strangers(self._limits.max_strangers)
+        self._new_connections: NewConnections[asyncio.Task[None]] = NewConnections(self._limits.max_new_connections)
         self._server: asyncio.Server
         self.port = 0
 
@@ -93,7 +93,7 @@ class HttpServer:
         assert task is not None
         self._tasks.add(task)
         host = _peer(writer)
-        leaving = self._strangers.add(task, host)
+        leaving = self._new_connections.add(task, host)
         if leaving is not None:
             leaving.cancel()
         try:
@@ -106,7 +106,7 @@ class HttpServer:
             log.failure("http_failed")
         finally:
             self._tasks.discard(task)
-            self._strangers.remove(task, host)
+            self._new_connections.remove(task, host)
             writer.close()
 
     async def _serve(self, connection: HttpConnection, task: asyncio.Task[None], host: str) -> None:
@@ -125,9 +125,9 @@ class HttpServer:
 
     def _take_place(self, task: asyncio.Task[None], host: str) -> None:
         """Whoever has sent a request is no stranger any more."""
-        was_stranger = self._strangers.remove(task, host)
-        known = len(self._tasks) - len(self._strangers)
-        if was_stranger and known > self._limits.max_http_connections:
+        was_new = self._new_connections.remove(task, host)
+        known = len(self._tasks) - len(self._new_connections)
+        if was_new and known > self._limits.max_http_connections:
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; try again later")
 
     async def _answer(self, request: Request, host: str) -> Result:

@@ -24,7 +24,7 @@ from upriver.wire import Message
 from upriver.wire.messages.session import Stat
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 _PER_TURN = 500
 _SLOW_READER_S = 0.02
@@ -57,7 +57,7 @@ GROUPS: dict[str, Callable[[Query], Figures]] = {
 }
 
 
-async def stat(conn: Connection, request: Stat) -> None:
+async def stat(conn: ClientConnection, request: Stat) -> None:
     name, *arguments = request.group.decode("utf-8", "backslashreplace").split(" ") or [""]
     group = GROUPS.get(name)
     if group is None:
@@ -70,7 +70,7 @@ async def stat(conn: Connection, request: Stat) -> None:
     conn.reply(request)
 
 
-async def _let_others_work(conn: Connection) -> None:
+async def _let_others_work(conn: ClientConnection) -> None:
     conn.flush()
     await asyncio.sleep(0)
     while not conn.can_write and not conn.closed:  # noqa: ASYNC110 - the transport says so to the connection alone

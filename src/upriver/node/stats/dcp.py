@@ -13,7 +13,7 @@ from upriver.node.dcp.producer import Producer
 from upriver.node.stats.query import Figures, Query, vbucket_number
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.dcp.producer_stream import ProducerStream
     from upriver.store import VBucket
 
@@ -37,7 +37,7 @@ def dcp(query: Query) -> Figures:
     yield "ep_dcp_total_bytes", total_bytes
 
 
-def _passes(conn: Connection, options: dict[str, Any]) -> bool:
+def _passes(conn: ClientConnection, options: dict[str, Any]) -> bool:
     wanted = options.get("filter", {})
     if not isinstance(wanted, dict):
         raise InvalidArguments("filter must be an object with user or port")
@@ -45,7 +45,7 @@ def _passes(conn: Connection, options: dict[str, Any]) -> bool:
     return (user is None or conn.user == user) and (port is None or conn.peer.endswith(f":{port}"))
 
 
-def _dcp_connection(prefix: str, conn: Connection, figures: dict[str, object], shape: str) -> Figures:
+def _dcp_connection(prefix: str, conn: ClientConnection, figures: dict[str, object], shape: str) -> Figures:
     for name, value in figures.items():
         yield prefix + name, value
     yield prefix + "agent", conn.agent
@@ -60,7 +60,7 @@ def _dcp_connection(prefix: str, conn: Connection, figures: dict[str, object], s
                 yield f"{prefix}stream_{vbucket_id}_{name}", value
 
 
-def _figures(conn: Connection) -> dict[str, object]:
+def _figures(conn: ClientConnection) -> dict[str, object]:
     """What is known of a connection as a whole."""
     producer = conn.dcp
     if not isinstance(producer, Producer):
@@ -92,7 +92,7 @@ def _figures(conn: Connection) -> dict[str, object]:
     }
 
 
-def _streams(conn: Connection) -> Iterator[tuple[int, dict[str, object]]]:
+def _streams(conn: ClientConnection) -> Iterator[tuple[int, dict[str, object]]]:
     """What is known of each stream, with its vbucket."""
     if isinstance(conn.dcp, ConsumerRole):
         yield from conn.dcp.stream_stats()

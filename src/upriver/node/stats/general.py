@@ -25,7 +25,7 @@ def general(query: Query) -> Figures:
     yield "pointer_size", 64
     yield "curr_connections", len(node.connections)
     yield "total_connections", node.total_connections
-    yield "rejected_conns", node.doors.refused
+    yield "rejected_conns", node.connection_limits.refused
     yield "threads", 1
     if query.conn.bucket is not None:
         yield from _bucket(query.conn.bucket, query.conn.node.options.data)

@@ -19,15 +19,15 @@ from upriver.node.dispatch import Handler
 from upriver.node.subdoc import specs
 from upriver.node.subdoc import write as subdoc_write
 from upriver.node.subdoc.specs import Spec
-from upriver.node.subdoc.view import View, look
-from upriver.node.subdoc.write import Draft, Failure, Outcome, Target
+from upriver.node.subdoc.view import DocumentView, look
+from upriver.node.subdoc.write import Draft, MutationOutcome, PathFailure, Target
 from upriver.wire import Message
 from upriver.wire.constants import DocFlag, PathFlag
 from upriver.wire.messages import subdoc
 from upriver.wire.messages.subdoc import LookupResult, MutationResult
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.store import Stored, VBucket
 
 LARGE = 64 * 1024  # a body that takes milliseconds to search
@@ -39,7 +39,7 @@ _Mutation = subdoc.SubdocMutation | subdoc.SubdocMultiMutation
 # ---------------------------------------------------------------------------------------------- lookups
 
 
-def lookup(conn: Connection, request: _Lookup) -> Awaitable[None] | None:
+def lookup(conn: ClientConnection, request: _Lookup) -> Awaitable[None] | None:
     """A lookup reads the active vbucket, or with the replica flag the replica."""
     if conn.preserve_ttl(request):
         raise NotSupported("a lookup has no expiry to preserve")
@@ -50,7 +50,7 @@ def lookup(conn: Connection, request: _Lookup) -> Awaitable[None] | None:
     return _lookup_active(conn, request)
 
 
-def _lookup(conn: Connection, request: _Lookup, vb: VBucket) -> Awaitable[None] | None:
+def _lookup(conn: ClientConnection, request: _Lookup, vb: VBucket) -> Awaitable[None] | None:
     if isinstance(request, subdoc.SubdocLookup):
         return _single_lookup(conn, request, vb)
     return _multi_lookup(conn, request, vb)
@@ -59,7 +59,7 @@ def _lookup(conn: Connection, request: _Lookup, vb: VBucket) -> Awaitable[None] 
 _lookup_active = on_active(_lookup)
 
 
-def _single_lookup(conn: Connection, request: subdoc.SubdocLookup, vb: VBucket) -> Awaitable[None] | None:
+def _single_lookup(conn: ClientConnection, request: subdoc.SubdocLookup, vb: VBucket) -> Awaitable[None] | None:
     spec = specs.parse_spec(request.opcode, request.path_flags, request.path, b"", specs.LOOKUPS)
     view = _view(conn, request, vb)
 
@@ -71,7 +71,7 @@ def _single_lookup(conn: Connection, request: subdoc.SubdocLookup, vb: VBucket) 
     return _work(conn, view, partial(look, view, spec), answer)
 
 
-def _multi_lookup(conn: Connection, request: subdoc.SubdocMultiLookup, vb: VBucket) -> Awaitable[None] | None:
+def _multi_lookup(conn: ClientConnection, request: subdoc.SubdocMultiLookup, vb: VBucket) -> Awaitable[None] | None:
     rules = specs.LOOKUPS | specs.WHOLE_LOOKUPS
     wanted = [specs.parse_spec(each.opcode, each.flags, each.path, b"", rules) for each in request.specs]
     specs.check_order(wanted)
@@ -85,7 +85,9 @@ def _multi_lookup(conn: Connection, request: subdoc.SubdocMultiLookup, vb: VBuck
     return _work(conn, view, lambda: tuple(_result(view, spec) for spec in wanted), answer)
 
 
-def _work(conn: Connection, view: View, work: Callable[[], T], answer: Callable[[T], None]) -> Awaitable[None] | None:
+def _work(
+    conn: ClientConnection, view: DocumentView, work: Callable[[], T], answer: Callable[[T], None]
+) -> Awaitable[None] | None:
     """Look at once; into a large document from another thread, so that the other clients need not wait for it."""
     if len(view.body) <= LARGE:
         answer(work())
@@ -97,23 +99,23 @@ def _work(conn: Connection, view: View, work: Callable[[], T], answer: Callable[
     return later()
 
 
-def _view(conn: Connection, request: _Lookup, vb: VBucket) -> View:
+def _view(conn: ClientConnection, request: _Lookup, vb: VBucket) -> DocumentView:
     flags = specs.check_doc_flags(request.doc_flags or 0, specs.LOOKUP_DOC_FLAGS, request.cas)
     collection_id, key = conn.split(request.key)
     if flags & DocFlag.REPLICA_READ:
-        return View.of(vb.get_replica(key, collection_id), vb.uuid)
+        return DocumentView.of(vb.get_replica(key, collection_id), vb.uuid)
     deleted_too = bool(flags & DocFlag.ACCESS_DELETED)
-    return View.of(subdoc_write.read(vb, key, collection_id, deleted_too=deleted_too), vb.uuid)
+    return DocumentView.of(subdoc_write.read(vb, key, collection_id, deleted_too=deleted_too), vb.uuid)
 
 
-def _result(view: View, spec: Spec) -> LookupResult:
+def _result(view: DocumentView, spec: Spec) -> LookupResult:
     try:
         return LookupResult(Status.SUCCESS, look(view, spec))
     except StatusError as error:
         return LookupResult(error.status, b"")
 
 
-def _shown_cas(view: View, vb: VBucket) -> int:
+def _shown_cas(view: DocumentView, vb: VBucket) -> int:
     """The CAS that others see: a locked document hides its own."""
     document = view.document
     locked = not document.deleted and vb.is_locked(document.key, document.collection_id)
@@ -126,18 +128,18 @@ def _status(*, failed: bool, deleted: bool) -> Status:
     return Status.SUBDOC_SUCCESS_DELETED if deleted else Status.SUCCESS
 
 
-def _json_bit(conn: Connection, value: bytes) -> int:
+def _json_bit(conn: ClientConnection, value: bytes) -> int:
     return Datatype.JSON & conn.context.datatypes if value else 0
 
 
 # ---------------------------------------------------------------------------------------------- mutations
 
 
-def mutate(conn: Connection, request: subdoc.SubdocMutation, vb: VBucket) -> Awaitable[None] | None:
+def mutate(conn: ClientConnection, request: subdoc.SubdocMutation, vb: VBucket) -> Awaitable[None] | None:
     spec = specs.parse_spec(request.opcode, request.path_flags, request.path, request.fragment, specs.MUTATIONS)
 
-    def answer(outcome: Outcome | Failure) -> Awaitable[None] | None:
-        if isinstance(outcome, Failure):
+    def answer(outcome: MutationOutcome | PathFailure) -> Awaitable[None] | None:
+        if isinstance(outcome, PathFailure):
             conn.fail(request, outcome.status, outcome.context)
             return None
         value = outcome.values[0]
@@ -146,13 +148,13 @@ def mutate(conn: Connection, request: subdoc.SubdocMutation, vb: VBucket) -> Awa
     return _run(conn, request, vb, [spec], answer)
 
 
-def multi_mutate(conn: Connection, request: subdoc.SubdocMultiMutation, vb: VBucket) -> Awaitable[None] | None:
+def multi_mutate(conn: ClientConnection, request: subdoc.SubdocMultiMutation, vb: VBucket) -> Awaitable[None] | None:
     rules = specs.MUTATIONS | specs.WHOLE_MUTATIONS
     wanted = [specs.parse_spec(each.opcode, each.flags, each.path, each.value, rules) for each in request.specs]
     specs.check_order(wanted)
 
-    def answer(outcome: Outcome | Failure) -> Awaitable[None] | None:
-        if isinstance(outcome, Failure):
+    def answer(outcome: MutationOutcome | PathFailure) -> Awaitable[None] | None:
+        if isinstance(outcome, PathFailure):
             result = MutationResult(outcome.index, outcome.status, b"")
             status = _status(failed=True, deleted=outcome.deleted)
             conn.reply(request, value=_packed((result,)), status=status)
@@ -168,8 +170,8 @@ def _packed(results: tuple[MutationResult, ...]) -> bytes:
 
 
 def _run(
-    conn: Connection, request: _Mutation, vb: VBucket, wanted: Sequence[Spec],
-    answer: Callable[[Outcome | Failure], Awaitable[None] | None],
+    conn: ClientConnection, request: _Mutation, vb: VBucket, wanted: Sequence[Spec],
+    answer: Callable[[MutationOutcome | PathFailure], Awaitable[None] | None],
 ) -> Awaitable[None] | None:  # fmt: skip
     is_multi = isinstance(request, subdoc.SubdocMultiMutation)
     flags = specs.check_doc_flags(request.doc_flags or 0, specs.MUTATION_DOC_FLAGS, request.cas, is_multi=is_multi)
@@ -186,7 +188,10 @@ def _run(
 
 
 async def _run_large(
-    conn: Connection, request: _Mutation, draft: Draft, answer: Callable[[Outcome | Failure], Awaitable[None] | None]
+    conn: ClientConnection,
+    request: _Mutation,
+    draft: Draft,
+    answer: Callable[[MutationOutcome | PathFailure], Awaitable[None] | None],
 ) -> None:
     """As ``_run``, changing the document in another thread; if it was changed meanwhile by others, once more."""
     for _ in range(TRIES):
@@ -205,7 +210,7 @@ async def _run_large(
 
 
 def _answer(
-    conn: Connection, request: _Mutation, vb: VBucket, outcome: Outcome, value: bytes, datatype: int
+    conn: ClientConnection, request: _Mutation, vb: VBucket, outcome: MutationOutcome, value: bytes, datatype: int
 ) -> Awaitable[None] | None:
     """Answer now, or when the document is as durable as was asked for."""
 

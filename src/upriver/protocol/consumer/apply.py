@@ -11,10 +11,10 @@ from upriver.wire.message import Message
 from upriver.wire.messages.dcp import Abort, Commit, Prepare, SeqnoAdvanced
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, SystemEvent, to_record
 from upriver.wire.messages.upr import UprDeletion, UprExpiration, UprMutation
-from upriver.wire.packed import Kind, pack
+from upriver.wire.packed import RecordKind, pack
 from upriver.wire.values import check_value
 
-_UPR_KINDS = {UprMutation: Kind.MUTATION, UprDeletion: Kind.DELETION, UprExpiration: Kind.EXPIRATION}
+_UPR_KINDS = {UprMutation: RecordKind.MUTATION, UprDeletion: RecordKind.DELETION, UprExpiration: RecordKind.EXPIRATION}
 
 
 def apply_message(replica: Replica, message: Message, collections: bool) -> int:
@@ -39,7 +39,7 @@ def _apply_event(replica: Replica, message: SystemEvent) -> int:
     event, version, key, value = to_record(content)
     collection_id = content.collection_id if isinstance(content, CollectionBegun | CollectionEnded) else 0
     record = pack(
-        Kind.SYSTEM_EVENT, key, value, seqno=message.by_seqno, cas=message.cas, collection_id=collection_id,
+        RecordKind.SYSTEM_EVENT, key, value, seqno=message.by_seqno, cas=message.cas, collection_id=collection_id,
         extra=event << 8 | version,
     )  # fmt: skip
     replica.apply_records(record)
@@ -56,7 +56,7 @@ def _apply_prepare(replica: Replica, message: Prepare, collections: bool) -> int
     if message.deleted and value:
         datatype, value = tombstone_value(datatype, value)
     record = pack(
-        Kind.PREPARE, join_key(collection_id, key), value, seqno=message.by_seqno, rev_seqno=message.rev_seqno,
+        RecordKind.PREPARE, join_key(collection_id, key), value, seqno=message.by_seqno, rev_seqno=message.rev_seqno,
         cas=_usable_cas(replica, message.cas), flags=message.flags, time=message.expiry, datatype=datatype,
         collection_id=collection_id,
         extra=message.durability_level << 8 | message.deleted,

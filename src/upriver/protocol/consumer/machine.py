@@ -24,14 +24,15 @@ from upriver.wire.bulk.decode import BulkDecoder, Columns
 from upriver.wire.bulk.encode import rows_by_vbucket
 from upriver.wire.bulk.streams import SlotState
 from upriver.wire.bulk.values import CHECKED, BrokenValue, ValueChecker
+from upriver.wire.checks import Context
 from upriver.wire.constants import Dialect, MarkerFlag, Opcode, RequestFrameId, UprVbucketState
 from upriver.wire.framing import HEADER_SIZE, Frame, cut_frame
-from upriver.wire.message import Context, Message, OtherResponse, Response, decode
+from upriver.wire.message import Message, OtherResponse, Response, decode
 from upriver.wire.messages.dcp import (
     AddStream,
     BufferAck,
     CloseStream,
-    Control,
+    DcpControl,
     DcpNoop,
     GetDcpFailoverLog,
     Prepare,
@@ -435,7 +436,7 @@ _ITEMS = frozenset(
         Opcode.DCP_ABORT, Opcode.DCP_SYSTEM_EVENT, Opcode.DCP_SEQNO_ADVANCED,
     }
 )  # fmt: skip
-_FOR_PRODUCERS = (GetDcpFailoverLog, StreamRequest, UprStreamRequest, Control, BufferAck, SeqnoAcknowledged)
+_FOR_PRODUCERS = (GetDcpFailoverLog, StreamRequest, UprStreamRequest, DcpControl, BufferAck, SeqnoAcknowledged)
 _OURS = frozenset(range(Opcode.DCP_ADD_STREAM, Opcode.DCP_CACHE_TRANSFER_END + 1))
 _UNCHARGED = (Opcode.DCP_NOOP, Opcode.DCP_BUFFER_ACK, Opcode.DCP_CONTROL)
 _CHARGED = frozenset(range(Opcode.DCP_STREAM_END, Opcode.DCP_CACHE_TRANSFER_END + 1)) - {*_UNCHARGED}

@@ -19,7 +19,7 @@ from upriver.wire.bulk.encode import RowPacker, pack_columns
 from upriver.wire.constants import Opcode
 from upriver.wire.framing import HEADER_SIZE
 from upriver.wire.keys import join_key
-from upriver.wire.packed import Kind, pack
+from upriver.wire.packed import RecordKind, pack
 from upriver.wire.values import body_offset, inflate
 
 Rows = npt.NDArray[np.int64]
@@ -129,7 +129,7 @@ class ReceivedRows:
         names = ("seqno", "rev_seqno", "cas", "delete_time", "collection_id")
         seqno, rev_seqno, cas, time, collection_id = (int(columns.view(name)[row]) for name in names)
         datatype, value = tombstone_value(int(self._datatypes[row]), columns.value(row))
-        kind = Kind.DELETION if self._events[row] == _DELETION else Kind.EXPIRATION
+        kind = RecordKind.DELETION if self._events[row] == _DELETION else RecordKind.EXPIRATION
         return pack(
             kind, join_key(collection_id, columns.key(row)), value, seqno=seqno, rev_seqno=rev_seqno, cas=cas,
             time=time, datatype=datatype, collection_id=collection_id,

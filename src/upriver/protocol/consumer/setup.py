@@ -18,7 +18,7 @@ from upriver.wire.message import Message, OtherResponse, Response
 from upriver.wire.messages.dcp import (
     AddStreamResponse,
     CloseStream,
-    Control,
+    DcpControl,
     FailoverLogResponse,
     RollbackResponse,
     StreamRequest,
@@ -87,7 +87,7 @@ class StreamSetup:
     def _next_control(self) -> None:
         control = self.negotiation.next(self._next_opaque())
         if control is not None:
-            self._send(Control(control[0].encode(), control[1].encode(), opaque=self._opaque))
+            self._send(DcpControl(control[0].encode(), control[1].encode(), opaque=self._opaque))
             return
         while self._waiting:
             self._start_waiting(self._waiting.popleft())

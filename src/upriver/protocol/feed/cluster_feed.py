@@ -12,30 +12,29 @@ from itertools import count
 from typing import Any
 
 from upriver.errors import AccessDenied, HistoryLost, Status, StatusError
-from upriver.model import SEQNO_MAX, FailoverLog, Position
+from upriver.model import SEQNO_MAX, FailoverLog, OnRollback, Position
 from upriver.protocol.feed.events import (
-    Advanced,
     CollectionChange,
-    Documents,
     FeedEvent,
     FeedRequest,
+    FeedRows,
     FilterGone,
-    OnRollback,
-    RollbackEvent,
+    RolledBack,
+    SeqnoReached,
     VbucketDone,
 )
 from upriver.protocol.feed.node_link import (
-    Ended,
-    Event,
-    FeedLink,
+    CollectionEventReceived,
     LinkEvent,
-    Moved,
+    LinkReady,
     NewConfig,
-    Opened,
-    Ready,
-    Refused,
-    RolledBack,
-    Rows,
+    NodeLink,
+    RollbackAsked,
+    RowsReceived,
+    SeqnoMoved,
+    StreamEnded,
+    StreamOpened,
+    StreamRefused,
     is_temporary,
 )
 from upriver.protocol.session import Session, config_json
@@ -45,8 +44,16 @@ from upriver.wire.constants import StreamEndStatus, StreamFlag
 from upriver.wire.messages.dcp import StreamRequest
 
 __all__ = [
-    "Advanced", "CollectionChange", "Documents", "Feed", "FeedEvent", "FeedRequest", "FilterGone", "OnRollback",
-    "RollbackEvent", "VbucketDone", "backoff",
+    "ClusterFeed",
+    "CollectionChange",
+    "FeedEvent",
+    "FeedRequest",
+    "FeedRows",
+    "FilterGone",
+    "RolledBack",
+    "SeqnoReached",
+    "VbucketDone",
+    "backoff",
 ]  # fmt: skip
 
 STREAMS_IN_FLIGHT = 256
@@ -72,7 +79,7 @@ class _State(Enum):
     DONE = auto()
 
 
-class Feed:
+class ClusterFeed:
     """The state of one feed. ``topology`` may be replaced at any time by a newer map.
 
     ``jitter`` gives factors around 1 for pauses, so that many readers do not come back at the same instant. Feeds that
@@ -93,7 +100,7 @@ class Feed:
     ) -> None:
         self.request, self.topology, self.filter = request, topology, request.value
         self.standing = Standing(topology.vbuckets)
-        self.links: dict[Address, FeedLink] = {}
+        self.links: dict[Address, NodeLink] = {}
         self.logs: dict[int, FailoverLog] = {}
         self.rollbacks = self.moves = 0  # moves: how often a vbucket went on over another node's connection
         self.left: set[int] = set()  # vbuckets whose newest branch is not the one that was asked for
@@ -139,7 +146,7 @@ class Feed:
         """What may be claimed for every vbucket, when everything that came has been acted on."""
         return {vb: self.standing.position(vb) for vb in self._state}
 
-    def taken(self, documents: Documents) -> None:
+    def taken(self, documents: FeedRows) -> None:
         """The caller has the rows: their bytes may be sent again."""
         if link := self.links.get(documents.link):
             link.acknowledge(documents.rows.bytes)
@@ -190,18 +197,18 @@ class Feed:
         busy = {address for address, link in self.links.items() if link.streams}
         return busy | {owner for owner in owners if owner is not None}
 
-    def connected(self, address: Address, now: float = 0.0) -> FeedLink:
+    def connected(self, address: Address, now: float = 0.0) -> NodeLink:
         """The shell has a socket to this node; its link begins the handshake."""
-        link = FeedLink(self._make_session(), self.standing, self._window, now, now)
+        link = NodeLink(self._make_session(), self.standing, self._window, now, now)
         self.links[address] = link
         return link
 
-    def adopt(self, address: Address, link: FeedLink, now: float) -> None:
+    def adopt(self, address: Address, link: NodeLink, now: float) -> None:
         """Go on with a connection that another feed has released."""
         link.standing, link.heard_at = self.standing, now
         self.links[address] = link
 
-    def release(self, address: Address) -> FeedLink | None:
+    def release(self, address: Address) -> NodeLink | None:
         """Let another feed use the connection; None if it cannot, because not all streams here ended in order."""
         link = self.links.get(address)
         if not self.done or link is None or not link.idle:
@@ -223,8 +230,8 @@ class Feed:
         link = self.links[address]
         link.heard_at = now
         for event in link.received(size):
-            if isinstance(event, Rows):
-                yield Documents(event, address)
+            if isinstance(event, RowsReceived):
+                yield FeedRows(event, address)
             else:
                 self._HANDLERS[type(event)](self, address, event, now)
                 if self._emitted:
@@ -266,7 +273,7 @@ class Feed:
             self._leave_moved(address, link)
         return True
 
-    def _leave_moved(self, address: Address, link: FeedLink) -> None:
+    def _leave_moved(self, address: Address, link: NodeLink) -> None:
         """A takeover does not end the streams at the old owner (protocol.md 6.7): nothing would come there any more."""
         for vb in list(link.streams):
             if self.topology.active(vb) not in (None, address):
@@ -315,11 +322,11 @@ class Feed:
 
     # ---------------------------------------------------------------------------------------------- link events
 
-    def _ready(self, address: Address, event: Ready | NewConfig, now: float) -> None:
+    def _ready(self, address: Address, event: LinkReady | NewConfig, now: float) -> None:
         if event.config:
             self.use(self._parse(config_json(event.config), address.host))
 
-    def _opened(self, address: Address, event: Opened, now: float) -> None:
+    def _opened(self, address: Address, event: StreamOpened, now: float) -> None:
         vb, log, link = event.vbucket, event.log, self.links[address]
         self._opening -= 1
         if vb in self.request.branches:
@@ -374,9 +381,9 @@ class Feed:
             raise HistoryLost(vb, target, branch)
         self.standing.epoch[vb] += 1
         if self.request.on_rollback is OnRollback.EMIT:
-            self._emitted.append(RollbackEvent(vb, target, branch, self.standing.epoch[vb]))
+            self._emitted.append(RolledBack(vb, target, branch, self.standing.epoch[vb]))
 
-    def _rolled_back(self, address: Address, event: RolledBack, now: float) -> None:
+    def _rolled_back(self, address: Address, event: RollbackAsked, now: float) -> None:
         vb, at = event.vbucket, self.standing.position(event.vbucket)
         self._opening -= 1
         if vb in self.request.branches:
@@ -414,7 +421,7 @@ class Feed:
         self.standing.vbuuid[vb] = self.logs[vb].uuid
         return True
 
-    def _refused(self, address: Address, event: Refused, now: float) -> None:
+    def _refused(self, address: Address, event: StreamRefused, now: float) -> None:
         vb = event.vbucket
         self._opening -= 1
         if event.status == Status.NOT_MY_VBUCKET:
@@ -430,7 +437,7 @@ class Feed:
             detail = event.value[:200].decode("utf-8", "replace")
             raise StatusError.of(event.status, f"stream of vbucket {vb} at {address}{': ' + detail if detail else ''}")
 
-    def _ended(self, address: Address, event: Ended, now: float) -> None:
+    def _ended(self, address: Address, event: StreamEnded, now: float) -> None:
         vb, finite = event.vbucket, self._end(event.vbucket) != SEQNO_MAX
         if event.status == StreamEndStatus.OK and finite:
             self._finish(vb)
@@ -444,12 +451,12 @@ class Feed:
             self._wait(vb, self._pause(vb, now) if self._fruitless[vb] else now)
             self._fruitless[vb] += 1
 
-    def _collection_event(self, address: Address, event: Event, now: float) -> None:
+    def _collection_event(self, address: Address, event: CollectionEventReceived, now: float) -> None:
         vb = event.vbucket
         self._emitted.append(CollectionChange(vb, event.message, self.standing.vbuuid[vb], self.standing.epoch[vb]))
 
-    def _moved(self, address: Address, event: Moved, now: float) -> None:
-        self._emitted.append(Advanced(event.vbucket, event.seqno))
+    def _moved(self, address: Address, event: SeqnoMoved, now: float) -> None:
+        self._emitted.append(SeqnoReached(event.vbucket, event.seqno))
 
     def _wait(self, vb: int, until: float) -> None:
         self._state[vb] = _State.WAITING
@@ -469,7 +476,7 @@ class Feed:
         self._undone -= 1
         self._emitted.append(VbucketDone(vb))
 
-    _HANDLERS: dict[type[LinkEvent], Callable[[Feed, Address, Any, float], None]] = {
-        Ready: _ready, NewConfig: _ready, Opened: _opened, RolledBack: _rolled_back, Refused: _refused,
-        Ended: _ended, Event: _collection_event, Moved: _moved,
+    _HANDLERS: dict[type[LinkEvent], Callable[[ClusterFeed, Address, Any, float], None]] = {
+        LinkReady: _ready, NewConfig: _ready, StreamOpened: _opened, RollbackAsked: _rolled_back,
+        StreamRefused: _refused, StreamEnded: _ended, CollectionEventReceived: _collection_event, SeqnoMoved: _moved,
     }  # fmt: skip

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from upriver.errors import ConfigError
-from upriver.model import FailoverLog
-from upriver.spark.options import OnRollback, ReadOptions
+from upriver.model import FailoverLog, OnRollback
+from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import Cluster
 from upriver.spark.reader.executor import Task
 from upriver.spark.reader.filters import EVERYTHING, Wanted, resolve

@@ -18,20 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.client._feed.arrow import BatchMaker
-from upriver.client._feed.bundle import Made
+from upriver.client._feed.bundle import Bundle
 from upriver.client._feed.pump import Pump
-from upriver.client._feed.reconnects import Pacing, jitter
-from upriver.client._requests.blocking import make_session
+from upriver.client._feed.reconnects import Reconnects, jitter
+from upriver.client._requests.connections import make_session
 from upriver.client.blocking import Database, default_name
 from upriver.client.names import Names
 from upriver.client.options import redacted
 from upriver.client.reading import Content, settings_of
 from upriver.client.reading import ReadOptions as ClientReadOptions
 from upriver.errors import ConnectFailed, HistoryLost, UnknownCollection, UnknownScope
-from upriver.protocol.feed.cluster_feed import Documents, Feed, FeedRequest, OnRollback
+from upriver.model import OnRollback
+from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedRequest, FeedRows
 from upriver.records.batches import row_batch
 from upriver.records.schema import Event
-from upriver.spark.options import OnRollback as WhatOnRollback
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import patiently
 from upriver.spark.reader.planning import Range
@@ -91,14 +91,14 @@ class Reader:
 
     def _give_up(self, todo: list[Range], error: Exception) -> None:
         """A collection of the filter was dropped since the plan, or the node has not heard of it yet."""
-        if self.options.on_rollback is WhatOnRollback.FAIL:
+        if self.options.on_rollback is OnRollback.FAIL:
             raise error
         self.summary.unread += [(one.vbucket, one.end) for one in todo]
 
-    def _sum_up(self, feed: Feed, todo: list[Range]) -> None:
+    def _sum_up(self, feed: ClusterFeed, todo: list[Range]) -> None:
         """What was read to its end, and what was left to the next plan."""
         unread = [one for one in todo if one.vbucket in feed.left or one.vbucket in feed.refused]
-        if unread and self.options.on_rollback is WhatOnRollback.FAIL:
+        if unread and self.options.on_rollback is OnRollback.FAIL:
             raise HistoryLost(unread[0].vbucket, unread[0].claim.snap_start, unread[0].claim.vbuuid)
         purged = self._still_on_top([one for one in unread if one.vbucket in feed.refused])
         self.summary.unread += [(one.vbucket, 0 if one.vbucket in purged else one.end) for one in unread]
@@ -134,7 +134,7 @@ class Reader:
                 self.summary.size_bytes += documents.rows.bytes
                 pump.feed.taken(documents)
 
-    def _made(self, pump: Pump) -> Iterator[Made]:
+    def _made(self, pump: Pump) -> Iterator[Bundle]:
         """Full batches where the network allows it; smaller only when nothing more comes, or what is held weighs so
         much that it must not stay: it takes part of the flow-control window, and at its end nobody would move."""
         options, feed = self.options, pump.feed
@@ -145,7 +145,7 @@ class Reader:
             came = False
             for event in pump.events(ROUND_S):
                 came = True
-                if isinstance(event, Documents):
+                if isinstance(event, FeedRows):
                     held += event.rows.bytes
                 for made in maker.add(event):
                     yield made
@@ -159,7 +159,7 @@ class Reader:
     def _still_patient(self, heard_at: float, pump: Pump) -> float:
         patience = self.options.timeout_seconds
         if time.monotonic() - heard_at > patience:
-            last = pump.pacing.last_error
+            last = pump.reconnects.last_error
             raise ConnectFailed(f"no data for {patience:.0f} s (timeoutSeconds); the last error was: {last}")
         return heard_at
 
@@ -177,7 +177,7 @@ class Reader:
         wanted = ClientReadOptions(content=content, xattrs=options.xattrs, expiry_events=True)
         connect = replace(database.options, window_bytes=options.flow_control_buffer)
         settings = settings_of(connect, wanted, default_name())
-        feed = Feed(
+        feed = ClusterFeed(
             self._request(todo, planned), database.topology, lambda: make_session(connect, settings),
             settings.buffer_bytes, parse=connect.parse_map, noop_interval_s=settings.noop_interval_s, jitter=jitter,
             opaques=POOL.opaques,
@@ -187,10 +187,10 @@ class Reader:
             with suppress(ConnectFailed):  # perhaps another node knows who owns the vbuckets of the lost one now
                 feed.use(database.refresh())
 
-        return Pump(feed, connect, Pacing(), look_around, Shelf(POOL, (connect, content, options.xattrs)))
+        return Pump(feed, connect, Reconnects(), look_around, Shelf(POOL, (connect, content, options.xattrs)))
 
     def _request(self, todo: list[Range], planned: bool) -> FeedRequest:
-        fail = self.options.on_rollback is WhatOnRollback.FAIL
+        fail = self.options.on_rollback is OnRollback.FAIL
         return FeedRequest(
             starts={one.vbucket: one.claim for one in todo},
             ends={one.vbucket: one.end for one in todo},

@@ -20,7 +20,7 @@ from upriver.store.disk.file import Octets, Words
 from upriver.store.log.memory import OpenSegment
 from upriver.wire.keys import split_key
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, of_record
-from upriver.wire.packed import Kind, Packed, pack, unpack
+from upriver.wire.packed import RecordHead, RecordKind, pack, unpack
 
 EPOCH = Manifest()
 
@@ -106,7 +106,7 @@ class Collections(Core):
         self._write_event(head.extra >> 8, head.extra & 0xFF, key, value, head.collection_id, head.seqno)
         return at + head.size
 
-    def learn(self, head: Packed, key: bytes, value: bytes) -> None:
+    def learn(self, head: RecordHead, key: bytes, value: bytes) -> None:
         """Take a system event from the log or from a producer into the manifest and the collection table."""
         try:
             event = Event(head.extra >> 8)
@@ -152,7 +152,13 @@ class Collections(Core):
     def _write_event(self, event: int, version: int, key: bytes, value: bytes, collection_id: int, seqno: int) -> None:
         """Append a system event; it is in no key index and never deduplicated."""
         record = pack(
-            Kind.SYSTEM_EVENT, key, value, seqno=seqno, cas=0, collection_id=collection_id, extra=event << 8 | version
+            RecordKind.SYSTEM_EVENT,
+            key,
+            value,
+            seqno=seqno,
+            cas=0,
+            collection_id=collection_id,
+            extra=event << 8 | version,
         )
         size = len(record)
         segment = self._event_segment(size)

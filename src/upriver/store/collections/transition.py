@@ -15,7 +15,7 @@ from upriver.store import kernels as k
 from upriver.store.collections.manifest import Change, CollectionEntry, Event, Manifest
 from upriver.store.disk.file import Octets, Words
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, ScopeCreated, ScopeDropped, to_record
-from upriver.wire.packed import AT_SEQNO, Kind, pack
+from upriver.wire.packed import AT_SEQNO, RecordKind, pack
 
 _SEQNO_BYTES = np.arange(AT_SEQNO, AT_SEQNO + 8)
 
@@ -89,7 +89,9 @@ def _id(change: Change) -> int:
 def _record(change: Change, uid: int) -> bytes:
     event, version, key, value = to_record(_content(change, uid))
     collection_id = change.collection.id if change.collection is not None else 0
-    return pack(Kind.SYSTEM_EVENT, key, value, seqno=0, cas=0, collection_id=collection_id, extra=event << 8 | version)
+    return pack(
+        RecordKind.SYSTEM_EVENT, key, value, seqno=0, cas=0, collection_id=collection_id, extra=event << 8 | version
+    )
 
 
 def _content(change: Change, uid: int) -> ScopeCreated | ScopeDropped | CollectionBegun | CollectionEnded:

@@ -9,89 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import kernels as k
 from upriver.store.core import Core
-from upriver.store.disk.file import Octets
 from upriver.store.log import surveys
 from upriver.store.log.scan import DiskScan
 from upriver.store.log.stretch import Stretch, stretch_after
+from upriver.wire.source_events import End, EndReason, Live, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 MEMORY, DISK, CHECKPOINT = 0x01, 0x02, 0x04
 OSO_SHARE_SMALL, OSO_SHARE_LARGE, OSO_SMALL_BYTES = 0.005, 0.04, 256
-
-
-class SnapshotStart(NamedTuple):
-    """The runs that follow, up to the one whose ``upto`` is ``end``, form one snapshot.
-
-    ``last_matching`` is the last seqno in it that passes the stream's filter, 0 if none does.
-    """
-
-    start: int
-    end: int
-    flags: int
-    last_matching: int
-    max_visible: int
-    high_completed: int
-    high_prepared: int
-    purge_seqno: int
-
-
-class Run(NamedTuple):
-    """Packed records side by side, of which those with ``after < seqno <= upto`` are meant.
-
-    ``data`` is valid until the source is polled again or closed.
-    """
-
-    data: memoryview
-    after: int
-    upto: int
-    memory: bool
-
-
-class OsoStart(NamedTuple):
-    """Runs of one disk snapshot follow, in any order and without a marker (6.5)."""
-
-
-class OsoEnd(NamedTuple):
-    """All of it was handed out; ``max_seqno`` is where the disk snapshot ended."""
-
-    max_seqno: int
-
-
-class EndReason(Enum):
-    """Why a source has no more."""
-
-    OK = "ok"
-    STATE_CHANGED = "state changed"
-    ROLLBACK = "rollback"
-    BACKFILL_FAILED = "backfill failed"
-    FILTER_EMPTY = "filter empty"
-
-
-class End(NamedTuple):
-    """The last event of a source."""
-
-    reason: EndReason
-
-
-class Live(NamedTuple):
-    """A whole snapshot from memory, few records at ``address``; they live as long as ``data`` does."""
-
-    first: int
-    last: int
-    begins_checkpoint: bool
-    address: int
-    size: int
-    data: Octets
-
-
-StreamEvent: TypeAlias = SnapshotStart | Run | OsoStart | OsoEnd | End
 
 
 def live_after(vbucket: Core, position: int) -> Live | None:

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from upriver.model import FailoverLog, VbucketState
 from upriver.store.disk.file import seal_vbucket
 from upriver.store.log.flusher import meta_key
-from upriver.store.log.stream import EndReason
 from upriver.store.shared import Shared
 from upriver.store.vbucket import VBucket
+from upriver.wire.source_events import EndReason
 
 
 def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ from upriver.store.index.keyindex import put_table
 from upriver.store.log import runs
 from upriver.store.log.flusher import BlockWriter, meta_key
 from upriver.store.log.scan import in_order
-from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, Kind, unpack
+from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, RecordKind, unpack
 
 
 def consistent_point(vbucket: Collections, wanted: int) -> int:
@@ -197,7 +197,7 @@ def _find_pending(vbucket: Collections, block: Block) -> None:
         head, wire_key, _ = unpack(data.data, int(at))
         if head.kind & SUPERSEDED:
             continue
-        if head.kind == Kind.PREPARE:
+        if head.kind == RecordKind.PREPARE:
             vbucket.pending[wire_key] = head.seqno
         else:
             vbucket.pending.pop(wire_key, None)

@@ -1,6 +1,6 @@
 """Who may stay connected: places for strangers, who are moved along, and places for those who have logged in.
 
-A connection is a stranger until it has logged in and said something. Strangers never use up the places of others:
+A connection is a stranger until it has logged in and said something. NewConnections never use up the places of others:
 when there are too many, the oldest one of the peer that has most of them goes. So whoever opens connections and stays
 silent hurts only connections like its own.
 """
@@ -12,13 +12,13 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.options import Limits
 
 Who = TypeVar("Who", bound=Hashable)
 
 
-class Strangers(Generic[Who]):
+class NewConnections(Generic[Who]):
     """A bounded number of connections about which nothing is known but where they come from."""
 
     def __init__(self, most: int) -> None:
@@ -52,24 +52,24 @@ class Strangers(Generic[Who]):
         return True
 
 
-class Doors:
+class ConnectionLimits:
     """The connections of the KV ports."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._strangers: Strangers[Connection] = Strangers(limits.max_strangers)
-        self._known: dict[Connection, str] = {}
+        self._new_connections: NewConnections[ClientConnection] = NewConnections(limits.max_new_connections)
+        self._known: dict[ClientConnection, str] = {}
         self._per_peer: Counter[str] = Counter()
         self.refused = 0
 
-    def connected(self, conn: Connection) -> None:
-        leaving = self._strangers.add(conn, conn.host)
+    def connected(self, conn: ClientConnection) -> None:
+        leaving = self._new_connections.add(conn, conn.host)
         if leaving is not None:
             self._refuse(leaving, "too many connections that have not logged in")
 
-    def logged_in(self, conn: Connection) -> None:
+    def logged_in(self, conn: ClientConnection) -> None:
         """A place for a connection that has logged in and said something; it ends if there is none."""
-        if not conn.has_spoken or not self._strangers.remove(conn, conn.host):
+        if not conn.has_spoken or not self._new_connections.remove(conn, conn.host):
             return
         limits = self._limits
         self._known[conn] = conn.host
@@ -79,15 +79,15 @@ class Doors:
         elif self._per_peer[conn.host] > limits.max_connections_per_peer:
             self._refuse(conn, f"too many connections from {conn.host}")
 
-    def disconnected(self, conn: Connection) -> None:
-        self._strangers.remove(conn, conn.host)
+    def disconnected(self, conn: ClientConnection) -> None:
+        self._new_connections.remove(conn, conn.host)
         host = self._known.pop(conn, None)
         if host is not None:
             self._per_peer[host] -= 1
             if not self._per_peer[host]:
                 del self._per_peer[host]
 
-    def _refuse(self, conn: Connection, reason: str) -> None:
+    def _refuse(self, conn: ClientConnection, reason: str) -> None:
         self.refused += 1
         self.disconnected(conn)
         conn.abort(reason)

@@ -1,7 +1,7 @@
-"""Requests that are on their way over one connection, and which answers belong to them; pure.
+"""Requests on their way over one connection, and which answers belong to them; pure.
 
-Every request gets an opaque of its own, and an answer with another one ends the connection: a peer that mixes answers
-up would give one document for another. A connection without collections carries bare keys.
+Every request gets an opaque of its own. An answer with another opaque ends the connection: a peer that mixes up answers
+would hand out one document for another. A connection without collections carries bare keys.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from upriver.client._requests.bulk_set import FENCE, SetRun
-from upriver.client._requests.operations import Encodes
 from upriver.errors import RemoteProtocolError, UnknownCollection
 from upriver.model import DEFAULT_COLLECTION
 from upriver.wire.keys import split_key
@@ -24,20 +22,35 @@ _OPAQUE = slice(12, 16)
 _LAST = 0xFFFF_0000
 
 
+class Encodes(Protocol):
+    """What can be sent: a message, or a run of them."""
+
+    def encode(self) -> bytes: ...
+
+
+class RequestRun(Protocol):
+    """Quiet requests under opaques 0, 1, 2 ..., and one behind them, the fence, that is always answered."""
+
+    fence: int
+
+    def __len__(self) -> int: ...
+    def encode(self) -> bytes: ...
+
+
 class Opaques:
     """Numbers for requests; a number comes again only after all others."""
 
     def __init__(self) -> None:
         self._next = 0
 
-    def take(self, count: int) -> range:
+    def next(self, count: int) -> range:
         first = self._next + 1 if self._next + count < _LAST else 1
         self._next = first + count - 1
         return range(first, first + count)
 
 
 @dataclass(slots=True)
-class Question:
+class Pending:
     """Requests, as bytes to be sent, and their answers so far: one each, or all up to the one that ``ends`` them."""
 
     data: bytes
@@ -46,7 +59,7 @@ class Question:
     fence: int | None = None  # the opaque behind a run, of which only refusals are answered
     answers: list[Response] = field(default_factory=list)
 
-    def take(self, response: Response) -> bool:
+    def add(self, response: Response) -> bool:
         """Add an answer; true for the last one. ``RemoteProtocolError`` if it answers something else."""
         if not self._is_ours(response.opaque):
             what = f"this answers request {response.opaque:#x}, which is not the one that waits"
@@ -60,15 +73,18 @@ class Question:
         return opaque == self.opaques[len(self.answers)]
 
 
-def question(
+def pending(
     messages: Sequence[Encodes], opaques: Opaques, ends: Ends | None = None, *, collections: bool = True
-) -> Question:
-    """Number the requests; a run of writes has its own numbers."""
-    if len(messages) == 1 and isinstance(messages[0], SetRun):
-        return Question(messages[0].encode(), range(len(messages[0].keys)), ends, FENCE)
-    numbers = opaques.take(len(messages))
+) -> Pending:
+    """Number the requests."""
+    numbers = opaques.next(len(messages))
     encoded = (_encoded(message, number, collections) for message, number in zip(messages, numbers, strict=True))
-    return Question(b"".join(encoded), numbers, ends)
+    return Pending(b"".join(encoded), numbers, ends)
+
+
+def pending_run(run: RequestRun) -> Pending:
+    """A run, which has numbers of its own: the answers are refusals, up to that of the fence."""
+    return Pending(run.encode(), range(len(run)), lambda response: response.opaque == run.fence, run.fence)
 
 
 def _encoded(message: Encodes, opaque: int, collections: bool) -> bytes:

@@ -13,7 +13,7 @@ from tests.node.front_node import Served, serve
 from tests.node.node_thread import NodeThread, eventually
 from tests.node.raw import BASIC, Raw, frame, ready
 from upriver.node.access.auth import LONGEST_DELAY_S, Logins
-from upriver.node.access.doors import Strangers
+from upriver.node.access.connection_limits import NewConnections
 from upriver.node.access.users import Users
 from upriver.node.budget import GRACE_S, SLOWEST_BYTES_PER_S, Shares, Unread
 from upriver.node.options import Limits
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def test_the_stranger_that_goes_is_the_oldest_of_the_peer_with_most_of_them() -> None:
-    strangers: Strangers[int] = Strangers(3)
+    strangers: NewConnections[int] = NewConnections(3)
     assert [strangers.add(n, peer) for n, peer in enumerate(["good", "bad", "bad"])] == [None] * 3
     assert strangers.add(3, "bad") == 1
     assert strangers.add(4, "bad") == 2
@@ -37,7 +37,7 @@ def test_the_stranger_that_goes_is_the_oldest_of_the_peer_with_most_of_them() ->
 
 @pytest.fixture(scope="module")
 def crowded(make_node) -> NodeThread:  # type: ignore[no-untyped-def]
-    limits = Limits(max_strangers=20, max_http_connections=5, silent_s=60.0)
+    limits = Limits(max_new_connections=20, max_http_connections=5, silent_s=60.0)
     return make_node(username="ann", password="pw", limits=limits)
 
 

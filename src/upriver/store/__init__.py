@@ -11,7 +11,7 @@ from upriver.store.log.stream import StreamSource, live_after
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
 from upriver.store.withmeta import WithMeta
-from upriver.wire.source_events import End, EndReason, Live, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 __all__ = [
     "Bucket",
@@ -20,8 +20,8 @@ __all__ = [
     "End",
     "EndReason",
     "Event",
-    "Live",
     "Manifest",
+    "NewSnapshot",
     "OsoEnd",
     "OsoStart",
     "Run",

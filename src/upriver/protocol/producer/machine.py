@@ -46,7 +46,7 @@ class ProducerLimits:
 
 
 @dataclass(slots=True)
-class StreamOpened:
+class StreamGranted:
     """A stream request was granted, and is served like this."""
 
     vbucket: int
@@ -72,7 +72,7 @@ class BackfillFailed:
     error: Exception
 
 
-StreamChange = StreamOpened | StreamDropped | BackfillFailed
+StreamChange = StreamGranted | StreamDropped | BackfillFailed
 ProducerEvent = Foreign | StreamChange
 
 
@@ -199,7 +199,7 @@ class Producer:
 
     # ---------------------------------------------------------------------------------------------- requests
 
-    def handle(self, request: Message, now: float) -> requests.Answer | None:
+    def handle(self, request: Message, now: float) -> requests.RequestAnswer | None:
         """Do what a request says; returns the answer, if it has one.
 
         ``StatusError`` is the status to refuse it with, ``WrongRole`` means: disconnect.
@@ -213,7 +213,7 @@ class Producer:
         try:
             answer = self.handle(decode(frame, self._context), now)
         except (StatusError, InvalidMessage) as error:
-            answer = requests.Answer(error.status)
+            answer = requests.RequestAnswer(error.status)
         if answer is not None:
             status, extras, value = answer
             self._answers += OtherResponse(
@@ -254,7 +254,7 @@ class Producer:
         self.streams[key] = stream
         if stream.takeover is not None:
             self._takeovers.append(stream)
-        self._changes.append(StreamOpened(*key, stream.start_seqno, stream.end_seqno, stream.flags))
+        self._changes.append(StreamGranted(*key, stream.start_seqno, stream.end_seqno, stream.flags))
         self.make_ready(stream)
 
     def wake_of(self, stream: ProducerStream) -> Callable[[], None]:

@@ -99,4 +99,5 @@ class LiveTurns:
 
     def _turn(self) -> None:
         for producer in self.streams.turn():
-            self.roles[producer].send_encoded()
+            if (role := self.roles.get(producer)) is not None:
+                role.send_encoded()

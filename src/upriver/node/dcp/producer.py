@@ -68,10 +68,11 @@ class ProducerRole:
         return self.machine.answered(response)
 
     def tick(self, now: float) -> None:
-        """Noops and takeovers; called by the housekeeping round."""
-        self.machine.wake(now)
-        if self.machine.is_ready:
-            self.schedule()
+        """Noops and takeovers; called by the housekeeping round, ten times a second."""
+        if self.machine.wake_at <= now:
+            self.machine.wake(now)
+            if self.machine.is_ready:
+                self.schedule()
 
     def close(self) -> None:
         """The connection is gone."""

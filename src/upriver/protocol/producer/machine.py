@@ -168,14 +168,20 @@ class Producer:
     def wake(self, now: float) -> None:
         """Time has passed, or the store has called: take in what is new, and do what is due."""
         while self._woken:
-            self.make_ready(self._woken.popleft())
+            self._queue(self._woken.popleft())
         timer = self.options.noop
-        if timer.is_due(now) and not self._is_closed:  # not subject to flow control
+        if timer.due_at <= now and not self._is_closed:  # not subject to flow control
             self.noops_sent += 1
             self._answers += DcpNoop(opaque=timer.sent(now)).encode()
         for stream in self._takeovers:
-            if stream.takeover is not None and not stream.ended:
-                stream.takeover.wake(now, self.limits.takeover_s)
+            if stream.takeover is not None:
+                stream.takeover.wake(now)
+
+    @property
+    def wake_at(self) -> float:
+        """When ``wake`` has something to do that only depends on time; infinite if it has not."""
+        takeovers = (stream.takeover.wake_at for stream in self._takeovers if stream.takeover is not None)
+        return min(self.options.noop.due_at, *takeovers) if self._takeovers else self.options.noop.due_at
 
     @property
     def is_ready(self) -> bool:
@@ -270,10 +276,13 @@ class Producer:
 
     def make_ready(self, stream: ProducerStream) -> None:
         """The stream may have something to send that it has to send alone."""
+        self._queue(stream)
+        self._notify()
+
+    def _queue(self, stream: ProducerStream) -> None:
         stream.leave_live()
         if not self._is_closed:
             self._turns.add(stream)
-            self._notify()
 
     def use_options(self, options: ProducerOptions) -> None:
         """For later streams; those that there are keep what they were created with."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from upriver.store.disk.file import Octets
-from upriver.store.log import runs, surveys
+from upriver.store.log.kernels import runs, surveys
 from upriver.store.log.memory import MemoryCheckpoint, MemoryLog
 from upriver.wire.packed import HEADER_SIZE
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from upriver.client.positions import Positions
     from upriver.client.reading import Content, FeedKeywords
     from upriver.client.shared_values import SharedDocument, SharedFile, SharedRow
-    from upriver.model import Document, FailoverLog, OnRollback, Position
+    from upriver.model import Document, FailoverLog, OnRollback
+    from upriver.protocol.position import Position
 
 __version__ = "0.1.0"
 
@@ -55,7 +56,7 @@ _EXPORTS = {
     "Group": "upriver.client.groups",
     "Mutation": "upriver.client.changes",
     "OnRollback": "upriver.model",
-    "Position": "upriver.model",
+    "Position": "upriver.protocol.position",
     "Positions": "upriver.client.positions",
     "RolledBack": "upriver.client.changes",
     "SharedDocument": "upriver.client.shared_values",

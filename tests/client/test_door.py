@@ -23,7 +23,7 @@ from upriver.client._feed.blocking_feed import ChangeFeed
 from upriver.client.options import ConnectKeywords, ConnectOptions
 from upriver.client.reading import FeedKeywords, FeedOptions
 from upriver.errors import ConfigError, KeyNotFound, UnknownCollection, UnknownScope, UpriverError
-from upriver.testing import RunningNode
+from upriver.testing import RunningNode, node
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = [
@@ -32,6 +32,13 @@ PAIRS = [
     (ChangeFeed, AsyncChangeFeed),
 ]
 SPECIAL = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningNode]:
+    """A node of its own: others would see the collections that come and go here."""
+    with node(vbuckets=8) as running:
+        yield running
 
 
 # ---------------------------------------------------------------------------------------------- both sides

@@ -6,13 +6,13 @@ While the caller is busy the connections go on until the flow-control window is 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from upriver.client._feed.feed_base import FeedBase
+from upriver.client._feed.link_policy import LinkPolicy
 from upriver.client.reading import FeedOptions, missed, plan, settled
 from upriver.errors import ConnectFailed, LocalProtocolError, UpriverError
 from upriver.net.aio import Connection, connect
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAINTAIN_S = 0.05
 MOST_WAITING, FEW_WAITING = 4, 2  # bundles; between them reading stops and goes on
-_log = logging.getLogger(__name__)
 
 
 class _Link:
@@ -54,6 +53,7 @@ class AsyncChangeFeed(FeedBase[T]):
     def __init__(self, database: AsyncDatabase, options: FeedOptions, *, batches: bool) -> None:
         super().__init__(options, batches=batches)
         self._database = database
+        self._policy: LinkPolicy  # made with the subscription
         self._connections: dict[Address, Connection] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._maintenance: asyncio.Task[None] | None = None
@@ -87,6 +87,10 @@ class AsyncChangeFeed(FeedBase[T]):
             raise LocalProtocolError("the feed was closed while it was being opened")
         self._subscribe(operations, read, request, manifest)
         self.subscription.lacking = {vb for one in earlier for vb in one.vbuckets or ()}
+        self._policy = LinkPolicy(
+            self.feed, self.subscription.reconnects, database.options.connect_timeout_s, self.subscription.want_map,
+            asyncio.get_running_loop().time(),
+        )  # fmt: skip
         self._earlier = [AsyncChangeFeed(database, one, batches=self._batches) for one in earlier]
         database._feeds.add(self)
         if not self._earlier:
@@ -208,8 +212,7 @@ class AsyncChangeFeed(FeedBase[T]):
         subscription = self.subscription
         link = subscription.feed.links[address]
         try:
-            for event in subscription.feed.received(address, size, now):
-                subscription.reconnects.progressed(address)
+            for event in self._policy.received(address, size, now):
                 subscription.add(event, now)
         except UpriverError as error:
             self._lost(address, error)
@@ -219,23 +222,16 @@ class AsyncChangeFeed(FeedBase[T]):
             return
         connection = self._connections[address]
         connection.write(link.data_to_send())
-        if link.ready:
-            subscription.reconnects.ready(address, now)
         if self._outbox.waiting >= MOST_WAITING:
             connection.pause()
         self._wake.set()
 
     def _lost(self, address: Address, error: OSError | UpriverError) -> None:
-        now = asyncio.get_running_loop().time()
-        _log.info("lost the connection to %s: %s", address, error)
-        self.subscription.reconnects.failed(address, now)
-        self.subscription.feed.lost(address, now)
         if connection := self._connections.pop(address, None):
             connection.close()
-        self.subscription.want_map()
         self._wake.set()
         try:
-            self.subscription.reconnects.forgive(address, error)
+            self._policy.lost(address, error, asyncio.get_running_loop().time())
         except UpriverError as final:
             self._fail(final)
 
@@ -247,17 +243,14 @@ class AsyncChangeFeed(FeedBase[T]):
     async def _maintain(self) -> None:
         """Connect what is missing, let time pass for the feed, and run its chores."""
         loop, subscription = asyncio.get_running_loop(), self.subscription
-        listened_at = loop.time()
         try:
             while not self._failure:
                 now = loop.time()
-                if now - listened_at > 1.0:
-                    subscription.feed.was_away(now - listened_at)  # somebody held up the loop
-                listened_at = now
+                self._policy.begin_round(now)
                 self._start_connecting(now)
                 for event in subscription.feed.tick(now):
                     subscription.add(event, now)
-                self._drop_silent(now)
+                self._drop_dead(now)
                 self._caught_up()
                 self._start_chore(now)
                 await asyncio.sleep(MAINTAIN_S)
@@ -272,20 +265,17 @@ class AsyncChangeFeed(FeedBase[T]):
         if self._chore is None and (chore := self.subscription.chore(now)):
             self._chore = asyncio.create_task(self._database.run(chore))
 
-    def _drop_silent(self, now: float) -> None:
+    def _drop_dead(self, now: float) -> None:
         for address, connection in list(self._connections.items()):
             if connection.paused and (link := self.subscription.feed.links.get(address)):
                 link.heard_at = now  # nobody listens: that silence is not the peer's
-        within_s = self._database.options.connect_timeout_s
-        for address in self.subscription.feed.silent(now):
-            self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
-        for address in self.subscription.feed.late(now, within_s):
-            self._lost(address, ConnectFailed(f"{address} did not accept us within {within_s:g} s"))
+        for address, error in self._policy.dead(now):
+            self._lost(address, error)
 
     def _start_connecting(self, now: float) -> None:
         busy = {task.get_name() for task in self._connecting}
-        for address in self.subscription.feed.wanted() - self._connections.keys():
-            if str(address) not in busy and self.subscription.reconnects.may_try(address, now):
+        for address in self._policy.due(now, self._connections.keys()):
+            if str(address) not in busy:
                 task = asyncio.create_task(self._connect(address), name=str(address))
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)

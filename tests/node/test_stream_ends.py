@@ -116,7 +116,7 @@ def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):
     numbers = range(40, 56)
     for number in numbers:
         keys = [b"%d-%d" % (number, n) for n in range(3000)]
-        node.call(lambda number=number, keys=keys: node.vbucket(number).set_many(keys, [key * 30 for key in keys]))
+        node.call(lambda number=number, keys=keys: node.vbucket(number).bulk.set_many(keys, [key * 30 for key in keys]))
     to_disk(node)
     with producer(node, connection_buffer_size="100000") as raw:
         for number in numbers:

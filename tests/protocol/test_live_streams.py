@@ -96,17 +96,17 @@ class Crowd:
                 reader.read()
 
     def write(self, vbucket: int, key: int, value: bytes) -> None:
-        self.bucket.vbucket(vbucket).set(b"k%d" % key, value)
+        self.bucket.vbucket(vbucket).documents.set(b"k%d" % key, value)
         self.model[vbucket][b"\0k%d" % key] = value
 
     def delete(self, vbucket: int, key: int) -> None:
         if self.model[vbucket].pop(b"\0k%d" % key, None) is not None:
-            self.bucket.vbucket(vbucket).delete(b"k%d" % key)
+            self.bucket.vbucket(vbucket).documents.delete(b"k%d" % key)
 
     def write_durably(self, vbucket: int, key: int, value: bytes) -> None:
         vb = self.bucket.vbucket(vbucket)
-        prepared = vb.prepare(b"k%d" % key, value, 0, level=1)
-        vb.commit(b"k%d" % key, 0, prepared.seqno)
+        prepared = vb.durable.prepare(b"k%d" % key, value, 0, level=1)
+        vb.durable.commit(b"k%d" % key, 0, prepared.seqno)
         self.model[vbucket][b"\0k%d" % key] = value
 
     def new_collection(self) -> None:

@@ -152,16 +152,16 @@ def apply(world: World, model: dict[tuple[int, bytes], bytes], step: int, write:
     key, vb = b"k%d" % number, world.vbucket
     if kind == "set":
         model[collection, key] = b"v%d" % step
-        vb.set(key, model[collection, key], collection)
+        vb.documents.set(key, model[collection, key], collection)
     elif kind == "delete" and model.pop((collection, key), None) is not None:
-        vb.delete(key, collection)
+        vb.documents.delete(key, collection)
     elif kind == "prepare":
-        prepared = vb.prepare(key, b"p%d" % step, collection, level=1)
+        prepared = vb.durable.prepare(key, b"p%d" % step, collection, level=1)
         if step % 2:
-            vb.commit(key, collection, prepared.seqno)
+            vb.durable.commit(key, collection, prepared.seqno)
             model[collection, key] = b"p%d" % step
         else:
-            vb.abort(key, collection, prepared.seqno)
+            vb.durable.abort(key, collection, prepared.seqno)
     elif kind in ("flush", "forget"):
         world.bucket.flush()
         if kind == "forget":
@@ -332,7 +332,7 @@ def test_a_disk_that_cannot_be_read_ends_that_stream_only(tmp_path: Path, monkey
 def test_streams_share_the_connection_by_turns(tmp_path: Path):
     """Two streams with much to send: neither waits until the other has sent everything."""
     world = World(tmp_path, True, enable_stream_id="true")
-    world.vbucket.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
+    world.vbucket.bulk.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
     world.bucket.flush()
     world.bucket.trim_memory()
     world.request(b'{"sid":1}')
@@ -347,7 +347,7 @@ def test_streams_share_the_connection_by_turns(tmp_path: Path):
 
 def test_backfills_one_after_the_other_if_the_client_wants_that(tmp_path: Path):
     world = World(tmp_path, True, enable_stream_id="true", backfill_order="sequential")
-    world.vbucket.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
+    world.vbucket.bulk.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
     world.bucket.flush()
     world.bucket.trim_memory()
     for sid in (1, 2, 3):

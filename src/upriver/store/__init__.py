@@ -4,13 +4,14 @@
 """
 
 from upriver.store.bucket import Bucket
-from upriver.store.collections.manifest import CollectionEntry, Event, Manifest, ScopeEntry
+from upriver.store.collections.manifest import CollectionEntry, Manifest, ManifestEvent, ScopeEntry
 from upriver.store.disk.file import claim
 from upriver.store.documents import Stored
+from upriver.store.log.blocks import record_on_disk
 from upriver.store.log.stream import StreamSource, live_after
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
-from upriver.store.withmeta import WithMeta
+from upriver.store.withmeta import WithMetaOption
 from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 __all__ = [
@@ -19,8 +20,8 @@ __all__ = [
     "Durability",
     "End",
     "EndReason",
-    "Event",
     "Manifest",
+    "ManifestEvent",
     "NewSnapshot",
     "OsoEnd",
     "OsoStart",
@@ -32,7 +33,8 @@ __all__ = [
     "StreamEvent",
     "StreamSource",
     "VBucket",
-    "WithMeta",
+    "WithMetaOption",
     "claim",
     "live_after",
+    "record_on_disk",
 ]

@@ -20,7 +20,7 @@ _UPR_KINDS = {UprMutation: RecordKind.MUTATION, UprDeletion: RecordKind.DELETION
 def apply_message(replica: ReplicaVbucket, message: Message, collections: bool) -> int:
     """Store what one message says; the seqno that the stream is at now."""
     if isinstance(message, SeqnoAdvanced):
-        replica.advance(message.by_seqno)
+        replica.replication.advance(message.by_seqno)
         return message.by_seqno
     if isinstance(message, SystemEvent):
         return _apply_event(replica, message)
@@ -42,7 +42,7 @@ def _apply_event(replica: ReplicaVbucket, message: SystemEvent) -> int:
         RecordKind.SYSTEM_EVENT, key, value, seqno=message.by_seqno, cas=message.cas, collection_id=collection_id,
         extra=event << 8 | version,
     )  # fmt: skip
-    replica.apply_records(record)
+    replica.replication.apply_records(record)
     return message.by_seqno
 
 
@@ -61,7 +61,7 @@ def _apply_prepare(replica: ReplicaVbucket, message: Prepare, collections: bool)
         collection_id=collection_id,
         extra=message.durability_level << 8 | message.deleted,
     )  # fmt: skip
-    replica.apply_records(record)
+    replica.replication.apply_records(record)
     return message.by_seqno
 
 
@@ -81,9 +81,9 @@ def _usable_cas(replica: ReplicaVbucket, cas: int) -> int:
 def _complete(replica: ReplicaVbucket, message: Commit | Abort, collections: bool) -> int:
     collection_id, key = _split(message.key, collections)
     if isinstance(message, Commit):
-        replica.commit_replica(key, collection_id, message.prepared_seqno, message.commit_seqno)
+        replica.replication.commit(key, collection_id, message.prepared_seqno, message.commit_seqno)
         return message.commit_seqno
-    replica.abort_replica(key, collection_id, message.prepared_seqno, message.abort_seqno)
+    replica.replication.abort(key, collection_id, message.prepared_seqno, message.abort_seqno)
     return message.abort_seqno
 
 
@@ -103,5 +103,5 @@ def _apply_upr_document(
         rev_seqno=message.rev_seqno, cas=_usable_cas(replica, message.cas), datatype=datatype, flags=flags,
         time=expiry, collection_id=collection_id,
     )  # fmt: skip
-    replica.apply_records(record)
+    replica.replication.apply_records(record)
     return message.by_seqno

@@ -179,7 +179,7 @@ class Consumer(StreamSetup):
             if stream.dialect is Dialect.UPR:
                 self._widen_snapshot(stream, replica, seqno)
             pack = self._received.pack_one if isinstance(rows, int) else self._received.pack
-            replica.apply_records(pack(columns, rows, replica))  # type: ignore[arg-type]
+            replica.replication.apply_records(pack(columns, rows, replica))  # type: ignore[arg-type]
         except StatusError as error:
             self._break(stream)
             self._refuse_rows(columns, np.atleast_1d(np.asarray(rows, np.int64)), vb, error.status)
@@ -228,7 +228,7 @@ class Consumer(StreamSetup):
 
     def _widen_snapshot(self, stream: PassiveStream, replica: ReplicaVbucket, seqno: int) -> None:
         """A bare marker of UPR says nothing about its range: one more than what came is as much as we can say."""
-        replica.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
+        replica.replication.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
 
     def _stream_status(self, vb: int, opaque: int) -> Status | None:
         """None if a message with this opaque belongs to a live stream; SUCCESS if it is to be swallowed (15.3)."""
@@ -342,7 +342,7 @@ class Consumer(StreamSetup):
     def _upr_snapshot_is_complete(replica: ReplicaVbucket) -> None:
         """The next marker, or the end, is what says so."""
         if replica.state in (VbucketState.REPLICA, VbucketState.PENDING):
-            replica.begin_snapshot(replica.high_seqno, replica.high_seqno, MarkerFlag.MEMORY)
+            replica.replication.begin_snapshot(replica.high_seqno, replica.high_seqno, MarkerFlag.MEMORY)
 
     def _apply_item(self, stream: PassiveStream, replica: ReplicaVbucket, message: Message) -> None:
         if stream.dialect is Dialect.UPR:
@@ -374,7 +374,7 @@ class Consumer(StreamSetup):
         return True
 
     def _marker(self, stream: PassiveStream, start: int, end: int, flags: int, purge_seqno: int = 0) -> None:
-        self.store.vbucket(stream.vbucket).begin_snapshot(start, end, flags, purge_seqno)
+        self.store.vbucket(stream.vbucket).replication.begin_snapshot(start, end, flags, purge_seqno)
         self._table.snapshot(stream.vbucket, start, end)
         stream.snapshot_start, stream.snapshot_end = start, end
         stream.ack_marker = bool(flags & _ACK)

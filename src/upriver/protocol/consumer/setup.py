@@ -162,7 +162,7 @@ class StreamSetup:
         replica = self.store.vbucket(stream.vbucket)
         if replica.state not in (VbucketState.REPLICA, VbucketState.PENDING):
             raise StatusError.of(Status.NOT_MY_VBUCKET)
-        replica.replace_failover_log(response.entries)
+        replica.replication.replace_failover_log(response.entries)
         stream.phase = StreamPhase.LIVE
         stream.snapshot_start = replica.high_seqno
         self._answer(stream, Status.SUCCESS)

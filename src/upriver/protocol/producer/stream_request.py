@@ -22,7 +22,7 @@ from upriver.errors import (
     UnknownCollection,
     UnknownScope,
 )
-from upriver.model import DEFAULT_COLLECTION, SEQNO_MAX, Position, VbucketState
+from upriver.model import DEFAULT_COLLECTION, SEQNO_MAX, Claim, VbucketState
 from upriver.protocol import history
 from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.source import SourceManifest, SourceVbucket
@@ -190,7 +190,7 @@ def _no_such_stream_yet(attempt: Attempt) -> None:
 
 
 def _history(attempt: Attempt) -> None:
-    wanted = Position(attempt.vbuuid, attempt.start, attempt.snap_start, attempt.snap_end)
+    wanted = Claim(attempt.vbuuid, attempt.start, attempt.snap_start, attempt.snap_end)
     strict = attempt.asks(StreamFlag.STRICT_VB_UUID)
     known_purge_seqno = attempt.value.purge_seqno or 0
     _obey(history.decide(_facts(attempt), wanted, strict=strict, known_purge_seqno=known_purge_seqno))

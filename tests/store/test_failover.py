@@ -9,7 +9,7 @@ import pytest
 
 from tests.store.store_support import SMALL, changes, open_bucket, records
 from upriver.errors import KeyNotFound, NotMyVbucket
-from upriver.model import Position, VbucketState
+from upriver.model import Claim, VbucketState
 from upriver.protocol.history import Accept, History, RollbackTo, decide
 from upriver.store import End, EndReason, Run, SnapshotStart
 from upriver.store.upkeep import rollback as rollback_module
@@ -82,11 +82,11 @@ def test_the_one_thing_every_peer_gets_wrong(buckets):
     assert tuple(successor.failover_log.entries[0]) == (successor.uuid, 60)
     assert successor.documents.get(b"doc").value == b"30"
 
-    honest = Position(uuid, 50, marker.start, marker.end)
+    honest = Claim(uuid, 50, marker.start, marker.end)
     assert decide(history(successor), honest) == RollbackTo(0)
     assert state_of(changes(successor.stream(0)))[b"doc"] == b"30"
 
-    lie = Position(uuid, 50, 50, 50)
+    lie = Claim(uuid, 50, 50, 50)
     assert decide(history(successor), lie) == Accept()
     assert b"doc" not in state_of(received + changes(successor.stream(50)))  # lost for ever, silently
 
@@ -137,7 +137,7 @@ def test_a_clean_restart_changes_nothing_and_a_crash_branches(tmp_path):
     stored = vb.documents.set(b"c", b"1")
     assert (stored.seqno, stored.vbuuid) == (3, vb.uuid)
     assert stored.cas > cas
-    reader_of_the_lost_tail = Position(first.uuid, 3, 3, 3)
+    reader_of_the_lost_tail = Claim(first.uuid, 3, 3, 3)
     assert decide(history(vb), reader_of_the_lost_tail) == RollbackTo(2)
     bucket.abandon()
 

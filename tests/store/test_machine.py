@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.store.store_support import SMALL, open_bucket, records
 from upriver.errors import KeyNotFound
-from upriver.model import FailoverLog, Position, VbucketState
+from upriver.model import Claim, FailoverLog, VbucketState
 from upriver.protocol.history import Accept, History, RollbackTo, decide
 from upriver.store import Run, SnapshotStart
 from upriver.store.index import keyindex
@@ -102,13 +102,13 @@ class Reader:
     def __init__(self) -> None:
         self.versions: list[Version] = []
         self.consistent = [0]
-        self.position = Position()
+        self.position = Claim()
 
     def forget_above(self, seqno: int) -> None:
         point = max(c for c in self.consistent if c <= seqno)
         self.consistent = [c for c in self.consistent if c <= point]
         self.versions = [version for version in self.versions if version[0] <= point]
-        self.position = Position(self.position.vbuuid, point, point, point)
+        self.position = Claim(self.position.vbuuid, point, point, point)
 
 
 class Histories(RuleBasedStateMachine):
@@ -213,11 +213,11 @@ class Histories(RuleBasedStateMachine):
             node.bucket.flush()  # the rest of a snapshot may have to come from disk
         self._pump(node, replica, wanted, most)
 
-    def _position_of(self, vb) -> Position:
+    def _position_of(self, vb) -> Claim:
         start = vb.high_seqno
         if vb.snapshot_complete:
-            return Position(vb.uuid if start else 0, start, start, start)
-        return Position(vb.uuid if start else 0, start, min(vb.snap_start, start), vb.snap_end)
+            return Claim(vb.uuid if start else 0, start, start, start)
+        return Claim(vb.uuid if start else 0, start, min(vb.snap_start, start), vb.snap_end)
 
     def _roll_back(self, node: Node, to: int) -> None:
         point = node.vb.rollback(to)
@@ -225,7 +225,7 @@ class Histories(RuleBasedStateMachine):
         node.truncate(point)
         assert all(entry.seqno <= point for entry in node.vb.failover_log)
 
-    def _pump(self, node: Node, replica: Node, wanted: Position, most: int) -> None:
+    def _pump(self, node: Node, replica: Node, wanted: Claim, most: int) -> None:
         vb = replica.vb
         source = node.vb.stream(wanted.seqno, snap_start=wanted.snap_start, snap_end=wanted.snap_end)
         while most > 0 and (event := source.poll()) is not None:
@@ -305,7 +305,7 @@ class Histories(RuleBasedStateMachine):
         if p.seqno == p.snap_end == node.vb.high_seqno:
             assert fold(reader.versions) == node.state
 
-    def _take(self, run: Run, snapshot: SnapshotStart, p: Position, most: int) -> Position:
+    def _take(self, run: Run, snapshot: SnapshotStart, p: Claim, most: int) -> Claim:
         reader = self.reader
         whole = list(records(run))
         stop_early = most < 2 and len(whole) > 1
@@ -315,10 +315,10 @@ class Histories(RuleBasedStateMachine):
         for record in taken:
             assert max(p.seqno, snapshot.start - 1) < record.seqno <= snapshot.end
             reader.versions.append(version_of(record))
-            p = Position(p.vbuuid, record.seqno, min(snapshot.start, p.seqno), snapshot.end)
+            p = Claim(p.vbuuid, record.seqno, min(snapshot.start, p.seqno), snapshot.end)
         if not stop_early and run.upto == snapshot.end:
             reader.consistent.append(run.upto)
-            p = Position(p.vbuuid, run.upto, run.upto, run.upto)
+            p = Claim(p.vbuuid, run.upto, run.upto, run.upto)
         return p
 
     @invariant()

@@ -16,19 +16,21 @@ from upriver.errors import ConfigError, CorruptStore, UpriverError
 from upriver.node import log, warmup
 from upriver.node.access import auth
 from upriver.node.access.connection_limits import ConnectionLimits
+from upriver.node.access.tls import tls_context
 from upriver.node.buckets import Buckets, NodeBucket
 from upriver.node.budget import Memory
 from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress
 from upriver.node.cluster.durability import SyncWrites
 from upriver.node.cluster.kept_map import KeptMap
 from upriver.node.cluster.map_pushes import push_map
-from upriver.node.commands import handlers as commands
+from upriver.node.commands.table import COMMANDS
 from upriver.node.connection import ClientConnection
 from upriver.node.data_directory import DataDirectory
-from upriver.node.dcp.producer import SendBuffers
 from upriver.node.housekeeping import Housekeeping
+from upriver.node.http import routes
 from upriver.node.options import VERSION, NodeOptions
 from upriver.node.persistence import PersistenceWaits
+from upriver.protocol.producer.memory import ProducerMemory
 
 if TYPE_CHECKING:
     from upriver.node.http.routes import HttpServer
@@ -42,9 +44,10 @@ class Node:
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
         self.version = VERSION
+        self.commands = COMMANDS
         self.connections: set[ClientConnection] = set()
         self.logins = auth.Logins()
-        self.send_buffers = SendBuffers()
+        self.producer_memory = ProducerMemory()
         self.started = time.monotonic()
         self.kv_port = self.http_port = self.tls_port = 0
         self.connection_limits = ConnectionLimits(options.limits)
@@ -59,7 +62,6 @@ class Node:
     async def start(self) -> None:
         """Serve. Raises what keeps the node from serving at all, and then leaves everything as it found it."""
         self.loop = asyncio.get_running_loop()
-        commands.register_all()
         self._directory = DataDirectory.claim(self.options.data)
         try:
             await self._start()
@@ -76,7 +78,7 @@ class Node:
         )
         await self.loop.run_in_executor(None, warmup.warm_up)
         self._open_buckets()
-        self.users = commands.load_users(options)
+        self.users = auth.load(options)
         self._users_seen = self.users.version
         await self._listen()
         self._housekeeping.start()
@@ -101,14 +103,14 @@ class Node:
         self.kv_port = await self._bind(options.kv_port)
         if options.tls_port is not None:
             self.tls_port = await self._bind(options.tls_port, tls=True)
-        self._http = await commands.start_http(self)
+        self._http = await routes.start(self)
         self.http_port = self._http.port
         for server in self._servers:
             await server.start_serving()
         await self._http.serve()
 
     async def _bind(self, port: int, tls: bool = False) -> int:
-        context = commands.tls_context(self.options) if tls else None
+        context = tls_context(self.options) if tls else None
         server = await self.loop.create_server(
             partial(ClientConnection, self, tls),
             self.options.host,

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from upriver.errors import InvalidArguments, KeyNotFound
-from upriver.node.dispatch import Handler
+from upriver.node.dispatch import command
 from upriver.node.stats import collections as stats_collections
 from upriver.node.stats import dcp as stats_dcp
 from upriver.node.stats import general as stats_general
 from upriver.node.stats import keys as stats_keys
 from upriver.node.stats import vbuckets as stats_vbuckets
 from upriver.node.stats.query import Figures, Query
-from upriver.wire import Message
 from upriver.wire.messages.session import Stat
 
 if TYPE_CHECKING:
@@ -95,5 +94,4 @@ def _shown(value: object) -> bytes:
     return str(value).encode()
 
 
-HANDLERS: dict[type[Message], Handler] = {Stat: stat}
-BUCKETLESS: frozenset[type[Message]] = frozenset({Stat})
+COMMANDS = (command(Stat, stat, needs_bucket=False),)

@@ -102,5 +102,8 @@ def responses(query: Query) -> Figures:
 
 def connections(query: Query) -> Figures:
     for conn in sorted(query.conn.node.connections, key=lambda each: each.id):
-        described = {**conn.stats(), "bucket": conn.bucket.name if conn.bucket else "", "dcp": conn.dcp is not None}
+        described = {
+            "connection": conn.id, "peer": conn.peer, "user": conn.user, "agent": conn.agent,
+            "bucket": conn.bucket.name if conn.bucket else "", "dcp": conn.dcp is not None,
+        }  # fmt: skip
         yield str(conn.id), json.dumps(described)

@@ -19,7 +19,7 @@ from upriver.store.log.blocks import blocks_after
 from upriver.store.log.kernels import surveys
 from upriver.store.log.scan import DiskScan
 from upriver.store.log.stretch import Stretch, stretch_after
-from upriver.wire.source_events import End, EndReason, Live, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -28,7 +28,7 @@ MEMORY, DISK, CHECKPOINT = 0x01, 0x02, 0x04
 OSO_SHARE_SMALL, OSO_SHARE_LARGE, OSO_SMALL_BYTES = 0.005, 0.04, 256
 
 
-def live_after(vbucket: VBucket, position: int) -> Live | None:
+def live_after(vbucket: VBucket, position: int) -> NewSnapshot | None:
     """What readers lack who have everything up to ``position``, if that is one whole snapshot in memory."""
     with vbucket.shared.lock:
         checkpoints = vbucket.memory.checkpoints
@@ -44,7 +44,7 @@ def live_after(vbucket: VBucket, position: int) -> Live | None:
             return None
         at = checkpoint.end[row - 1] if row else 0
         size = checkpoint.end[row] - at
-        return Live(position + 1, checkpoint.last[row], row == 0, checkpoint.address + at, size, checkpoint.data)
+        return NewSnapshot(position + 1, checkpoint.last[row], row == 0, checkpoint.address + at, size, checkpoint.data)
 
 
 class StreamSource:

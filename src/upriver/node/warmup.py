@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 from upriver.model import VbucketState
-from upriver.node.subdoc.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
 from upriver.wire import Context, json_text
 from upriver.wire.bulk.decode import BulkDecoder
@@ -26,7 +25,6 @@ def warm_up() -> None:
     encoder.encode(run, out)
     _receive(bytes(out.view()))
     ShapingEncoder(FrameOptions(), ValueShape(force_compression=True, snappy=True), ScratchMemory()).encode(run, out)
-    crc32c(run)
     json_text.find_member(b"[[]]", json_text.depth_of(b"[]"))
     with tempfile.TemporaryDirectory(prefix="upriver-warm-up-") as scratch:
         _warm_up_store(Path(scratch) / "active", encoder, out)

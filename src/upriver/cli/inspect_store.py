@@ -1,4 +1,4 @@
-"""``upriver inspect --check DIR``: is everything in a data directory as it was written?"""
+"""``upriver inspect --check DIR``: compare everything in a data directory with its checksums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from upriver.errors import ConfigError
 
 
 def check_directory(path: Path, as_json: bool) -> bool:
-    """Print what is damaged below a data directory, or in one bucket's; True if nothing is."""
+    """Print what is damaged in a data directory of a node, or of one bucket; True if nothing is."""
     from upriver.store.upkeep.check import Finding, Looked, check_bucket
 
     buckets = _buckets(path)

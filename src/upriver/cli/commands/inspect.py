@@ -1,6 +1,6 @@
 """``upriver inspect``: who owns which vbucket, seqnos, failover logs, and how far behind a checkpoint is.
 
-With ``--check`` it looks at a data directory instead.
+With ``--check`` it reads a data directory instead.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _saved(path: Path | None) -> Positions | None:
 
 
 def report(db: Database, only: tuple[int, ...], saved: Positions | None) -> dict[str, Any]:
-    """What there is to say, as one JSON value."""
+    """All of it as one JSON value."""
     topology, seqnos = db.topology, db.high_seqnos(complete=False)
     wanted = [vb for vb in (only or range(topology.vbuckets)) if vb in seqnos]
     logs = db.failover_logs(wanted)

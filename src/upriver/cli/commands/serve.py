@@ -74,7 +74,7 @@ def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any)
 async def _serve(options: Any) -> None:
     from upriver.node.server import serve as start
 
-    node = await _patiently(asyncio.ensure_future(start(options)))
+    node = await _started(asyncio.ensure_future(start(options)))
     collecting = asyncio.create_task(_collect_rarely(node))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -92,8 +92,8 @@ async def _serve(options: Any) -> None:
     await node.stop()
 
 
-async def _patiently(starting: asyncio.Future[Any]) -> Any:
-    """Wait for a node to start; the first time on a machine it compiles, and whoever waits should know."""
+async def _started(starting: asyncio.Future[Any]) -> Any:
+    """Wait for a node to start, and say so if that takes long: the first start on a machine compiles."""
     await asyncio.wait([starting], timeout=SILENT_START_S)
     if not starting.done():
         click.echo("still starting: the first start on a machine compiles, which may take a minute", err=True)
@@ -101,9 +101,9 @@ async def _patiently(starting: asyncio.Future[Any]) -> Any:
 
 
 async def _collect_rarely(node: Any) -> None:
-    """Full garbage collections by the clock, and rarely while there is much to look at: they hold up all clients.
+    """Run full garbage collections once a minute, and less often with many streams: they stop all clients meanwhile.
 
-    What is loaded by now stays for good and is left out of them; closed connections and streams are freed without.
+    Objects that exist by now are left out of them for good. Closed connections and streams are freed without them.
     """
     gc.collect()
     gc.freeze()

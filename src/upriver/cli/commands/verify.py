@@ -27,8 +27,8 @@ from upriver.lake.report import counted
 def verify(view: str, strict: bool, as_json: bool, **given: Any) -> None:
     """Compare the tables with the bucket at CONNECTION, while both go on.
 
-    Late is only what was changed after the offsets that the sync has committed. Exit code 0: equal; 1: something
-    differs (its keys are shown), or could not be compared.
+    A change after the offsets that the sync has committed counts as late, not as a difference. Exit code 0: equal; 1:
+    something differs (its keys are shown), or could not be compared.
     """
     from upriver.lake.verify.judge import verify as compare
 

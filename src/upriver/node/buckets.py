@@ -83,11 +83,16 @@ class NodeBucket:
     def uuid(self) -> str:
         return f"{self.store.uuid:032x}"
 
-    def set_state(self, vbucket_id: int, state: VbucketState, **how: Any) -> VBucket:
+    def set_state(
+        self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False,
+        topology: Any = None, durable: bool = True,
+    ) -> VBucket:  # fmt: skip
         """Change a vbucket's state, and wake requests that wait for that (7.4)."""
-        vbucket = self.store.set_state(vbucket_id, state, **how)
+        vbucket = self.store.set_state(
+            vbucket_id, state, takeover=takeover, silent=silent, topology=topology, durable=durable
+        )
         self._state_changed(vbucket_id)
-        if state is VbucketState.ACTIVE and not how.get("takeover"):
+        if state is VbucketState.ACTIVE and not takeover:
             self.passive_streams.kill(vbucket_id)  # 7.2
         self.sync_writes.state_changed(vbucket)
         return vbucket
@@ -106,7 +111,7 @@ class NodeBucket:
             self.sync_writes.state_changed(self.store.vbucket(vbucket_id))
 
     def on_disk(self) -> asyncio.Future[None]:
-        """A future: done when everything written before this call is on disk, or at once while persistence is stopped."""
+        """Done when everything written before is on disk, or at once while persistence is stopped."""
         return asyncio.get_running_loop().run_in_executor(None, self.store.settle)
 
     def delete_vbucket(self, vbucket_id: int) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,7 +248,7 @@ class SyncProcess:
                 self.rows += said["rows"]
                 self.rollbacks += said["rollbacks"]
 
-    def wait_for(self, done: Any, timeout_s: float) -> None:
+    def wait_for(self, done: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not done():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -99,14 +99,15 @@ class _JsonLines:
         self._file.close()
 
 
-def _sink(kind: str, path: Path) -> Any:
+def _sink(kind: str, path: Path) -> _Sink:
     if kind == "jsonl":
         return _JsonLines(path)
     import pyarrow.parquet as pq
 
     from upriver.records.schema import CHANGES
 
-    return pq.ParquetWriter(path, CHANGES, compression="zstd")
+    sink: _Sink = pq.ParquetWriter(path, CHANGES, compression="zstd")
+    return sink
 
 
 class _Dump:
@@ -152,7 +153,7 @@ class _Dump:
         if not self._feed.catching_up:  # or a dump that dies now would write these parts twice
             self._checkpoint.save(self._feed.positions(), parts=self._next - 1)
 
-    def _with_progress(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _with_progress(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from upriver.cli.progress import progress_bar
 
         ends, starts = self._feed.feed.request.ends, self._feed.feed.request.starts

@@ -19,6 +19,7 @@ from upriver.errors import ConfigError
 if TYPE_CHECKING:
     from upriver.client.blocking import Database
     from upriver.client.positions import Positions
+    from upriver.model import FailoverLog
 
 
 @click.command(cls=ConnectingCommand)
@@ -74,7 +75,7 @@ def report(db: Database, only: tuple[int, ...], saved: Positions | None) -> dict
     return found
 
 
-def _vbucket(db: Database, vb: int, high: int, log: Any, saved: Positions | None) -> dict[str, Any]:
+def _vbucket(db: Database, vb: int, high: int, log: FailoverLog, saved: Positions | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "vbucket": vb, "node": str(db.topology.active(vb)), "high_seqno": high, "vbuuid": f"{log.uuid:x}",
         "failover_log": [{"uuid": f"{e.uuid:x}", "seqno": e.seqno} for e in log],

@@ -9,11 +9,15 @@ import logging
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from upriver.errors import ConfigError
+
+if TYPE_CHECKING:
+    from upriver.node.options import NodeOptions
+    from upriver.node.server import Node
 
 DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
 COLLECT_S = 60.0
@@ -58,7 +62,7 @@ def serve(**options: Any) -> None:
     run(_serve(_node_options(**options)))
 
 
-def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any) -> Any:
+def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any) -> NodeOptions:
     from upriver.node.options import NodeOptions
     from upriver.store import Durability, StoreOptions
 
@@ -71,7 +75,7 @@ def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any)
     return NodeOptions(plain_without_tls=not no_plain, store=store, **options)
 
 
-async def _serve(options: Any) -> None:
+async def _serve(options: NodeOptions) -> None:
     from upriver.node.server import serve as start
 
     node = await _started(asyncio.ensure_future(start(options)))
@@ -92,7 +96,7 @@ async def _serve(options: Any) -> None:
     await node.stop()
 
 
-async def _started(starting: asyncio.Future[Any]) -> Any:
+async def _started(starting: asyncio.Future[Node]) -> Node:
     """Wait for a node to start, and say so if that takes long: the first start on a machine compiles."""
     await asyncio.wait([starting], timeout=SILENT_START_S)
     if not starting.done():
@@ -100,16 +104,18 @@ async def _started(starting: asyncio.Future[Any]) -> Any:
     return await starting
 
 
-async def _collect_rarely(node: Any) -> None:
+async def _collect_rarely(node: Node) -> None:
     """Run full garbage collections once a minute, and less often with many streams: they stop all clients meanwhile.
 
     Objects that exist by now are left out of them for good. Closed connections and streams are freed without them.
     """
+    from upriver.node.dcp.producer import Producer
+
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
     for each in itertools.count(1):
         await asyncio.sleep(COLLECT_S)
-        streams = sum(len(conn.dcp.streams) for conn in node.connections if hasattr(conn.dcp, "streams"))
+        streams = sum(len(conn.dcp.streams) for conn in node.connections if isinstance(conn.dcp, Producer))
         if streams < MANY_STREAMS or each % MANY_ROUNDS == 0:
             gc.collect()

@@ -12,8 +12,8 @@ import upriver
 
 ENCODE = """
 from upriver.wire import packed
-from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_packed
-print(encode_packed(packed.pack(0, b"\\0k", seqno=1), 0, 9, SendBuffer(), FrameOptions()).records_sent)
+from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
+print(PackedEncoder(FrameOptions()).encode(packed.pack(0, b"\\0k", seqno=1), SendBuffer()).records_sent)
 """
 
 

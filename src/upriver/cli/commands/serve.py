@@ -109,13 +109,13 @@ async def _collect_rarely(node: Node) -> None:
 
     Objects that exist by now are left out of them for good. Closed connections and streams are freed without them.
     """
-    from upriver.node.dcp.producer import Producer
+    from upriver.node.dcp.producer import ProducerRole
 
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
     for each in itertools.count(1):
         await asyncio.sleep(COLLECT_S)
-        streams = sum(len(conn.dcp.streams) for conn in node.connections if isinstance(conn.dcp, Producer))
+        streams = sum(len(conn.dcp.machine.streams) for conn in node.connections if isinstance(conn.dcp, ProducerRole))
         if streams < MANY_STREAMS or each % MANY_ROUNDS == 0:
             gc.collect()

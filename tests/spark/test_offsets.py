@@ -52,14 +52,14 @@ def test_an_offset_has_exactly_one_text(offset):
 def test_1024_vbuckets_stay_below_40_kilobytes(worst):
     rng = random.Random(7)
 
-    def place() -> Place:
+    def new_file_name() -> Place:
         seqno = rng.randint(10**9, 10**10) if worst else rng.randint(10**6, 10**9)
         behind = [10**8, 10**5, 10**3, 0] if worst else [70_000, 900, 20, 0]
         return Place(rng.getrandbits(64 if worst else 48), seqno, tuple(seqno - b for b in reversed(behind)), 3 * worst)
 
     every = frozenset(range(1024))
     some = {"rollbacks": every, "unread": every} if worst else {}
-    offset = Offset(tuple(place() for _ in range(1024)), reads=every, bucket="f" * 32, **some)
+    offset = Offset(tuple(new_file_name() for _ in range(1024)), reads=every, bucket="f" * 32, **some)
     text = json.dumps(offset.to_json())
     assert len(text) <= LIMIT_BYTES
     back = Offset.from_json(json.loads(text))

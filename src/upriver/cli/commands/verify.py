@@ -38,8 +38,8 @@ def verify(config: str | None, view: str, strict: bool, as_json: bool, **given: 
     Late is only what was changed after the offsets that the sync has committed. Exit code 0: equal; 1: something
     differs (its keys are shown), or could not be compared.
     """
+    from upriver.lake import compare
     from upriver.lake.options import SyncOptions
-    from upriver.lake.verify.judge import verify as compare
 
     if config is None and not (given["connection"] and given["to"]):
         raise click.UsageError("verify needs CONNECTION and --to, or a --config file that has them")
@@ -48,7 +48,7 @@ def verify(config: str | None, view: str, strict: bool, as_json: bool, **given: 
     wrong = False
     for result in found:
         wrong |= not result.equal or (strict and result.late > 0)
-        click.echo(json.dumps(result.plain()) if as_json else _sentence(result))
+        click.echo(json.dumps(result.to_json()) if as_json else _sentence(result))
     if not as_json:
         total = sum(result.differences for result in found)
         judged = "current with its tail" if view == "fresh" else "current alone, without its tail"
@@ -61,7 +61,7 @@ def _counted(differences: int) -> str:
 
 
 def _sentence(result: Any) -> str:
-    from upriver.lake.verify.judge import KINDS, MAX_KEYS
+    from upriver.lake.verify.comparison import KINDS, MAX_KEYS
 
     rows = f"{result.table_rows:,} rows" if result.has_table else "no table"
     text = f"{result.name}: {result.bucket_rows:,} documents, {rows}: "

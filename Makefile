@@ -11,12 +11,16 @@ FUZZERS := frames value bulk
 PURE := src/upriver/errors.py src/upriver/model.py src/upriver/wire src/upriver/protocol src/upriver/cli/wire_print.py
 
 .PHONY: help demo test lint unit unit-spark unit-others doctest bench fuzz chaos chaos-store chaos-spark soak install
-.PHONY: attacks fuzz-live system-packages clean
+.PHONY: attacks fuzz-live nightly quick coverage hooks system-packages clean
 
 help:
 	@echo "make demo         the whole pipeline on this machine"
 	@echo "make test         ruff, mypy, import rules, every test, every example in the documents"
+	@echo "make quick        the inner loop: lint and the tests that need no process, in a minute"
 	@echo "make lint         ruff, mypy and import rules only"
+	@echo "make hooks        run lint before every commit"
+	@echo "make coverage     which lines no test reaches; an HTML report in .coverage-html"
+	@echo "make nightly      properties with new examples, many more of them; EXAMPLES=n"
 	@echo "make bench        benchmark tables; TABLE=wire for one of them"
 	@echo "make fuzz         each fuzzer for FUZZ_SECONDS (60)"
 	@echo "make chaos        a cluster under fire; SEED=n MINUTES=m"
@@ -30,7 +34,7 @@ help:
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "upriver needs Python 3.11 or later; set PYTHON=")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,connect,metrics,srv,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,connect,metrics,srv,capture,dev]'
 	@touch $@
 
 install: $(INSTALLED)
@@ -39,6 +43,12 @@ demo: install
 	@$(BIN)/upriver demo
 
 test: install system-packages lint doctest unit
+
+# What needs no process, no socket and no Spark, on all cores. `make test` is what decides.
+QUICK := tests/wire tests/protocol tests/records tests/test_files.py tests/test_house.py tests/test_citations.py
+
+quick: install lint
+	$(BIN)/pytest --quiet -n auto -m "not slow" $(QUICK)
 
 lint: install
 	$(BIN)/ruff check .
@@ -58,6 +68,16 @@ unit-spark: install
 
 unit-others: install
 	$(BIN)/pytest --quiet --ignore=tests/spark
+
+# Hypothesis explores here: other examples in every run, and far more of them than `make test` has time for.
+nightly: install
+	UPRIVER_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/pytest --quiet -n auto --timeout=3600 --hypothesis-profile=nightly --ignore=tests/spark
+
+coverage: install
+	$(BIN)/pytest --quiet -n auto --ignore=tests/spark --cov=upriver --cov-branch --cov-report=html:.coverage-html --cov-report=term:skip-covered
+
+hooks: install
+	$(BIN)/pre-commit install
 
 bench: install
 	@for table in $(or $(TABLE:%=bench/%.py),$(wildcard bench/*.py)); do $(BIN)/python $$table || exit 1; done
@@ -97,5 +117,5 @@ system-packages:
 	else echo "libmemcached-tools is missing (apt-get install libmemcached-tools): the tests that use it are skipped"; fi
 
 clean:
-	rm -rf $(VENV) .fuzz .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) .fuzz .demo .coverage .coverage-html .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

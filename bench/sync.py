@@ -32,10 +32,10 @@ from upriver import testing
 from upriver.errors import TemporaryFailure
 from upriver.lake import read
 from upriver.lake.apply.policy import TableOptions
+from upriver.lake.apply.upkeep import fold_log, fold_tail
 from upriver.lake.change_log import write_log
 from upriver.lake.layout import Lake
 from upriver.lake.tables import Tables
-from upriver.lake.upkeep import fold_log, fold_tail
 from upriver.model import VbucketState, vbucket_of
 from upriver.records.schema import CHANGES
 from upriver.store import Bucket, StoreOptions
@@ -85,7 +85,7 @@ def fill(data: Path, rows: int, size: int) -> None:
 def _set(bucket: Any, vbucket: int, keys: list[bytes], values: list[bytes]) -> None:
     while True:
         try:
-            bucket.vbucket(vbucket).set_many(keys, values)
+            bucket.vbucket(vbucket).bulk.set_many(keys, values)
         except TemporaryFailure:
             bucket.wait_for_room(10)
         else:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from upriver.records.batches import wire_batch
 from upriver.wire import Context, FrameSplitter, decode
-from upriver.wire.bulk.decode import BulkDecoder, Shape
+from upriver.wire.bulk.decode import BulkDecoder, ColumnSizes
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer, Stop
 from upriver.wire.packed import pack
 
@@ -110,7 +110,7 @@ def measure(value_bytes: int, total: int, repeat: int) -> list[tuple[str, float,
     data = corpus(value_bytes, total)
     size = len(data.frames)
     target = np.zeros(CHUNK, np.uint8)
-    decoder = BulkDecoder(CONTEXT, Shape(rows=32_768, key_bytes=1 << 20, value_bytes=4 << 20))
+    decoder = BulkDecoder(CONTEXT, ColumnSizes(rows=32_768, key_bytes=1 << 20, value_bytes=4 << 20))
     encoder, out = PackedEncoder(FrameOptions(opaque=1)), SendBuffer(CHUNK)
     elsewhere = np.zeros(size, np.uint8)
     copied, whole, decoded, encoded = best(
@@ -168,7 +168,7 @@ start = time.perf_counter()
 from upriver.wire import Context, dcp, packed
 if sys.argv[1] == "decode":
     from upriver.wire.bulk.decode import BulkDecoder
-    list(BulkDecoder().feed(dcp.Mutation(1, 1, key=b"k").encode()))
+    list(BulkDecoder().feed(dcp.DcpMutation(1, 1, key=b"k").encode()))
 else:
     from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_packed
     encode_packed(packed.pack(0, b"\\0k", seqno=1), 0, 9, SendBuffer(), FrameOptions())

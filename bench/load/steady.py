@@ -14,11 +14,12 @@ from multiprocessing.connection import Connection
 from struct import Struct
 from typing import NamedTuple
 
-from upriver.client._requests.aio import AsyncKvConnection
+from upriver.client._requests.connections import make_session
 from upriver.client.blocking import connect
 from upriver.client.options import ConnectOptions
 from upriver.errors import Status
 from upriver.model import vbucket_of
+from upriver.net.aio_conversation import AsyncConversation
 from upriver.protocol.topology import Address, Topology
 from upriver.wire.constants import Magic, Opcode
 
@@ -42,7 +43,7 @@ class Outcome(NamedTuple):
     refused: int
 
 
-class Pipe(AsyncKvConnection):
+class Pipe(AsyncConversation):
     """A connection on which answers come to ``writer``, one call each, once its handshake is over."""
 
     writer: SteadyWriter | None = None
@@ -82,7 +83,9 @@ class SteadyWriter:
 
     async def run(self, told: Connection) -> Outcome:
         for address in self._topology.nodes:
-            pipe = self._pipes[address] = Pipe(address, self._options)
+            pipe = self._pipes[address] = Pipe(
+                address, make_session(self._options), connect_timeout_s=10.0, request_timeout_s=60.0
+            )
             await pipe.open()
             pipe.writer = self
         began, cpu, count = time.monotonic(), time.process_time(), 0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from upriver.client.aio import AsyncDatabase, connect
     from upriver.client.blocking import Database
     from upriver.client.blocking import connect as connect_blocking
-    from upriver.client.changes import Change, CollectionChanged, Deletion, Mutation, Rollback
+    from upriver.client.changes import Change, CollectionChanged, Deletion, Mutation, RolledBack
     from upriver.client.checkpoints import BucketCheckpoint, FileCheckpoint, SqliteCheckpoint
     from upriver.client.options import ConnectOptions
     from upriver.client.positions import Positions
@@ -33,7 +33,7 @@ _EXPORTS = {
     "Mutation": "upriver.client.changes",
     "Positions": "upriver.client.positions",
     "ReadOptions": "upriver.client.reading",
-    "Rollback": "upriver.client.changes",
+    "RolledBack": "upriver.client.changes",
     "SqliteCheckpoint": "upriver.client.checkpoints",
     "connect": "upriver.client.aio",
     "connect_blocking": "upriver.client.blocking",
@@ -41,8 +41,8 @@ _EXPORTS = {
 
 __all__ = [
     "AsyncDatabase", "BucketCheckpoint", "Change", "CollectionChanged", "ConnectOptions", "Database", "Deletion",
-    "FileCheckpoint", "Mutation", "Positions", "ReadOptions", "Rollback", "SqliteCheckpoint", "__version__", "connect",
-    "connect_blocking",
+    "FileCheckpoint", "Mutation", "Positions", "ReadOptions", "RolledBack", "SqliteCheckpoint", "__version__",
+    "connect", "connect_blocking",
 ]  # fmt: skip
 
 

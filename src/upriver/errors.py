@@ -421,3 +421,17 @@ class CorruptCheckpoint(CheckpointError):
 
 class ForeignCheckpoint(CheckpointError):
     """A checkpoint belongs to another bucket; use another checkpoint name, or delete it."""
+
+
+TEMPORARY = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED})
+
+
+def is_retryable(error: Exception) -> bool:
+    """Whether the same request may succeed later: the node is away, busy or starting, or another one owns the vbucket.
+
+    >>> is_retryable(ConnectFailed("refused")), is_retryable(NotMyVbucket()), is_retryable(KeyNotFound())
+    (True, True, False)
+    """
+    if isinstance(error, StatusError):
+        return error.status in TEMPORARY or error.status == Status.NOT_MY_VBUCKET
+    return isinstance(error, ConnectFailed | OSError)

@@ -14,7 +14,7 @@ from upriver.wire.messages import dcp, kv, session, upr
 
 CLIENT, SERVER = ("10.0.0.1", 40000), ("10.0.0.2", 11210)
 NOOP = dcp.DcpNoop(opaque=7).encode()
-MUTATION = dcp.Mutation(4, 1, key=b"hello", value=b"world", vbucket=528).encode()
+MUTATION = dcp.DcpMutation(4, 1, key=b"hello", value=b"world", vbucket=528).encode()
 BROKEN = MUTATION[:24] + bytes(8) + MUTATION[32:]  # seqno 0
 
 
@@ -53,7 +53,7 @@ def test_json_is_one_object_a_line():
 
 
 def test_a_value_that_is_no_text_is_hex():
-    [found] = decoded(dcp.Mutation(4, 1, key=b"k", value=b"\0\xff").encode().hex())
+    [found] = decoded(dcp.DcpMutation(4, 1, key=b"k", value=b"\0\xff").encode().hex())
 
     assert found["value"] == {"hex": "00ff"}
 
@@ -157,7 +157,7 @@ def syn(source, target, seq, answer=False):
     return packet(source, target, seq - 1, flags=dpkt.tcp.TH_SYN | (dpkt.tcp.TH_ACK if answer else 0))
 
 
-STREAM = b"".join(dcp.Mutation(n, 1, key=b"hello", value=b"world" * 9).encode() for n in range(1, 9))
+STREAM = b"".join(dcp.DcpMutation(n, 1, key=b"hello", value=b"world" * 9).encode() for n in range(1, 9))
 
 
 def segments(data, start, size=50):
@@ -194,7 +194,7 @@ def test_a_segment_that_repeats_the_end_of_another_adds_only_what_is_new(tmp_pat
 def test_both_directions_are_one_conversation(tmp_path):
     hello = session.HelloResponse((Feature.COLLECTIONS,)).encode()
     asked = upr.UprStreamRequest(opaque=9).encode()
-    sent = dcp.Mutation(4, 1, key=b"\x08hello").encode() + upr.UprStreamEnd(1, opaque=9).encode()
+    sent = dcp.DcpMutation(4, 1, key=b"\x08hello").encode() + upr.UprStreamEnd(1, opaque=9).encode()
     packets = [
         syn(CLIENT, SERVER, 1), syn(SERVER, CLIENT, 1, answer=True), packet(SERVER, CLIENT, 1, hello),
         packet(CLIENT, SERVER, 1, asked), packet(SERVER, CLIENT, 1 + len(hello), sent),

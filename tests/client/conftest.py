@@ -14,7 +14,7 @@ from upriver.testing import RunningNode, node
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningNode]:
-    with node(vbuckets=VBUCKETS, enable_faults=True, http_port=0, lazy=True) as running:
+    with node(vbuckets=VBUCKETS, enable_faults=True, lazy=True) as running:
         yield running
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from upriver.cli.rendering import event_of
 from upriver.client.blocking import Database
-from upriver.client.changes import Deletion, Mutation, Rollback
+from upriver.client.changes import Deletion, Mutation, RolledBack
 from upriver.errors import KeyNotFound
 
 _DOCUMENTS = ("mutation", "deletion", "expiration")
@@ -31,7 +31,7 @@ class Log:
             self._note(row["event"], row["vbucket"], row["seqno"], row["collection_id"], row["key"], row["value"])
 
     def _take_change(self, change: Any) -> None:
-        if isinstance(change, Rollback):
+        if isinstance(change, RolledBack):
             self.undo(change.vbucket, change.to_seqno)
         elif isinstance(change, Mutation | Deletion):
             value = getattr(change, "value", None)

@@ -1,6 +1,6 @@
 """A producer whose every word is written by the test: it answers the handshake and leaves the streams to the script.
 
-No sockets: ``Wire`` carries bytes between it and a ``Feed``, cut into pieces of any size.
+No sockets: ``Wire`` carries bytes between it and a ``ClusterFeed``, cut into pieces of any size.
 """
 
 from __future__ import annotations
@@ -9,16 +9,24 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from upriver.client._requests.blocking import make_session
+from upriver.client._requests.connections import make_session
 from upriver.client.options import ConnectOptions
-from upriver.model import FailoverEntry, Position
-from upriver.protocol.feed.cluster_feed import Documents, Feed, FeedEvent, FeedRequest
+from upriver.model import FailoverEntry
+from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent, FeedRequest, FeedRows
+from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings
 from upriver.protocol.topology import Address, parse_topology
 from upriver.wire import Context, FrameSplitter, Message, Opcode, OtherResponse, decode
 from upriver.wire.keys import join_key
 from upriver.wire.messages.cluster import GetClusterConfig
-from upriver.wire.messages.dcp import BufferAck, Deletion, FailoverLogResponse, Mutation, SnapshotMarker, StreamRequest
+from upriver.wire.messages.dcp import (
+    BufferAck,
+    DcpDeletion,
+    DcpMutation,
+    FailoverLogResponse,
+    SnapshotMarker,
+    StreamRequest,
+)
 from upriver.wire.messages.session import Hello, HelloResponse, ValueResponse
 
 HOME = Address("10.0.0.1", 11210)
@@ -83,12 +91,12 @@ def marker(request: StreamRequest, start: int, end: int, flags: int = 1) -> byte
 def mutation(request: StreamRequest, seqno: int, key: bytes = b"k", value: bytes = b"{}", cid: int = 0) -> bytes:
     wire_key = join_key(cid, key)
     at: dict[str, Any] = {"vbucket": request.vbucket, "opaque": request.opaque, "cas": seqno << 16}
-    return Mutation(seqno, 1, key=wire_key, value=value, **at).encode()
+    return DcpMutation(seqno, 1, key=wire_key, value=value, **at).encode()
 
 
 def deletion(request: StreamRequest, seqno: int, key: bytes = b"k") -> bytes:
     at: dict[str, Any] = {"vbucket": request.vbucket, "opaque": request.opaque, "cas": seqno << 16}
-    return Deletion(seqno, 1, key=join_key(0, key), **at).encode()
+    return DcpDeletion(seqno, 1, key=join_key(0, key), **at).encode()
 
 
 class Wire:
@@ -101,7 +109,7 @@ class Wire:
         options = ConnectOptions((HOME,))
         topology = parse_topology(json.loads(config_json(vbuckets)), HOME.host)
         settings = FeedSettings("test", buffer_bytes=window)
-        self.feed = Feed(request, topology, lambda: make_session(options, settings), window, **more)
+        self.feed = ClusterFeed(request, topology, lambda: make_session(options, settings), window, **more)
         self.producers: dict[Address, ScriptedProducer] = {}
         self.chop, self.now = chop, 0.0
         self.rows: list[tuple[int, int, bytes]] = []  # vbucket, seqno, key
@@ -142,7 +150,7 @@ class Wire:
             self.settle(address)
 
     def _take(self, event: FeedEvent) -> None:
-        if not isinstance(event, Documents):
+        if not isinstance(event, FeedRows):
             self.told.append(event)
             return
         columns = event.rows.columns

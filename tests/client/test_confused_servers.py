@@ -27,8 +27,8 @@ from upriver.errors import (
     Status,
     UpriverError,
 )
-from upriver.model import Position
-from upriver.protocol.feed.cluster_feed import FeedRequest, RollbackEvent
+from upriver.protocol.feed.cluster_feed import FeedRequest, RolledBack
+from upriver.protocol.position import Position
 from upriver.wire import Message, Opcode, OtherResponse
 from upriver.wire.messages.dcp import RollbackResponse
 from upriver.wire.messages.kv import Get, GetResponse
@@ -278,7 +278,7 @@ def test_a_producer_that_asks_for_one_rollback_after_the_other_is_asked_less_and
             wire.says(rollback(request, 0))
         wire.tick(0.05)
     assert len([m for m in producer.seen if m.opcode == Opcode.DCP_STREAM_REQ]) < 15, "within ten seconds"
-    told = [event for event in wire.told if isinstance(event, RollbackEvent)]
+    told = [event for event in wire.told if isinstance(event, RolledBack)]
     assert [(event.to_seqno, event.epoch) for event in told] == [(0, 1)], "there is nothing more to undo"
 
 

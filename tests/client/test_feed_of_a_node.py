@@ -127,7 +127,7 @@ def test_a_position_saved_while_one_of_several_collections_is_gone_misses_nothin
     with shop.feed(collections=names) as feed:
         list(feed.changes(idle_s=0.3))
         set_manifest(shop, uid + 2, stays=0x50)
-        feed.reader._filter_at = time.monotonic() + 3600  # it does not hear of the new one before it dies
+        feed.subscription._filter_at = time.monotonic() + 3600  # it does not hear of the new one before it dies
         list(feed.changes(idle_s=0.3))
         set_manifest(shop, uid + 3, stays=0x50, goes=0x52)
         for n in range(20):
@@ -159,7 +159,7 @@ def test_changes_wait_until_they_are_on_disk(db: Database) -> None:
     with db.feed(start="now", wait_for_disk=True) as feed:
         db.set("safe", b"1")
         assert read_keys(feed, {b"safe"}) == {b"safe"}
-        assert feed.reader.read.wait_for_disk
+        assert feed.subscription.read.wait_for_disk
 
 
 def test_a_dropped_connection_is_made_again_and_nothing_is_lost(db: Database, fault: Fault) -> None:
@@ -179,7 +179,7 @@ def test_a_node_that_falls_silent_is_left_and_found_again(server: RunningNode, f
         db.set("stall:1", b"1")
         assert read_keys(feed, {b"stall:1"}) == {b"stall:1"}
         assert feed.reconnects >= 1
-        assert "silent" in str(feed.pacing.last_error)
+        assert "silent" in str(feed.subscription.reconnects.last_error)
 
 
 def test_a_slow_caller_is_not_taken_for_a_dead_node(server: RunningNode) -> None:
@@ -254,12 +254,12 @@ def test_the_async_client_reconnects_and_hears_of_rollbacks(server: RunningNode,
                 kinds = set()
                 async for change in feed:
                     kinds.add(type(change).__name__)
-                    if isinstance(change, upriver.Rollback):
+                    if isinstance(change, upriver.RolledBack):
                         break
                     if (change.vbucket, change.seqno) == (0, last):
                         await asyncio.to_thread(fault, "failover", vbucket=0, lose=2)
                         await asyncio.to_thread(fault, "drop-connection")
-                assert kinds >= {"Mutation", "Rollback"}
+                assert kinds >= {"Mutation", "RolledBack"}
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -307,8 +307,8 @@ def test_a_reader_that_missed_purged_deletions_starts_again_unless_it_does_not_c
         fault("purge", vbucket=vb)
     again = [type(c).__name__ for c in db.changes(start=saved, end="now")]
     careless = [type(c).__name__ for c in db.changes(start=saved, end="now", ignore_purged_tombstones=True)]
-    assert "Rollback" in again
-    assert "Rollback" not in careless
+    assert "RolledBack" in again
+    assert "RolledBack" not in careless
 
 
 def test_extended_attributes_come_in_a_map_of_their_own(db: Database) -> None:

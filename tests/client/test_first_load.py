@@ -16,7 +16,7 @@ from upriver.client.blocking import Database, connect
 from upriver.net.blocking import Pipe
 from upriver.testing import RunningNode, node
 from upriver.wire import Context, FrameSplitter, Opcode, decode
-from upriver.wire.messages.dcp import Mutation, OsoSnapshot, SnapshotMarker
+from upriver.wire.messages.dcp import DcpMutation, OsoSnapshot, SnapshotMarker
 
 SMALL, DOCUMENTS, READ = 0x50, 100, {"collections": "shop.small", "out_of_order": True}
 
@@ -24,7 +24,7 @@ SMALL, DOCUMENTS, READ = 0x50, 100, {"collections": "shop.small", "out_of_order"
 @pytest.fixture(scope="module")
 def shop() -> Iterator[RunningNode]:
     """A collection so small that reading it out of order pays (below 0.5 %), on disk and not in memory."""
-    with node(vbuckets=4, lazy=True, enable_faults=True, http_port=0) as running:
+    with node(vbuckets=4, lazy=True, enable_faults=True) as running:
         with connect(running.connection_string) as db:
             set_manifest(db, 1, small=SMALL)
             db.set_many({b"other:%d" % n: b"o" for n in range(240 * DOCUMENTS)})
@@ -57,7 +57,7 @@ def test_the_node_sends_a_small_collection_out_of_order(shop: RunningNode, monke
         assert {vb: position.seqno for vb, position in reached.items()} == db.high_seqnos()
         assert list(db.changes(start=reached, end="now", **READ)) == []
     messages = [decode(frame, Context(collections=True)) for frame in FrameSplitter().receive(b"".join(wire))]
-    kinds = [m.opcode for m in messages if m.vbucket == 0 and isinstance(m, Mutation | OsoSnapshot | SnapshotMarker)]
+    kinds = [m.opcode for m in messages if m.vbucket == 0 and isinstance(m, DcpMutation | OsoSnapshot | SnapshotMarker)]
     assert kinds[0] == kinds[-1] == Opcode.DCP_OSO_SNAPSHOT
     assert set(kinds[1:-1]) == {Opcode.DCP_MUTATION}
 

@@ -21,7 +21,7 @@ from upriver.testing import RunningNode, node
 
 @pytest.fixture(scope="module")
 def shop() -> Iterator[RunningNode]:
-    with node(vbuckets=1, enable_faults=True, http_port=0, lazy=True) as running:
+    with node(vbuckets=1, enable_faults=True, lazy=True) as running:
         yield running
 
 

@@ -20,8 +20,7 @@ from tests.client.losing_reader import ROWS, VBUCKETS, Fate, begin_now, lose, lo
 from tests.client.reader_table import Table
 from upriver.client.blocking import connect
 from upriver.errors import HistoryLost
-from upriver.model import FailoverLog
-from upriver.protocol.feed.cluster_feed import OnRollback
+from upriver.model import FailoverLog, OnRollback
 from upriver.testing import RunningNode, node
 
 SEEDS, LIVES = range(20), 3
@@ -32,7 +31,7 @@ UNDONE = "undone"  # or, under the policy "fail", with a rollback
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningNode]:
     """One of its own, with so few vbuckets that each has enough to lose."""
-    with node(vbuckets=VBUCKETS, enable_faults=True, http_port=0, lazy=True) as running:
+    with node(vbuckets=VBUCKETS, enable_faults=True, lazy=True) as running:
         yield running
 
 

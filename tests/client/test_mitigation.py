@@ -47,13 +47,13 @@ def test_changes_come_once_the_disk_has_them() -> None:
 def test_changes_that_are_never_written_are_never_told() -> None:
     never = serving(everything, Behaviour())
     with never as server, connect(server) as db, db.feed(end=ENDS, wait_for_disk=True) as feed:
-        delivery = feed.reader.deliver(ObjectMaker)
-        while feed.reader.rows < VBUCKETS * SEQNOS:
+        outbox = feed.subscription.deliver(ObjectMaker)
+        while feed.subscription.rows < VBUCKETS * SEQNOS:
             feed._round(None)
         for _ in range(5):
             feed._round(0.1)
-        assert delivery.take(time.monotonic()) is None
-        assert delivery.unsafe() == dict.fromkeys(range(VBUCKETS), BRANCH)
+        assert outbox.take(time.monotonic()) is None
+        assert outbox.unsafe() == dict.fromkeys(range(VBUCKETS), BRANCH)
         assert {position.seqno for position in feed.positions().values()} == {0}
 
 
@@ -64,7 +64,7 @@ def test_a_bucket_without_a_disk_is_not_waited_for() -> None:
 
 def test_a_bucket_that_only_lacks_views_is_waited_for() -> None:
     with serving(everything, Behaviour(), bucketCapabilities=["dcp"]) as connection, connect(connection) as db:
-        assert db.feed(wait_for_disk=True).reader.read.wait_for_disk
+        assert db.feed(wait_for_disk=True).subscription.read.wait_for_disk
 
 
 HERE, THERE, DOWN = (Address(f"10.0.0.{n}", 11210) for n in (1, 2, 3))

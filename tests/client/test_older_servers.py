@@ -17,14 +17,14 @@ from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, serv
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.errors import Status, StatusError, UnknownCollection, UnknownScope
-from upriver.model import Position
+from upriver.protocol.position import Position
 from upriver.spark.options import ReadOptions as SparkOptions
 from upriver.spark.reader.executor import Task, TaskReader
 from upriver.spark.reader.planning import Range
 from upriver.wire import Context, Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import Feature, StreamEndStatus
 from upriver.wire.messages.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, VbucketSeqno
-from upriver.wire.messages.dcp import Mutation, StreamEnd, StreamRequest
+from upriver.wire.messages.dcp import DcpMutation, StreamEnd, StreamRequest
 from upriver.wire.messages.kv import Get, GetResponse, Set
 from upriver.wire.messages.session import Hello, HelloResponse, Noop
 
@@ -78,7 +78,7 @@ def stream(peer: ScriptedProducer, request: StreamRequest) -> bytes:
     out = peer.accepts(request) + marker(request, request.start_seqno, SEQNOS)
     at = {"vbucket": request.vbucket, "opaque": request.opaque}
     for n in range(request.start_seqno + 1, SEQNOS + 1):
-        out += Mutation(n, 1, key=b"%d:%d" % (request.vbucket, n), value=b"{}", cas=n << 16, **at).encode()
+        out += DcpMutation(n, 1, key=b"%d:%d" % (request.vbucket, n), value=b"{}", cas=n << 16, **at).encode()
     return out + StreamEnd(StreamEndStatus.OK, **at).encode()
 
 
@@ -146,7 +146,7 @@ def test_tail_and_dump_work_on_it(older: str, tmp_path: Path) -> None:
 
 
 def test_a_task_of_spark_reads_it(older: str) -> None:
-    ranges = tuple(Range(vb, Position(), SEQNOS, 0, 0) for vb in range(VBUCKETS))
+    ranges = tuple(Range(vb, Position(), SEQNOS, 0) for vb in range(VBUCKETS))
     options = SparkOptions.parse({"connection": older, "timeoutSeconds": "60"})
     batches = list(TaskReader(Task(ranges, follow=True), options).batches())
     assert sum(batch.num_rows for batch in batches) == VBUCKETS * SEQNOS

@@ -12,7 +12,7 @@ import pytest
 import upriver
 from upriver.client._feed.blocking_feed import BlockingFeed
 from upriver.client.blocking import connect
-from upriver.client.changes import Deletion, Mutation, Rollback
+from upriver.client.changes import Deletion, Mutation, RolledBack
 from upriver.cluster.local import LocalCluster, local_cluster
 
 
@@ -29,7 +29,7 @@ class Table:
         self.changes: dict[tuple[int, int], Any] = {}
 
     def apply(self, change: Any) -> None:
-        if isinstance(change, Rollback):
+        if isinstance(change, RolledBack):
             void = [at for at in self.changes if at[0] == change.vbucket and at[1] > change.to_seqno]
             for at in void:
                 del self.changes[at]

@@ -16,7 +16,7 @@ from upriver.cli.management import Management
 from upriver.client.options import ConnectOptions, has_password, parse_connection_string, redacted
 from upriver.client.reading import Content, ReadOptions
 from upriver.errors import ConfigError, RemoteProtocolError
-from upriver.protocol.feed.cluster_feed import OnRollback
+from upriver.model import OnRollback
 from upriver.protocol.topology import Address, parse_topology
 from upriver.spark.options import ConnectionOptions as SparkOptions
 

@@ -88,12 +88,12 @@ def test_nobody_pays_for_opentelemetry_who_does_not_use_it() -> None:
 def test_prometheus_sees_rows_rollbacks_and_lag(db: Database, fault: Fault) -> None:
     db.set_many({b"metrics:%d" % n: b"x" for n in range(50)})
     with db.feed() as feed:
-        endpoint = serve_metrics(feed.reader, 0)
+        endpoint = serve_metrics(feed.subscription, 0)
         try:
             last = db.high_seqnos()[0]
             read_until(feed, lambda changes: (0, last) in {(c.vbucket, c.seqno) for c in changes})
             fault("failover", vbucket=0, lose=1)
-            read_until(feed, lambda changes: any(isinstance(change, upriver.Rollback) for change in changes))
+            read_until(feed, lambda changes: any(isinstance(change, upriver.RolledBack) for change in changes))
             text = urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=60).read().decode()
         finally:
             endpoint.close()

@@ -12,7 +12,7 @@ from tests.cluster.chaos_clients import Outcome, Reader, Row, Write, Writer
 from upriver.cluster.plan import ClusterState
 from upriver.model import vbucket_of
 from upriver.store import Bucket, Run
-from upriver.wire.packed import SUPERSEDED, Kind, unpack
+from upriver.wire.packed import SUPERSEDED, RecordKind, unpack
 
 _DELETES = 1 << 63
 
@@ -56,9 +56,9 @@ def documents_of(vb: Any) -> Contents:
             at += head.size
             if head.kind & SUPERSEDED or not event.after < head.seqno <= event.upto:
                 continue
-            if head.kind in (Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION, Kind.COMMIT):
-                gone = head.kind in (Kind.DELETION, Kind.EXPIRATION) or bool(
-                    head.kind == Kind.COMMIT and head.extra & _DELETES
+            if head.kind in (RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION, RecordKind.COMMIT):
+                gone = head.kind in (RecordKind.DELETION, RecordKind.EXPIRATION) or bool(
+                    head.kind == RecordKind.COMMIT and head.extra & _DELETES
                 )
                 flags = 0 if gone else head.flags  # tombstones have none on the wire
                 found[key[1:]] = Row(None if gone else value, head.cas, head.rev_seqno, flags, head.time, head.seqno)

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from upriver.client._requests.blocking import KvConnection
+from upriver.client._requests.connections import converse
 from upriver.client.blocking import Database, connect
-from upriver.client.changes import Deletion, Mutation, Rollback
+from upriver.client.changes import Deletion, Mutation, RolledBack
 from upriver.errors import ConnectFailed, Status, StatusError, UpriverError
-from upriver.model import Position, vbucket_of
+from upriver.model import vbucket_of
+from upriver.net.conversation import Conversation
+from upriver.protocol.position import Position
 from upriver.protocol.topology import Address
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo
@@ -46,9 +48,9 @@ class Write(NamedTuple):
 class Client:
     """Connections to whoever owns a key, and the patience to find out who that is."""
 
-    def __init__(self, connection_string: str) -> None:
-        self._database: Database = connect(connection_string, connect_timeout_s=1.0, request_timeout_s=2.0)
-        self._connections: dict[Address, KvConnection] = {}
+    def __init__(self, connection_string: str, timeout_s: float = 2.0) -> None:
+        self._database: Database = connect(connection_string, connect_timeout_s=1.0, request_timeout_s=timeout_s)
+        self._connections: dict[Address, Conversation] = {}
 
     def send(self, key: bytes, message: Message) -> tuple[Outcome, Response | None]:
         """What came of a request; a connection that breaks behind it leaves the outcome open."""
@@ -70,12 +72,12 @@ class Client:
                 return Outcome.ACKNOWLEDGED, response
         return Outcome.NOT_DONE, None
 
-    def _connection(self, key: bytes) -> KvConnection | None:
+    def _connection(self, key: bytes) -> Conversation | None:
         topology = self._database.topology
         address = topology.active(vbucket_of(key, topology.vbuckets))
         try:
             if address is not None and address not in self._connections:
-                self._connections[address] = KvConnection(address, self._database.options)
+                self._connections[address] = converse(address, self._database.options)
         except ConnectFailed:
             address = None
         if address is None:
@@ -83,7 +85,7 @@ class Client:
             return None
         return self._connections[address]
 
-    def _drop(self, connection: KvConnection) -> None:
+    def _drop(self, connection: Conversation) -> None:
         self._connections.pop(connection.address, None)
         connection.close()
 
@@ -249,7 +251,7 @@ class Reader(threading.Thread):
             return feed.positions()
 
     def _take(self, change: object) -> None:
-        if isinstance(change, Rollback):
+        if isinstance(change, RolledBack):
             self.rollbacks += 1
             kept = self.changes.get(change.vbucket, [])
             self.changes[change.vbucket] = [each for each in kept if each[1].seqno <= change.to_seqno]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from upriver.errors import UpriverError
-from upriver.testing import RunningNode, _arguments
+from upriver.testing import RunningNode, ServeOptions
 
 _PR_SET_PDEATHSIG = 1
 ROOT = Path(__file__).parents[2]
@@ -80,15 +80,14 @@ class ForkedProcess:
 class ForkedNode(RunningNode):
     """A node out of a nursery."""
 
-    def __init__(self, nursery: Nursery, data: Path, options: dict[str, Any], kv_port: int = 0) -> None:
+    def __init__(self, nursery: Nursery, data: Path, options: ServeOptions, kv_port: int = 0) -> None:
         self._nursery = nursery
         super().__init__(data, options, kv_port)
 
     def start(self) -> None:
         ours, theirs = os.pipe()
-        arguments = ["serve", "--data", str(self.data), "--kv-port", str(self.kv_port), *_arguments(self._options)]
         with self.log.open("a") as log:
-            pid = self._nursery.fork(arguments, theirs, log.fileno())
+            pid = self._nursery.fork(self.arguments(), theirs, log.fileno())
         os.close(theirs)
         self._process = ForkedProcess(pid, os.fdopen(ours, "rb", buffering=0))  # type: ignore[assignment]
         self._wait_until_ready()
@@ -101,9 +100,7 @@ def _serve_forks(requests: socket.socket) -> None:
     import_module("upriver.node.server")
     from upriver.cli import cli
     from upriver.node import warmup
-    from upriver.node.commands import handlers as commands
 
-    commands.register_all()
     warmup.warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     while True:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.cluster.peer_node import PeerNode
 from tests.cluster.test_unruly_wire import PIECES, VB, WRITES, Target, Wire, begin, compare, forget, write_all
-from upriver.client._requests.blocking import KvConnection
+from upriver.client._requests.connections import converse
 from upriver.client.options import ConnectOptions
 from upriver.errors import Status
 from upriver.model import VbucketState
@@ -22,8 +22,8 @@ from upriver.node.dcp.consumer import BucketStore
 from upriver.protocol.consumer.negotiation import replication_hello
 from upriver.protocol.topology import Address
 from upriver.wire.constants import OpenFlag
-from upriver.wire.messages.dcp import Control, Open, StreamRequest
-from upriver.wire.packed import Kind, pack
+from upriver.wire.messages.dcp import DcpControl, Open, StreamRequest
+from upriver.wire.packed import RecordKind, pack
 
 
 class InNode(BucketStore):
@@ -100,10 +100,10 @@ def purged(node: PeerNode) -> Any:
     """Ten documents, of which eight were deleted and their tombstones purged; nothing of it is in memory."""
     vb = begin(node)
     for number in range(10):
-        vb.set(b"k%d" % number, b"{}")
+        vb.documents.set(b"k%d" % number, b"{}")
     for number in range(8):
-        vb.delete(b"k%d" % number)
-    vb.set(b"last", b"{}")
+        vb.documents.delete(b"k%d" % number)
+    vb.documents.set(b"last", b"{}")
     node.bucket.store.compact(VB, drop_deletes=True)
     forget(node)
     return vb
@@ -112,11 +112,11 @@ def purged(node: PeerNode) -> Any:
 def answer_to(node: PeerNode, start: int, uuid: int) -> Any:
     """What a reader is told that comes with everything up to ``start``."""
     address = Address("127.0.0.1", node.node.kv_port)
-    connection = KvConnection(address, ConnectOptions.parse(f"couchbase://{address}"))
+    connection = converse(address, ConnectOptions.parse(f"couchbase://{address}"))
     try:
         place = {"start_seqno": start, "snap_start_seqno": start, "snap_end_seqno": start, "vbuuid": uuid}
         hello, opening = replication_hello("reader"), Open(0, OpenFlag.PRODUCER, b"reader")
-        noop = Control(b"enable_noop", b"true")
+        noop = DcpControl(b"enable_noop", b"true")
         return connection.ask([hello, opening, noop, StreamRequest(**place, end_seqno=start + 1)])[-1]
     finally:
         connection.close()
@@ -139,8 +139,8 @@ def test_a_reader_that_missed_purged_deletions_is_rolled_back_by_whoever_is_prom
 def test_a_snapshot_that_was_cut_short_purges_no_more_than_was_received(tmp_path: Path) -> None:
     target = Target(tmp_path / "bucket")
     replica = target.vbucket(VB)
-    replica.begin_snapshot(0, 100, 2, 80)
-    replica.apply_records(pack(Kind.MUTATION, b"\0k", b"{}", seqno=5, cas=1))
+    replica.replication.begin_snapshot(0, 100, 2, 80)
+    replica.replication.apply_records(pack(RecordKind.MUTATION, b"\0k", b"{}", seqno=5, cas=1))
     assert replica.purge_seqno == 80
     target.bucket.flush()
     target.crash()

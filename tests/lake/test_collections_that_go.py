@@ -10,8 +10,8 @@ from tests.lake.test_reconcile import OPTIONS
 from tests.lake.test_truth import normal
 from upriver.lake.apply.policy import MergePolicy
 from upriver.lake.apply.reconcile import reconcile
+from upriver.lake.apply.upkeep import fold_log, fold_tail, trim_log
 from upriver.lake.bucket import Survey
-from upriver.lake.upkeep import fold_log, fold_tail, trim_log
 
 POLICIES = {
     "tail": MergePolicy(small_rows=0, share=100),

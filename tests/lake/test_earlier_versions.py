@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
 from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.apply.upkeep import fold_log
 from upriver.lake.apply.voiding import void
 from upriver.lake.history import HistoryTable
-from upriver.lake.upkeep import fold_log
 
 
 def without_voided(desk: Desk) -> None:

@@ -19,11 +19,11 @@ from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
 from upriver.lake import read
 from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.apply.upkeep import fold_log, fold_tail
 from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.delta import Table
 from upriver.lake.history import HistoryTable
 from upriver.lake.tables import Tables
-from upriver.lake.upkeep import fold_log, fold_tail
 
 TABLES = ("changes", "tail", "current")
 POLICIES = {

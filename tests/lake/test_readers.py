@@ -17,9 +17,9 @@ from tests.lake.test_truth import normal
 from upriver.errors import ConfigError
 from upriver.lake import read, view_sql
 from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.apply.upkeep import fold_log, fold_tail, vacuum
 from upriver.lake.change_log import write_log
 from upriver.lake.delta import LOG_HOURS
-from upriver.lake.upkeep import fold_log, fold_tail, vacuum
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 
 from tests.lake.desks import Desk
 from upriver.lake import delta as deltas
+from upriver.lake.apply.upkeep import vacuum
 from upriver.lake.delta import Table
 from upriver.lake.history import HistoryTable
-from upriver.lake.upkeep import vacuum
 
 HOUR = 3600
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
 from upriver.lake.apply.epochs import Epochs
-from upriver.lake.upkeep import trim_log
+from upriver.lake.apply.upkeep import trim_log
 from upriver.records.schema import CHANGES
 
 

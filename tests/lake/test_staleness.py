@@ -12,10 +12,10 @@ from upriver.lake import collection
 from upriver.lake import delta as deltas
 from upriver.lake.apply import plan
 from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.apply.upkeep import fold_tail
 from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.columns import shape_of, to_document
 from upriver.lake.options import SyncOptions
-from upriver.lake.upkeep import fold_tail
 from upriver.spark.sync.job import table_options
 
 MINUTE = 60.0

@@ -7,7 +7,7 @@ from typing import Any
 from tests.lake.desks import Desk
 from tests.lake.feeds import BASE_NS
 from tests.lake.test_truth import normal
-from upriver.lake import upkeep
+from upriver.lake.apply import upkeep
 from upriver.lake.apply.policy import MergePolicy
 
 TAIL = MergePolicy(small_rows=0, share=100, tail_files=2)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.lake.feeds import Feed
 from upriver.lake import read_documents
 from upriver.lake.apply.policy import MergePolicy, TableOptions
+from upriver.lake.apply.upkeep import fold_log, fold_tail
 from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.layout import Lake
 from upriver.lake.tables import Tables
-from upriver.lake.upkeep import fold_log, fold_tail
 
 KEYS = [f"k{index}" for index in range(12)]
 # Ranges that never merge by themselves, that always do, and small ones that split.

@@ -25,7 +25,7 @@ UIDS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningNode]:
-    with node(vbuckets=4, http_port=0, enable_faults=True, lazy=True) as found:
+    with node(vbuckets=4, enable_faults=True, lazy=True) as found:
         yield found
 
 

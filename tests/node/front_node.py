@@ -32,6 +32,10 @@ class Served:
     pid: int = 0
 
     @property
+    def connection(self) -> str:
+        return f"127.0.0.1:{self.kv_port}"
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http_port}"
 
@@ -54,19 +58,17 @@ class Served:
 
 
 @contextmanager
-def serve(data: Path, *arguments: str, username: str = "", password: str = "", http: bool = True) -> Iterator[Served]:
+def serve(data: Path, *arguments: str, username: str = "", password: str = "") -> Iterator[Served]:
     """A node on free ports; its log is in the error message if it does not start, and it must end with 0."""
     command = [*UPRIVER, "serve", "--data", str(data), "--kv-port", "0", "--vbuckets", "64", "--lazy", *arguments]
-    if http:
-        command += ["--http-port", "0"]
     if username:
         command += ["--username", username, "--password", password]
     with (data.parent / f"{data.name}.log").open("w+") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
-            ports = _ports(process, http)
+            ports = _ports(process)
             assert ports, f"the node did not start: {_text(log)}"
-            yield Served(ports["ready"], ports.get("management", 0), data, username, password, process.pid)
+            yield Served(ports["ready"], ports["management"], data, username, password, process.pid)
         finally:
             process.terminate()
             code = process.wait(60)
@@ -105,11 +107,11 @@ def _text(log: Any) -> str:
     return str(log.read())
 
 
-def _ports(process: subprocess.Popen[str], http: bool) -> dict[str, int]:
+def _ports(process: subprocess.Popen[str]) -> dict[str, int]:
     """What the node prints when it serves: a word, and an address that ends with the port."""
     assert process.stdout is not None
     found: dict[str, int] = {}
-    while not {"ready", *(["management"] if http else [])} <= found.keys():
+    while not {"ready", "management"} <= found.keys():
         line = process.stdout.readline()
         if not line:
             return {}

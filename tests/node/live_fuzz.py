@@ -144,7 +144,7 @@ def main() -> None:
     frames = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     # The node must end well, with no traceback in its log: ``serve`` looks.
-    with tempfile.TemporaryDirectory() as at, serve(Path(at) / "data", http=False) as served:
+    with tempfile.TemporaryDirectory() as at, serve(Path(at) / "data") as served:
         began = time.monotonic()
         early, late, slowest = run(served, served.pid, frames, seed)
     memory = f"memory {early // 1024} MiB after a fifth, {late // 1024} MiB at the end"

@@ -93,7 +93,7 @@ def open_producer(raw: Raw, flags: int = 0, **controls: bytes) -> None:
     name = b"soak-%d" % next(_names)  # never twice: it would belong to the later one
     expect(raw.ask(dcp.Open(0, OpenFlag.PRODUCER | flags, name)).specific == OK, "OPEN refused")
     for key, value in {**controls, "enable_noop": b"true"}.items():  # last: nobody reads noops before the streams
-        expect(raw.ask(dcp.Control(key.encode(), value)).specific == OK, f"control {key} refused")
+        expect(raw.ask(dcp.DcpControl(key.encode(), value)).specific == OK, f"control {key} refused")
 
 
 def follow(port: int, chance: random.Random) -> None:
@@ -117,7 +117,7 @@ def _read_streams(raw: Raw, streams: int) -> None:
             streams -= 1
         elif isinstance(message, dcp.SnapshotMarker):
             ends[message.vbucket] = message.end_seqno
-        elif isinstance(message, dcp.Mutation | dcp.Deletion | dcp.DeletionV2 | events.SystemEvent):
+        elif isinstance(message, dcp.DcpMutation | dcp.DcpDeletion | dcp.DeletionV2 | events.SystemEvent):
             expect(last[message.vbucket] < message.by_seqno <= ends[message.vbucket], "seqno outside its snapshot")
             last[message.vbucket] = message.by_seqno
 
@@ -241,7 +241,7 @@ def take_a_name(port: int, chance: random.Random) -> None:
         name = b"twin-%d" % next(_names)
         for raw in (old, new):
             expect(raw.ask(dcp.Open(0, 1, name)).specific == OK, "OPEN refused")
-            expect(raw.ask(dcp.Control(b"enable_noop", b"true")).specific == OK, "control refused")
+            expect(raw.ask(dcp.DcpControl(b"enable_noop", b"true")).specific == OK, "control refused")
             if raw is old:
                 raw.send(*[dcp.StreamRequest(vbucket=vbucket) for vbucket in range(VBUCKETS)])
         expect(old.is_closed(), "the older connection of a name lives on")

@@ -91,7 +91,7 @@ class Survivor(threading.Thread):
         if isinstance(message, SnapshotMarker):
             place = self.places[message.vbucket]
             place.snap_start, place.snap_end = message.start_seqno, message.end_seqno
-        elif isinstance(message, dcp.Mutation | dcp.Deletion | events.SystemEvent | dcp.SeqnoAdvanced):
+        elif isinstance(message, dcp.DcpMutation | dcp.DcpDeletion | events.SystemEvent | dcp.SeqnoAdvanced):
             place = self.places[message.vbucket]
             expect(place.seqno < message.by_seqno <= place.snap_end, f"{message.by_seqno} does not follow {place}")
             place.seqno = message.by_seqno
@@ -101,9 +101,9 @@ class Survivor(threading.Thread):
 
     def _keep(self, message: object) -> None:
         self.changes += 1
-        if isinstance(message, dcp.Mutation):
+        if isinstance(message, dcp.DcpMutation):
             self.contents[message.vbucket][message.key] = body_of(message.datatype, message.value)
-        elif isinstance(message, dcp.Deletion):
+        elif isinstance(message, dcp.DcpDeletion):
             self.contents[message.vbucket].pop(message.key, None)
 
 

@@ -9,8 +9,8 @@ from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, Raw, ready
 from upriver.errors import Status
 from upriver.wire import Message, decode
+from upriver.wire.checks import Context
 from upriver.wire.constants import OpenFlag, StreamFlag
-from upriver.wire.message import Context
 from upriver.wire.messages import dcp
 
 OK = Status.SUCCESS
@@ -29,7 +29,7 @@ def producer(node: NodeThread, *features: int, flags: int = 1, **controls: str) 
     raw = ready(node.port, *(features or ALL))
     assert raw.ask(dcp.Open(0, flags | OpenFlag.PRODUCER, b"streams-%d" % next(_names))).specific == OK
     for key, value in {"enable_noop": "true", **controls}.items():
-        assert raw.ask(dcp.Control(key.encode(), value.encode())).specific == OK
+        assert raw.ask(dcp.DcpControl(key.encode(), value.encode())).specific == OK
     raw.context = Context(collections=raw.context.collections)
     return raw
 
@@ -67,7 +67,7 @@ def only(messages: list[Message], *kinds: type[Message]) -> list[Message]:
 
 def write(node: NodeThread, vbucket: int, *keys: bytes, cid: int = 0, value: bytes = b"v", **how: int) -> None:
     for key in keys:
-        node.call(lambda key=key: node.vbucket(vbucket).set(key, value, cid, **how))
+        node.call(lambda key=key: node.vbucket(vbucket).documents.set(key, value, cid, **how))
 
 
 def to_disk(node: NodeThread) -> None:

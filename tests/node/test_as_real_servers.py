@@ -61,7 +61,7 @@ def test_a_dcp_connection_lists_no_mechanisms(node: NodeThread) -> None:
 def test_the_expiry_opcode_can_be_switched_off(node: NodeThread) -> None:
     with producer(node, flags=OpenFlag.INCLUDE_DELETE_TIMES) as streams:
         for value in (b"true", b"false", b"nonsense"):
-            assert streams.ask(dcp.Control(b"enable_expiry_opcode", value)).specific == OK
+            assert streams.ask(dcp.DcpControl(b"enable_expiry_opcode", value)).specific == OK
 
 
 def test_not_my_vbucket_comes_with_a_map_that_says_it_is_json(node: NodeThread) -> None:
@@ -100,7 +100,7 @@ def test_a_document_that_kept_xattrs_when_deleted_does_not_raise_the_next_revisi
         client.ask(kv.Set(0, 0, b"b", b"{}"))
         client.ask(kv.Delete(b"b"))
         client.ask(kv.Set(0, 0, b"c", b"{}"))
-        revisions = [node.vbucket(0).get_meta(key, 0).rev_seqno for key in (b"a", b"b", b"c")]
+        revisions = [node.vbucket(0).documents.get_meta(key, 0).rev_seqno for key in (b"a", b"b", b"c")]
     assert revisions == [5, 2, 3]
 
 

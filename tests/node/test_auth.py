@@ -29,7 +29,7 @@ S = Status
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("auth") / "data", username="ann", password="secret", http=False) as served:
+    with serve(tmp_path_factory.mktemp("auth") / "data", username="ann", password="secret") as served:
         yield served
 
 
@@ -154,7 +154,7 @@ def test_who_fails_to_become_somebody_else_is_nobody(raw: Raw) -> None:
 def test_a_clear_password_is_refused_without_tls_if_the_operator_says_so(tmp_path: Path) -> None:
     arguments = ("--no-plain",)
     with (
-        serve(tmp_path / "data", *arguments, username="ann", password="secret", http=False) as served,
+        serve(tmp_path / "data", *arguments, username="ann", password="secret") as served,
         Raw(served.kv_port) as raw,
     ):
         raw.hello(*ALL)
@@ -183,7 +183,7 @@ def test_users_added_on_the_command_line_may_log_in_while_the_node_runs(tmp_path
     data = tmp_path / "data"
     first = upriver("user", "add", "bob", "--data", str(data), "--password-stdin", stdin="one\n")
     assert first.returncode == 0, first.stderr
-    with serve(data, http=False) as served, Raw(served.kv_port) as raw:
+    with serve(data) as served, Raw(served.kv_port) as raw:
         raw.hello(*ALL)
         assert not works(raw)
         assert scram(raw, "SCRAM-SHA512", "bob", "one")[0] == S.SUCCESS
@@ -252,7 +252,7 @@ def tls_port(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     port = free_port()
     data = tmp_path_factory.mktemp("tls-node") / "data"
     arguments = [*tls_arguments(certificates, port), "--no-plain"]
-    with serve(data, *arguments, username="ann", password="secret", http=False):
+    with serve(data, *arguments, username="ann", password="secret"):
         yield port
 
 

@@ -17,7 +17,7 @@ OK = Status.SUCCESS
 
 @pytest.fixture(scope="module")
 def flushable(make_node) -> NodeThread:  # type: ignore[no-untyped-def]
-    return make_node(enable_flush=True, http_port=0)  # type: ignore[no-any-return]
+    return make_node(enable_flush=True)  # type: ignore[no-any-return]
 
 
 def manifest(uid: int, count: int) -> bytes:

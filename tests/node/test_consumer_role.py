@@ -19,7 +19,15 @@ from upriver.protocol.topology import Address
 from upriver.wire import Magic, Opcode
 from upriver.wire.constants import OpenFlag
 from upriver.wire.messages.cluster import SetVbucket
-from upriver.wire.messages.dcp import AddStream, CloseStream, Control, Mutation, Open, SnapshotMarker, StreamRequest
+from upriver.wire.messages.dcp import (
+    AddStream,
+    CloseStream,
+    DcpControl,
+    DcpMutation,
+    Open,
+    SnapshotMarker,
+    StreamRequest,
+)
 from upriver.wire.messages.upr import UprAddStreamsResponse
 
 MakeNode = Callable[..., NodeThread]
@@ -45,7 +53,7 @@ def opened(node: NodeThread, name: bytes, flags: int = 0, uuid: int = 0) -> Raw:
 
 
 @pytest.mark.parametrize(
-    "message", [StreamRequest(vbucket=0), Control(b"enable_noop", b"true")], ids=lambda each: type(each).__name__
+    "message", [StreamRequest(vbucket=0), DcpControl(b"enable_noop", b"true")], ids=lambda each: type(each).__name__
 )
 def test_a_command_for_producers_ends_a_consumer_connection(target: NodeThread, message: object) -> None:
     with opened(target, b"role-1") as raw:
@@ -55,7 +63,7 @@ def test_a_command_for_producers_ends_a_consumer_connection(target: NodeThread, 
 
 @pytest.mark.parametrize(
     "message",
-    [AddStream(vbucket=0), SnapshotMarker(0, 1, 1, vbucket=0), Mutation(1, 1, key=b"\0k", vbucket=0)],
+    [AddStream(vbucket=0), SnapshotMarker(0, 1, 1, vbucket=0), DcpMutation(1, 1, key=b"\0k", vbucket=0)],
     ids=lambda each: type(each).__name__,
 )
 def test_a_command_for_consumers_ends_a_producer_connection(target: NodeThread, message: object) -> None:

@@ -85,7 +85,7 @@ def producer(port: int, *features: int, flags: int = OpenFlag.PRODUCER, name: by
 )
 def test_a_control_is_answered_as_the_table_says(node: NodeThread, key: str, value: str, status: Status):
     with producer(node.port) as raw:
-        assert raw.ask(dcp.Control(key.encode(), value.encode())).specific == status
+        assert raw.ask(dcp.DcpControl(key.encode(), value.encode())).specific == status
 
 
 @pytest.mark.parametrize(
@@ -104,47 +104,47 @@ def test_a_malformed_control_is_invalid(node: NodeThread, request_bytes: bytes):
 
 def test_forced_compression_needs_snappy_at_open(node: NodeThread):
     with producer(node.port, *BASIC) as raw:
-        assert raw.ask(dcp.Control(b"force_value_compression", b"true")).specific == EINVAL
+        assert raw.ask(dcp.DcpControl(b"force_value_compression", b"true")).specific == EINVAL
 
 
 def test_newer_markers_need_collections(node: NodeThread):
     with producer(node.port, *BASIC) as raw:
-        assert raw.ask(dcp.Control(b"max_marker_version", b"2.2")).specific == NO
+        assert raw.ask(dcp.DcpControl(b"max_marker_version", b"2.2")).specific == NO
 
 
 def test_the_probe_for_deleted_user_xattrs_tells_what_open_said(node: NodeThread):
     flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETED_USER_XATTRS
     with producer(node.port, flags=flags) as raw:
-        assert raw.ask(dcp.Control(b"include_deleted_user_xattrs", b"true")).specific == OK
-        assert raw.ask(dcp.Control(b"include_deleted_user_xattrs", b"false")).specific == EINVAL
+        assert raw.ask(dcp.DcpControl(b"include_deleted_user_xattrs", b"true")).specific == OK
+        assert raw.ask(dcp.DcpControl(b"include_deleted_user_xattrs", b"false")).specific == EINVAL
 
 
 @pytest.mark.parametrize(("first", "second"), [("enable_stream_id", "enable_sync_writes"),
                                                ("enable_sync_writes", "enable_stream_id")])  # fmt: skip
 def test_stream_ids_and_sync_writes_exclude_each_other(node: NodeThread, first: str, second: str):
     with producer(node.port) as raw:
-        assert raw.ask(dcp.Control(first.encode(), b"true")).specific == OK
-        assert raw.ask(dcp.Control(second.encode(), b"true")).specific == NO
+        assert raw.ask(dcp.DcpControl(first.encode(), b"true")).specific == OK
+        assert raw.ask(dcp.DcpControl(second.encode(), b"true")).specific == NO
 
 
 def test_the_error_says_what_is_wrong_in_json(node: NodeThread):
     with producer(node.port) as raw:
-        answer = raw.ask(dcp.Control(b"backfill_order", b"random"))
+        answer = raw.ask(dcp.DcpControl(b"backfill_order", b"random"))
         assert (answer.datatype, answer.value) == (1, b'{"error":{"context":"the order is round-robin or sequential"}}')
 
 
 def test_controls_reach_the_right_connection(node: NodeThread):
     with producer(node.port, name=b"a") as one, producer(node.port, name=b"b") as other:
-        one.ask(dcp.Control(b"enable_stream_id", b"true"))
-        assert one.ask(dcp.Control(b"enable_sync_writes", b"true")).specific == NO
-        assert other.ask(dcp.Control(b"enable_sync_writes", b"true")).specific == OK
+        one.ask(dcp.DcpControl(b"enable_stream_id", b"true"))
+        assert one.ask(dcp.DcpControl(b"enable_sync_writes", b"true")).specific == NO
+        assert other.ask(dcp.DcpControl(b"enable_sync_writes", b"true")).specific == OK
 
 
 def test_a_consumer_name_with_sync_writes_makes_replica_markers(node: NodeThread):
     with producer(node.port, *BASIC, name=b"v2") as raw:
         for key, value in ((b"enable_noop", b"true"), (b"consumer_name", b"me"), (b"enable_sync_writes", b"true")):
-            assert raw.ask(dcp.Control(key, value)).specific == OK
-        node.call(lambda: node.vbucket(3).set(b"k", b"v"))
+            assert raw.ask(dcp.DcpControl(key, value)).specific == OK
+        node.call(lambda: node.vbucket(3).documents.set(b"k", b"v"))
         raw.send(dcp.StreamRequest(vbucket=3))
         raw.message()
         assert isinstance(raw.message(), dcp.SnapshotMarkerV20)
@@ -152,15 +152,15 @@ def test_a_consumer_name_with_sync_writes_makes_replica_markers(node: NodeThread
 
 def test_hello_without_snappy_is_told_apart(node: NodeThread):
     with producer(node.port, *BASIC, Feature.SNAPPY) as raw:
-        assert raw.ask(dcp.Control(b"force_value_compression", b"true")).specific == OK
+        assert raw.ask(dcp.DcpControl(b"force_value_compression", b"true")).specific == OK
 
 
 def test_streams_keep_the_options_that_they_were_created_with(node: NodeThread):
     with producer(node.port, flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES) as raw:
-        raw.ask(dcp.Control(b"enable_noop", b"true"))
+        raw.ask(dcp.DcpControl(b"enable_noop", b"true"))
         assert raw.ask(dcp.StreamRequest(vbucket=6)).specific == OK
         for key in (b"force_value_compression", b"enable_sync_writes"):
-            assert raw.ask(dcp.Control(key, b"true")).specific == OK
+            assert raw.ask(dcp.DcpControl(key, b"true")).specific == OK
         assert raw.ask(dcp.StreamRequest(vbucket=7)).specific == OK
         with ready(node.port, *ALL) as writer:
             for vbucket in (6, 7):
@@ -175,9 +175,9 @@ def test_streams_keep_the_options_that_they_were_created_with(node: NodeThread):
 
 def test_the_window_counts_for_streams_that_were_there_before(node: NodeThread):
     with producer(node.port) as raw, ready(node.port, *ALL) as writer:
-        raw.ask(dcp.Control(b"enable_noop", b"true"))
+        raw.ask(dcp.DcpControl(b"enable_noop", b"true"))
         assert raw.ask(dcp.StreamRequest(vbucket=5)).specific == OK
-        assert raw.ask(dcp.Control(b"connection_buffer_size", b"1")).specific == OK
+        assert raw.ask(dcp.DcpControl(b"connection_buffer_size", b"1")).specific == OK
         writer.ask(kv.Set(key=b"\0key", value=b"v", vbucket=5))
         assert raw.receive().opcode == Opcode.DCP_SNAPSHOT_MARKER
         assert raw.is_silent()

@@ -206,7 +206,7 @@ def test_who_fails_to_log_in_again_is_a_stranger_again(make_node):  # type: igno
 
 def test_a_slow_reader_is_not_taken_for_a_dead_one(make_node):  # type: ignore[no-untyped-def]
     node = make_node(limits=Limits(dcp_idle_s=3.0))
-    node.call(lambda: node.vbucket(0).set(b"large", bytes(19 << 20)))
+    node.call(lambda: node.vbucket(0).documents.set(b"large", bytes(19 << 20)))
     with producer(node, set_noop_interval="3600") as raw:
         raw.send(dcp.StreamRequest(vbucket=0))
         for _ in range(40):  # 16 MB in 4 s: longer than a dead one would live, and there is always something left

@@ -82,7 +82,7 @@ def test_a_stream_over_damage_ends_with_a_status_and_the_others_go_on(node: test
             message = raw.message()
             if isinstance(message, dcp.StreamEnd):
                 ends[message.opaque] = message.status
-            elif isinstance(message, dcp.Mutation):
+            elif isinstance(message, dcp.DcpMutation):
                 keys[message.opaque] += 1
         assert ends == {1: StreamEndStatus.BACKFILL_FAIL, 2: StreamEndStatus.OK}
         assert keys == {1: 0, 2: 50}

@@ -63,7 +63,7 @@ def connect(node: NodeThread, as_producer: bool) -> Raw:
     raw = ready(node.port, *ALL)
     if as_producer:
         assert raw.ask(dcp.Open(0, 1, b"garbage")).specific == Status.SUCCESS
-        raw.ask(dcp.Control(b"enable_noop", b"true"))
+        raw.ask(dcp.DcpControl(b"enable_noop", b"true"))
     return raw
 
 
@@ -84,5 +84,5 @@ def test_nonsense_is_answered_or_refused_and_nothing_breaks(
 
 def test_fuzzed_frames_over_live_sessions_leave_a_node_that_serves_and_ends_well(tmp_path: Path) -> None:
     """``make fuzz-live`` is the long run."""
-    with serve(tmp_path / "data", http=False) as served:
+    with serve(tmp_path / "data") as served:
         live_fuzz.run(served, served.pid, frames=20_000, seed=3)

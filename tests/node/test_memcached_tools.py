@@ -14,7 +14,7 @@ from tests.node.front_node import Served, serve
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("memcached") / "data", "--default-bucket", "default", http=False) as served:
+    with serve(tmp_path_factory.mktemp("memcached") / "data", "--default-bucket", "default") as served:
         yield served
 
 

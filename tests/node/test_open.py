@@ -157,7 +157,7 @@ def test_hello_after_open_changes_nothing_about_keys(node: NodeThread):
         raw.send(session.Hello(b"late", ALL))
         raw.response()
         raw.send(dcp.StreamRequest(vbucket=7))
-        keys = [m.key for m in (raw.message() for _ in range(3)) if isinstance(m, dcp.Mutation)]
+        keys = [m.key for m in (raw.message() for _ in range(3)) if isinstance(m, dcp.DcpMutation)]
         assert keys == [b"plain"]
 
 

@@ -68,7 +68,7 @@ def test_stopping_ends_connections_and_takes_writes_that_were_acknowledged():
 
 
 def test_a_broken_bucket_does_not_stop_the_others():
-    with testing.node(vbuckets=2, http_port=0) as node:
+    with testing.node(vbuckets=2) as node:
         broken = node.data / "broken"
         broken.mkdir()
         (broken / "upriver.bucket").write_text("nonsense")
@@ -106,7 +106,7 @@ def test_the_log_is_one_line_per_event_and_knows_no_documents():
 
 def fault(node: testing.RunningNode, *arguments: str) -> dict[str, object]:
     command = [sys.executable, "-c", "from upriver.cli import main; main()", "fault"]
-    command += [*arguments, "--url", f"http://127.0.0.1:{node.http_port}"]
+    command += [arguments[0], node.connection_string, *arguments[1:]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return dict(json.loads(done.stdout))
 
@@ -114,7 +114,7 @@ def fault(node: testing.RunningNode, *arguments: str) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def node() -> Iterator[testing.RunningNode]:
     """A node that can be made to misbehave."""
-    with testing.node(vbuckets=4, http_port=0, enable_faults=True) as made:
+    with testing.node(vbuckets=4, enable_faults=True) as made:
         yield made
 
 
@@ -177,7 +177,7 @@ class TestFaults:
 
 
 def test_faults_are_off_unless_they_were_enabled():
-    with testing.node(vbuckets=2, http_port=0) as node, pytest.raises(subprocess.CalledProcessError):
+    with testing.node(vbuckets=2) as node, pytest.raises(subprocess.CalledProcessError):
         fault(node, "crash")
 
 

@@ -31,7 +31,7 @@ MANIFEST = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("stats") / "data", http=False) as served:
+    with serve(tmp_path_factory.mktemp("stats") / "data") as served:
         with ready(served.kv_port) as raw:
             assert raw.ask(SetManifest(json.dumps(MANIFEST).encode())).specific == S.SUCCESS
             for number in range(3):
@@ -147,7 +147,7 @@ def test_collections_are_counted(raw: Raw, node: Served) -> None:
 def test_dcp_connections_and_their_streams_are_listed(raw: Raw, node: Served) -> None:
     with ready(node.kv_port) as reader:
         assert reader.ask(dcp.Open(0, OpenFlag.PRODUCER, b"agg:reader")).specific == S.SUCCESS
-        assert reader.ask(dcp.Control(b"connection_buffer_size", b"4096")).specific == S.SUCCESS
+        assert reader.ask(dcp.DcpControl(b"connection_buffer_size", b"4096")).specific == S.SUCCESS
         reader.send(dcp.StreamRequest(0, 0, 0, 1 << 40, 0, 0, 0, vbucket=5))
         assert reader.response().specific == S.SUCCESS
         found = stats(raw, "dcp")

@@ -107,7 +107,7 @@ def test_without_room_writers_and_new_streams_are_told_to_come_back(admin: Raw, 
     fill(admin)
     with ready(small.port, *ALL) as reader:
         assert reader.ask(dcp.Open(0, 1, b"step-21")).specific == OK
-        assert reader.ask(dcp.Control(b"enable_noop", b"true")).specific == OK
+        assert reader.ask(dcp.DcpControl(b"enable_noop", b"true")).specific == OK
         assert reader.ask(dcp.StreamRequest(vbucket=2)).specific == ETMPFAIL  # 5.4, step 21
         unknown = dcp.StreamRequest(
             vbucket=2, start_seqno=9, vbuuid=0xBAD, snap_start_seqno=9, snap_end_seqno=9, end_seqno=2**64 - 1
@@ -125,7 +125,7 @@ def test_a_replica_may_be_filled_even_then(admin: Raw, small: NodeThread):
     with ready(small.port, *ALL) as reader:
         assert reader.ask(dcp.Open(0, 1, b"step-21-replica")).specific == OK
         for key, value in ((b"enable_noop", b"true"), (b"enable_sync_writes", b"true"), (b"consumer_name", b"other")):
-            assert reader.ask(dcp.Control(key, value)).specific == OK
+            assert reader.ask(dcp.DcpControl(key, value)).specific == OK
         assert reader.ask(dcp.StreamRequest(vbucket=2)).specific == OK
 
 
@@ -149,9 +149,9 @@ def test_what_needs_the_disk_is_refused_for_the_time_being(admin: Raw, request_b
 def test_a_live_stream_goes_on(admin: Raw, small: NodeThread):
     with ready(small.port, *ALL) as reader:
         reader.ask(dcp.Open(0, 1, b"live"))
-        reader.ask(dcp.Control(b"enable_noop", b"true"))
+        reader.ask(dcp.DcpControl(b"enable_noop", b"true"))
         assert reader.ask(dcp.StreamRequest(vbucket=5, end_seqno=2**64 - 1)).specific == OK
         admin.ask(kv.Set(key=b"live", value=b"v", vbucket=5))
-        while not isinstance(message := reader.message(), dcp.Mutation):
+        while not isinstance(message := reader.message(), dcp.DcpMutation):
             pass
         assert message.key == b"\0live"

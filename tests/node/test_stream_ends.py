@@ -12,9 +12,9 @@ from tests.node.raw import Raw, frame, ready
 from tests.node.streaming import OK, is_end, only, producer, take, to_disk, write
 from upriver.errors import Status
 from upriver.model import VbucketState
-from upriver.node.dcp import producer as producer_module
-from upriver.node.dcp.producer_stream import RUN_BYTES
 from upriver.node.options import Limits
+from upriver.protocol.producer import turns
+from upriver.protocol.producer.stream import RUN_BYTES
 from upriver.wire import Magic, Message, Opcode
 from upriver.wire.constants import MarkerFlag, StreamEndStatus, StreamFlag
 from upriver.wire.messages import cluster, dcp, kv
@@ -64,7 +64,7 @@ def test_streams_with_ids_are_closed_by_their_id(node: NodeThread, vb: int):
         assert raw.ask(frame(0x52, vbucket=vb, framing=b"\x22\0\3")).specific == Status.DCP_STREAM_ID_INVALID
         assert raw.ask(frame(0x52, vbucket=vb, framing=b"\x22\0\1")).specific == OK
         write(node, vb, b"k")
-        got = take(raw, lambda m: isinstance(m, dcp.Mutation))
+        got = take(raw, lambda m: isinstance(m, dcp.DcpMutation))
         assert {m.stream_id for m in got} == {2}
 
 
@@ -88,7 +88,7 @@ def test_a_vbucket_is_handed_over_without_losing_a_write(node: NodeThread, vb: i
             elif isinstance(message, dcp.StreamEnd):
                 break
         assert [m.state for m in only(seen, dcp.SetVbucketState)] == [VbucketState.PENDING, VbucketState.ACTIVE]  # type: ignore[attr-defined]
-        assert [m.key for m in only(seen, dcp.Mutation)] == [b"\0a", b"\0b", b"\0late"]  # type: ignore[attr-defined]
+        assert [m.key for m in only(seen, dcp.DcpMutation)] == [b"\0a", b"\0b", b"\0late"]  # type: ignore[attr-defined]
         assert seen[-1].status == StreamEndStatus.OK  # type: ignore[attr-defined]
         assert client.ask(cluster.GetVbucket(vbucket=vb)).value == VbucketState.DEAD.to_bytes(4, "big")
         assert client.ask(kv.Set(key=b"x", value=b"v", vbucket=vb)).specific == Status.NOT_MY_VBUCKET
@@ -99,7 +99,7 @@ def test_writers_wait_for_a_takeover_that_does_not_catch_up(make_node):  # type:
     write(node, 0, b"a")
     with producer(node) as raw, ready(node.port) as client:
         raw.send(dcp.StreamRequest(vbucket=0, opaque=5, flags=StreamFlag.TAKEOVER))
-        take(raw, lambda m: isinstance(m, dcp.Mutation))
+        take(raw, lambda m: isinstance(m, dcp.DcpMutation))
         deadline = time.monotonic() + 60
         while client.ask(kv.Set(key=b"k", value=b"v")).specific == OK:
             assert time.monotonic() < deadline
@@ -116,7 +116,7 @@ def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):
     numbers = range(40, 56)
     for number in numbers:
         keys = [b"%d-%d" % (number, n) for n in range(3000)]
-        node.call(lambda number=number, keys=keys: node.vbucket(number).set_many(keys, [key * 30 for key in keys]))
+        node.call(lambda number=number, keys=keys: node.vbucket(number).bulk.set_many(keys, [key * 30 for key in keys]))
     to_disk(node)
     with producer(node, connection_buffer_size="100000") as raw:
         for number in numbers:
@@ -143,7 +143,7 @@ def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):
 @pytest.fixture
 def two_backfills(make_node, monkeypatch: pytest.MonkeyPatch) -> NodeThread:  # type: ignore[no-untyped-def]
     """Only two run at once; those of vbuckets 0 and 1 take several turns, the others one."""
-    monkeypatch.setattr(producer_module, "MAX_BACKFILLS", 2)
+    monkeypatch.setattr(turns, "MAX_BACKFILLS", 2)
     made: NodeThread = make_node(vbuckets=10)
     for vbucket in range(10):
         write(made, vbucket, *[b"k%d" % n for n in range(8 if vbucket < 2 else 1)], value=bytes(RUN_BYTES))
@@ -155,12 +155,12 @@ def open_all(raw: Raw) -> None:
     """A stream for every vbucket; on return two run and eight wait."""
     raw.send(*[dcp.StreamRequest(vbucket=vbucket, flags=StreamFlag.TO_LATEST) for vbucket in range(10)])
     assert [raw.response().specific for _ in range(10)] == [OK] * 10
-    raw.send(dcp.Control(b"connection_buffer_size", str(4 * RUN_BYTES).encode()))
+    raw.send(dcp.DcpControl(b"connection_buffer_size", str(4 * RUN_BYTES).encode()))
     assert not [got for got in raw.until_quiet() if got.opcode == Opcode.DCP_STREAM_END]
 
 
 def ends(raw: Raw, count: int) -> set[tuple[int, int]]:
-    raw.send(dcp.Control(b"connection_buffer_size", b"0"))
+    raw.send(dcp.DcpControl(b"connection_buffer_size", b"0"))
     found = [take(raw, is_end)[-1] for _ in range(count)]
     return {(end.vbucket, end.status) for end in found if isinstance(end, dcp.StreamEnd)}
 

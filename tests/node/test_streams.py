@@ -45,7 +45,7 @@ def test_a_new_stream_starts_with_a_marker_from_0_and_ends_where_it_was_told(nod
         marker, *documents, end = stream(raw, vb, end_seqno=3)
         assert isinstance(marker, dcp.SnapshotMarker)
         assert (marker.start_seqno, marker.end_seqno, marker.flags) == (0, 3, MarkerFlag.MEMORY | MarkerFlag.CHECKPOINT)
-        assert [m.by_seqno for m in only(documents, dcp.Mutation)] == [1, 2, 3]
+        assert [m.by_seqno for m in only(documents, dcp.DcpMutation)] == [1, 2, 3]
         assert end == dcp.StreamEnd(StreamEndStatus.OK, vbucket=vb)
 
 
@@ -53,13 +53,13 @@ def test_a_backfill_comes_from_disk_and_memory_goes_on_behind_it(node: NodeThrea
     write(node, vb, b"a", b"b", b"a")
     to_disk(node)
     with producer(node) as raw:
-        got = stream(raw, vb, lambda m: isinstance(m, dcp.Mutation) and m.by_seqno == 3)
+        got = stream(raw, vb, lambda m: isinstance(m, dcp.DcpMutation) and m.by_seqno == 3)
         marker = got[0]
         assert isinstance(marker, dcp.SnapshotMarker)
         assert (marker.start_seqno, marker.end_seqno, marker.flags) == (0, 3, MarkerFlag.DISK | MarkerFlag.CHECKPOINT)
-        assert [(m.by_seqno, m.key) for m in only(got, dcp.Mutation)] == [(2, b"\0b"), (3, b"\0a")]
+        assert [(m.by_seqno, m.key) for m in only(got, dcp.DcpMutation)] == [(2, b"\0b"), (3, b"\0a")]
         write(node, vb, b"c")
-        live = take(raw, lambda m: isinstance(m, dcp.Mutation))
+        live = take(raw, lambda m: isinstance(m, dcp.DcpMutation))
         assert isinstance(live[0], dcp.SnapshotMarker)
         assert live[0].flags == MarkerFlag.MEMORY | MarkerFlag.CHECKPOINT
 
@@ -70,7 +70,7 @@ def test_writes_arrive_while_the_stream_is_open(node: NodeThread, vb: int):
         raw.receive()
         for number in range(20):
             writer.ask(kv.Set(key=b"live%d" % number, value=b"v", vbucket=vb))
-            got = take(raw, lambda m: isinstance(m, dcp.Mutation))
+            got = take(raw, lambda m: isinstance(m, dcp.DcpMutation))
             assert got[-1].key == b"\0live%d" % number  # type: ignore[attr-defined]
 
 
@@ -81,17 +81,17 @@ def test_a_resumed_stream_sends_what_is_missing_and_repeats_the_snapshot_start(n
         got = stream(raw, vb, end_seqno=4, start_seqno=2, vbuuid=uuid, snap_start_seqno=1, snap_end_seqno=4)
         assert isinstance(got[0], dcp.SnapshotMarker)
         assert got[0].start_seqno == 1
-        assert [m.by_seqno for m in only(got, dcp.Mutation)] == [3, 4]
+        assert [m.by_seqno for m in only(got, dcp.DcpMutation)] == [3, 4]
 
 
 def test_markers_of_version_2_2_only_for_disk_snapshots(node: NodeThread, vb: int):
     write(node, vb, b"a")
     to_disk(node)
     with producer(node, max_marker_version="2.2") as raw:
-        got = stream(raw, vb, lambda m: isinstance(m, dcp.Mutation))
+        got = stream(raw, vb, lambda m: isinstance(m, dcp.DcpMutation))
         assert isinstance(got[0], dcp.SnapshotMarkerV22)
         write(node, vb, b"b")
-        assert isinstance(take(raw, lambda m: isinstance(m, dcp.Mutation))[0], dcp.SnapshotMarker)
+        assert isinstance(take(raw, lambda m: isinstance(m, dcp.DcpMutation))[0], dcp.SnapshotMarker)
 
 
 def test_disk_only_ends_at_what_is_persisted(node: NodeThread, vb: int):
@@ -99,7 +99,7 @@ def test_disk_only_ends_at_what_is_persisted(node: NodeThread, vb: int):
     to_disk(node)
     with producer(node) as raw:
         got = stream(raw, vb, flags=StreamFlag.DISK_ONLY)
-        assert [m.by_seqno for m in only(got, dcp.Mutation)] == [1, 2]
+        assert [m.by_seqno for m in only(got, dcp.DcpMutation)] == [1, 2]
 
 
 def test_from_latest_sends_only_what_comes_later(node: NodeThread, vb: int):
@@ -108,8 +108,8 @@ def test_from_latest_sends_only_what_comes_later(node: NodeThread, vb: int):
         raw.send(dcp.StreamRequest(vbucket=vb, flags=StreamFlag.FROM_LATEST))
         assert raw.receive().specific == OK
         write(node, vb, b"c")
-        got = take(raw, lambda m: isinstance(m, dcp.Mutation))
-        assert [m.by_seqno for m in only(got, dcp.Mutation)] == [3]
+        got = take(raw, lambda m: isinstance(m, dcp.DcpMutation))
+        assert [m.by_seqno for m in only(got, dcp.DcpMutation)] == [3]
 
 
 # ---------------------------------------------------------------------------------------------- documents
@@ -118,15 +118,15 @@ def test_from_latest_sends_only_what_comes_later(node: NodeThread, vb: int):
 def test_deletions_in_both_versions_and_expirations(node: NodeThread, vb: int):
     write(node, vb, b"gone")
     write(node, vb, b"old", expiry=int(time.time()) - 1)
-    node.call(lambda: node.vbucket(vb).delete(b"gone"))
+    node.call(lambda: node.vbucket(vb).documents.delete(b"gone"))
 
     def tombstones(raw: Raw) -> list[Message]:
-        return only(whole(node, raw, vb), dcp.Deletion, dcp.DeletionV2, dcp.Expiration)
+        return only(whole(node, raw, vb), dcp.DcpDeletion, dcp.DeletionV2, dcp.Expiration)
 
     with ready(node.port) as raw:
         assert raw.ask(kv.Get(b"old", vbucket=vb)).specific == Status.KEY_ENOENT
     with producer(node) as raw:
-        assert [type(m) for m in tombstones(raw)] == [dcp.Deletion, dcp.Deletion]
+        assert [type(m) for m in tombstones(raw)] == [dcp.DcpDeletion, dcp.DcpDeletion]
     with producer(node, flags=OpenFlag.INCLUDE_DELETE_TIMES) as raw:
         assert [type(m) for m in tombstones(raw)] == [dcp.DeletionV2, dcp.DeletionV2]
     with producer(node, flags=OpenFlag.INCLUDE_DELETE_TIMES, enable_expiry_opcode="true") as raw:
@@ -136,7 +136,7 @@ def test_deletions_in_both_versions_and_expirations(node: NodeThread, vb: int):
         assert expired.delete_time > 0
     with producer(node, enable_expiry_opcode="true") as raw:
         kinds = [type(m) for m in tombstones(raw)]
-        assert kinds == [dcp.Deletion, dcp.Deletion], "without delete times the control has no effect"
+        assert kinds == [dcp.DcpDeletion, dcp.DcpDeletion], "without delete times the control has no effect"
 
 
 VALUES = {
@@ -172,7 +172,7 @@ def test_values_are_cut_as_open_demands(node: NodeThread, vb: int, flags: int, e
     for name, (_, value, datatype) in VALUES.items():
         write(node, vb, name.encode(), value=value, datatype=datatype)
     with producer(node, *[f for f in ALL if f != 0x0A], flags=flags) as raw:
-        got = {m.key[1:].decode(): (m.datatype, m.value) for m in only(whole(node, raw, vb), dcp.Mutation)}
+        got = {m.key[1:].decode(): (m.datatype, m.value) for m in only(whole(node, raw, vb), dcp.DcpMutation)}
         assert {**got, "xattr": _by_meaning(*got["xattr"])} == {**expected, "xattr": _by_meaning(*expected["xattr"])}
 
 
@@ -184,10 +184,10 @@ def test_snappy_stays_where_it_was_agreed_on_and_can_be_forced(node: NodeThread,
     write(node, vb, b"raw", value=b"y" * 200)
     write(node, vb, b"snappy", value=VALUES["snappy"][1], datatype=Datatype.SNAPPY)
     with producer(node) as raw:
-        plain, compressed = only(whole(node, raw, vb), dcp.Mutation)
+        plain, compressed = only(whole(node, raw, vb), dcp.DcpMutation)
         assert (plain.datatype, compressed.datatype) == (0, Datatype.SNAPPY)
     with producer(node, force_value_compression="true") as raw:
-        forced, compressed = only(whole(node, raw, vb), dcp.Mutation)
+        forced, compressed = only(whole(node, raw, vb), dcp.DcpMutation)
         assert (forced.datatype, compressed.datatype) == (Datatype.SNAPPY, Datatype.SNAPPY)
         assert inflate(forced.value) == b"y" * 200  # type: ignore[attr-defined]
 
@@ -195,7 +195,7 @@ def test_snappy_stays_where_it_was_agreed_on_and_can_be_forced(node: NodeThread,
 def test_a_tombstone_keeps_system_xattrs_and_user_ones_only_on_request(node: NodeThread, vb: int):
     vbucket = node.vbucket(vb)
     node.call(
-        lambda: vbucket.delete_with_meta(
+        lambda: vbucket.with_meta.delete(
             b"t", 0, rev_seqno=5, meta_cas=77, flags=0, delete_time=1, value=join_xattrs({"_sys": b"1", "user": b"2"}),
             datatype=Datatype.XATTR,
         )
@@ -207,29 +207,29 @@ def test_a_tombstone_keeps_system_xattrs_and_user_ones_only_on_request(node: Nod
     }
     for flags, xattrs in wanted.items():
         with producer(node, flags=flags) as raw:
-            [deletion] = only(whole(node, raw, vb), dcp.Deletion)
+            [deletion] = only(whole(node, raw, vb), dcp.DcpDeletion)
             assert (split_xattrs(deletion.value)[0] if deletion.value else {}) == xattrs  # type: ignore[attr-defined]
 
 
 def test_skipping_deletes_leaves_tombstones_out_of_the_first_backfill_only(node: NodeThread, vb: int):
     write(node, vb, b"a", b"b")
-    node.call(lambda: node.vbucket(vb).delete(b"b"))
+    node.call(lambda: node.vbucket(vb).documents.delete(b"b"))
     to_disk(node)
     with producer(node, flags=OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL) as raw:
         got = stream(raw, vb, lambda m: isinstance(m, dcp.SeqnoAdvanced))
-        assert [type(m) for m in got] == [dcp.SnapshotMarker, dcp.Mutation, dcp.SeqnoAdvanced]
-        node.call(lambda: node.vbucket(vb).delete(b"a"))
-        assert isinstance(take(raw, lambda m: not isinstance(m, dcp.SnapshotMarker))[-1], dcp.Deletion)
+        assert [type(m) for m in got] == [dcp.SnapshotMarker, dcp.DcpMutation, dcp.SeqnoAdvanced]
+        node.call(lambda: node.vbucket(vb).documents.delete(b"a"))
+        assert isinstance(take(raw, lambda m: not isinstance(m, dcp.SnapshotMarker))[-1], dcp.DcpDeletion)
 
 
 def _durable_history(node: NodeThread, vb: int, on_disk: int) -> None:
     """A durable write that was committed and one that was not: 4 seqnos, as many of them on disk and out of memory."""
     vbucket = node.vbucket(vb)
     steps = [
-        lambda: vbucket.prepare(b"k", b"v", 0, level=1),
-        lambda: vbucket.commit(b"k", 0, 1),
-        lambda: vbucket.prepare(b"x", b"v", 0, level=2),
-        lambda: vbucket.abort(b"x", 0, 3),
+        lambda: vbucket.durable.prepare(b"k", b"v", 0, level=1),
+        lambda: vbucket.durable.commit(b"k", 0, 1),
+        lambda: vbucket.durable.prepare(b"x", b"v", 0, level=2),
+        lambda: vbucket.durable.abort(b"x", 0, 3),
     ]
     for step in steps[:on_disk]:
         node.call(step)
@@ -249,7 +249,7 @@ def durable(request: pytest.FixtureRequest, node: NodeThread, vb: int) -> Iterat
 
 def _from_a_disk_of(count: int) -> list[type[Message]]:
     """A commit on disk is the document that it made, and a prepare that was aborted is gone once the abort is there."""
-    kinds = [dcp.Prepare, dcp.Mutation if count >= 2 else dcp.Commit, dcp.Prepare, dcp.Abort]
+    kinds = [dcp.Prepare, dcp.DcpMutation if count >= 2 else dcp.Commit, dcp.Prepare, dcp.Abort]
     return kinds[:2] + kinds[3:] if count == 4 else kinds
 
 
@@ -262,9 +262,9 @@ def test_prepares_are_for_those_who_asked(node: NodeThread, vb: int, durable: in
 def test_those_who_did_not_ask_for_prepares_learn_how_far_the_stream_is(node: NodeThread, vb: int, durable: int):
     with producer(node) as raw:
         *got, _ = whole(node, raw, vb)
-        assert {type(m) for m in got} == {dcp.SnapshotMarker, dcp.Mutation, dcp.SeqnoAdvanced}
-        assert [(m.by_seqno, m.key) for m in only(got, dcp.Mutation)] == [(2, b"\0k")]  # type: ignore[attr-defined]
-        told = [m.by_seqno for m in only(got, dcp.Mutation, dcp.SeqnoAdvanced)]  # type: ignore[attr-defined]
+        assert {type(m) for m in got} == {dcp.SnapshotMarker, dcp.DcpMutation, dcp.SeqnoAdvanced}
+        assert [(m.by_seqno, m.key) for m in only(got, dcp.DcpMutation)] == [(2, b"\0k")]  # type: ignore[attr-defined]
+        told = [m.by_seqno for m in only(got, dcp.DcpMutation, dcp.SeqnoAdvanced)]  # type: ignore[attr-defined]
         assert told == sorted(set(told))
         assert told[-1] == 4
         last_of_each = [m for m, after in itertools.pairwise([*got, got[0]]) if isinstance(after, dcp.SnapshotMarker)]
@@ -276,7 +276,7 @@ def test_those_who_cannot_be_told_get_no_snapshot_that_nothing_reaches(node: Nod
     with producer(node, *BASIC) as raw:
         marker, mutation, end = whole(node, raw, vb)
         assert isinstance(marker, dcp.SnapshotMarker)
-        assert isinstance(mutation, dcp.Mutation)
+        assert isinstance(mutation, dcp.DcpMutation)
         assert (marker.end_seqno, mutation.by_seqno, type(end)) == (2, 2, dcp.StreamEnd)
 
 
@@ -288,17 +288,17 @@ def test_durable_writes_arrive_live_as_plain_documents_and_an_abort_is_told_as_p
             assert each.response().specific == OK
         write(node, vb, b"first")
         for level in range(1, 4):
-            prepared = node.call(lambda level=level: vbucket.prepare(b"k", b"%d" % level, 0, level=level))
-            node.call(lambda prepared=prepared: vbucket.commit(b"k", 0, prepared.seqno))
-        gone = node.call(lambda: vbucket.prepare(b"x", b"v", 0, level=1))
-        node.call(lambda: vbucket.abort(b"x", 0, gone.seqno))
+            prepared = node.call(lambda level=level: vbucket.durable.prepare(b"k", b"%d" % level, 0, level=level))
+            node.call(lambda prepared=prepared: vbucket.durable.commit(b"k", 0, prepared.seqno))
+        gone = node.call(lambda: vbucket.durable.prepare(b"x", b"v", 0, level=1))
+        node.call(lambda: vbucket.durable.abort(b"x", 0, gone.seqno))
         write(node, vb, b"last")
         high = vbucket.high_seqno
         for each, prefix in ((raw, b"\0"), (legacy, b"")):
             got = take(each, lambda m: getattr(m, "by_seqno", 0) == high)
-            seen = {m.key: m.value for m in only(got, dcp.Mutation)}  # type: ignore[attr-defined]
+            seen = {m.key: m.value for m in only(got, dcp.DcpMutation)}  # type: ignore[attr-defined]
             assert seen == {prefix + b"first": b"v", prefix + b"k": b"3", prefix + b"last": b"v"}
-            seqnos = [m.by_seqno for m in only(got, dcp.Mutation, dcp.SeqnoAdvanced)]  # type: ignore[attr-defined]
+            seqnos = [m.by_seqno for m in only(got, dcp.DcpMutation, dcp.SeqnoAdvanced)]  # type: ignore[attr-defined]
             assert seqnos == sorted(set(seqnos))
 
 
@@ -322,7 +322,7 @@ def test_a_collection_filter_passes_its_documents_and_events_and_says_how_far_it
         got = stream(raw, vb, lambda m: m == until, value=b'{"collections":["9"]}')
         [begin] = only(got, events.SystemEvent)
         assert begin.content().collection_id == 9  # type: ignore[attr-defined]
-        assert [m.key for m in only(got, dcp.Mutation)] == [b"\x09c1"]  # type: ignore[attr-defined]
+        assert [m.key for m in only(got, dcp.DcpMutation)] == [b"\x09c1"]  # type: ignore[attr-defined]
 
 
 def test_the_filtered_stream_is_silent_about_memory_batches_of_others(shop: NodeThread, vb: int):
@@ -330,7 +330,7 @@ def test_the_filtered_stream_is_silent_about_memory_batches_of_others(shop: Node
         stream(raw, vb, lambda m: isinstance(m, dcp.SeqnoAdvanced), value=b'{"collections":["9"]}')
         write(shop, vb, b"d1")
         write(shop, vb, b"c1", cid=9)
-        marker, mutation = take(raw, lambda m: isinstance(m, dcp.Mutation))
+        marker, mutation = take(raw, lambda m: isinstance(m, dcp.DcpMutation))
         assert marker.start_seqno <= mutation.by_seqno <= marker.end_seqno  # type: ignore[attr-defined]
 
 
@@ -338,7 +338,7 @@ def test_a_legacy_stream_sees_the_default_collection_without_prefix_or_events(sh
     write(shop, vb, b"d1")
     write(shop, vb, b"c1", cid=9)
     with producer(shop, *BASIC) as raw:
-        marker, mutation = stream(raw, vb, lambda m: isinstance(m, dcp.Mutation))
+        marker, mutation = stream(raw, vb, lambda m: isinstance(m, dcp.DcpMutation))
         assert (mutation.key, marker.end_seqno) == (b"d1", mutation.by_seqno)  # type: ignore[attr-defined]
 
 
@@ -349,7 +349,7 @@ def test_a_pass_through_stream_sees_every_collection_and_event(shop: NodeThread,
         got = whole(shop, raw, vb)
         names = [m.key for m in only(got, events.SystemEvent)]  # type: ignore[attr-defined]
         assert names == [b"shop", b"cart", b"user"]
-        assert [m.key for m in only(got, dcp.Mutation)] == [b"\x09c1", b"\0d1"]  # type: ignore[attr-defined]
+        assert [m.key for m in only(got, dcp.DcpMutation)] == [b"\x09c1", b"\0d1"]  # type: ignore[attr-defined]
 
 
 def test_flatbuffers_events_say_the_same(shop: NodeThread, vb: int):
@@ -367,8 +367,8 @@ def test_a_scope_grows_with_its_collections_and_a_dropped_one_empties_the_list(m
         stream(scope, 0, lambda m: isinstance(m, events.SystemEvent) and m.key == b"cart", value=b'{"scope":"8"}')
         stream(listed, 0, lambda m: isinstance(m, events.SystemEvent), value=b'{"collections":["9"]}')
         admin.ask(cluster.SetManifest(manifest(3, (9, "cart"), (11, "more"))))
-        node.call(lambda: node.vbucket(0).set(b"k", b"v", 11))
-        got = take(scope, lambda m: isinstance(m, dcp.Mutation))
+        node.call(lambda: node.vbucket(0).documents.set(b"k", b"v", 11))
+        got = take(scope, lambda m: isinstance(m, dcp.DcpMutation))
         assert got[-1].key == b"\x0bk"  # type: ignore[attr-defined]
         admin.ask(cluster.SetManifest(manifest(4, (11, "more"))))
         end = take(listed, is_end)[-1]
@@ -378,7 +378,7 @@ def test_a_scope_grows_with_its_collections_and_a_dropped_one_empties_the_list(m
 
 
 def test_out_of_order_snapshots_of_a_small_collection(shop: NodeThread, vb: int):
-    shop.call(lambda: shop.vbucket(vb).set_many([b"d%04d" % n for n in range(2000)], [b"v"] * 2000))
+    shop.call(lambda: shop.vbucket(vb).bulk.set_many([b"d%04d" % n for n in range(2000)], [b"v"] * 2000))
     write(shop, vb, b"c1", b"c2", cid=9)
     write(shop, vb, b"last")
     to_disk(shop)
@@ -387,6 +387,6 @@ def test_out_of_order_snapshots_of_a_small_collection(shop: NodeThread, vb: int)
             raw, vb, lambda m: isinstance(m, dcp.OsoSnapshot) and m.flags == OsoFlag.END, value=b'{"collections":["9"]}'
         )
         assert (type(got[0]), got[0].flags) == (dcp.OsoSnapshot, OsoFlag.START)  # type: ignore[attr-defined]
-        assert {m.key for m in only(got, dcp.Mutation)} == {b"\x09c1", b"\x09c2"}  # type: ignore[attr-defined]
+        assert {m.key for m in only(got, dcp.DcpMutation)} == {b"\x09c1", b"\x09c2"}  # type: ignore[attr-defined]
         assert got[-2] == dcp.SeqnoAdvanced(shop.vbucket(vb).high_seqno, vbucket=vb)
         assert not only(got, dcp.SnapshotMarker)

@@ -37,7 +37,7 @@ PRESERVE_TTL = b"\x50"
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve(tmp_path_factory.mktemp("subdoc") / "data", http=False) as served:
+    with serve(tmp_path_factory.mktemp("subdoc") / "data") as served:
         yield served
 
 

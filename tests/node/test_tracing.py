@@ -88,7 +88,7 @@ def test_a_statistic_whose_name_is_too_long_for_the_short_header_is_sent_plainly
 
 def test_streams_are_granted_in_the_longer_form_and_their_messages_stay_as_they_are(raw: Raw):
     raw.ask(dcp.Open(0, 1, b"traced"))
-    raw.ask(dcp.Control(b"enable_noop", b"true"))
+    raw.ask(dcp.DcpControl(b"enable_noop", b"true"))
     raw.send(dcp.StreamRequest(vbucket=4, end_seqno=0))
     duration_us(raw.receive())
     assert raw.receive().magic is Magic.REQUEST

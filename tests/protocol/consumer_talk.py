@@ -14,7 +14,7 @@ from upriver.store import Bucket, Durability, StoreOptions
 from upriver.wire import Context, FrameSplitter, Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import Dialect
 from upriver.wire.keys import join_key
-from upriver.wire.messages.dcp import AddStream, Control, FailoverLogResponse, Mutation, SnapshotMarker
+from upriver.wire.messages.dcp import AddStream, DcpControl, DcpMutation, FailoverLogResponse, SnapshotMarker
 
 COLLECTIONS = Context(collections=True)
 BRANCH = 0xABCD
@@ -64,7 +64,7 @@ class Talk:
 
     def negotiate(self, said: list[Message]) -> list[Message]:
         """Grant every control (but those that the test refuses) until something else is said."""
-        while said and isinstance(said[-1], Control):
+        while said and isinstance(said[-1], DcpControl):
             name = said[-1].key.decode()
             status = self.refused_controls.get(name, 0)
             said = self.say(OtherResponse(Opcode.DCP_CONTROL, opaque=said[-1].opaque, status=status))
@@ -107,9 +107,9 @@ def marker(start: int, end: int, opaque: int, flags: int = 1, vbucket: int = 0) 
     return SnapshotMarker(start, end, flags, vbucket=vbucket, opaque=opaque)
 
 
-def mutation(seqno: int, opaque: int, key: bytes = b"", vbucket: int = 0, **fields: Any) -> Mutation:
+def mutation(seqno: int, opaque: int, key: bytes = b"", vbucket: int = 0, **fields: Any) -> DcpMutation:
     fields = {"cas": 1000 + seqno, "value": b'{"n":%d}' % seqno, **fields}
-    return Mutation(
+    return DcpMutation(
         seqno, fields.pop("rev_seqno", seqno), key=join_key(0, key or b"k%d" % seqno), vbucket=vbucket, opaque=opaque,
         **fields,
     )  # fmt: skip

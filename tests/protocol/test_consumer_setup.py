@@ -19,8 +19,8 @@ from tests.protocol.consumer_talk import (
 )
 from upriver.errors import RemoteProtocolError, Status
 from upriver.model import SEQNO_MAX, VbucketState
-from upriver.protocol.consumer.negotiation import WrongRole
 from upriver.protocol.consumer.streams import Registry
+from upriver.protocol.roles import WrongRole
 from upriver.wire import Opcode, OtherResponse
 from upriver.wire.constants import Dialect, StreamEndStatus
 from upriver.wire.framing import Frame, Magic
@@ -29,7 +29,7 @@ from upriver.wire.messages.dcp import (
     AddStreamResponse,
     BufferAck,
     CloseStream,
-    Control,
+    DcpControl,
     DcpNoop,
     GetDcpFailoverLog,
     StreamEnd,
@@ -39,7 +39,7 @@ from upriver.wire.messages.upr import UprStreamRequest
 
 
 def control_answer(control: object, status: int = 0, opaque: int | None = None) -> OtherResponse:
-    assert isinstance(control, Control)
+    assert isinstance(control, DcpControl)
     return OtherResponse(Opcode.DCP_CONTROL, opaque=control.opaque if opaque is None else opaque, status=status)
 
 
@@ -49,7 +49,7 @@ def control_answer(control: object, status: int = 0, opaque: int | None = None) 
 def test_controls_go_one_at_a_time_in_their_order_and_the_stream_request_follows_the_last(store: Store) -> None:
     talk = Talk(store, consumer_name="me", window=1000)
     said, names = talk.say(AddStream(vbucket=0, opaque=ADD_OPAQUE)), []
-    while isinstance(said[0], Control):
+    while isinstance(said[0], DcpControl):
         assert len(said) == 1
         names.append(said[0].key.decode())
         said = talk.say(control_answer(said[0]))
@@ -69,17 +69,17 @@ def test_a_second_stream_needs_no_second_negotiation(talk: Talk) -> None:
 
 def test_streams_added_during_the_negotiation_all_start_after_it(talk: Talk) -> None:
     said = talk.say(AddStream(vbucket=0, opaque=7), AddStream(vbucket=1, opaque=8))
-    assert [type(each) for each in said] == [Control]
+    assert [type(each) for each in said] == [DcpControl]
     assert [each.vbucket for each in talk.negotiate(said)] == [0, 1]
 
 
 def test_a_fractional_noop_interval_that_is_refused_is_asked_for_in_whole_seconds(talk: Talk) -> None:
     first = talk.say(AddStream(vbucket=0))[0]
     interval = talk.say(control_answer(first))[0]
-    assert isinstance(interval, Control)
+    assert isinstance(interval, DcpControl)
     assert interval.value == b"1.000000"
     again = talk.say(control_answer(interval, Status.EINVAL))[0]
-    assert isinstance(again, Control)
+    assert isinstance(again, DcpControl)
     assert (again.key, again.value) == (b"set_noop_interval", b"1")
     with pytest.raises(WrongRole):
         talk.say(control_answer(again, Status.EINVAL))
@@ -161,7 +161,7 @@ def test_a_queued_add_stream_that_fails_later_is_answered_with_four_zero_bytes(t
 @pytest.mark.parametrize(
     "message",
     [
-        StreamRequest(vbucket=0), UprStreamRequest(vbucket=0), Control(b"enable_noop", b"true"), BufferAck(1),
+        StreamRequest(vbucket=0), UprStreamRequest(vbucket=0), DcpControl(b"enable_noop", b"true"), BufferAck(1),
         GetDcpFailoverLog(vbucket=0),
     ],
     ids=lambda message: type(message).__name__,

@@ -16,10 +16,10 @@ from upriver.model import Datatype
 from upriver.wire import Opcode
 from upriver.wire.bulk.decode import BulkDecoder
 from upriver.wire.bulk.values import ValueChecker
+from upriver.wire.checks import Context
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo
-from upriver.wire.message import Context
-from upriver.wire.messages.dcp import DeletionV2, Expiration, Mutation, Prepare, SnapshotMarker
+from upriver.wire.messages.dcp import DcpMutation, DeletionV2, Expiration, Prepare, SnapshotMarker
 from upriver.wire.messages.upr import UprMutation, UprSnapshotMarker
 from upriver.wire.values import MAX_XATTR_BYTES, MAX_XATTRS, check_value, deflate, join_xattrs
 
@@ -64,7 +64,7 @@ def test_a_replica_refuses_a_value_that_nobody_could_read(
     opaque = talk.open(0)
     fields: Any = {"key": b"\0bad", "value": value, "cas": 7, "datatype": datatype, "opaque": opaque}
     bad = {
-        "mutation": Mutation(2, 1, **fields),
+        "mutation": DcpMutation(2, 1, **fields),
         "prepare": Prepare(2, 1, durability_level=1, **fields),
         "deletion": DeletionV2(2, 1, **fields),
         "expiration": Expiration(2, 1, **fields),
@@ -94,7 +94,7 @@ def test_sound_values_are_taken_as_they_came(talk: Talk) -> None:
     ]  # fmt: skip
     sent = [mutation(n, opaque, datatype=datatype, value=value) for n, (datatype, value) in enumerate(kept, 1)]
     assert talk.say(marker(1, len(kept), opaque), *sent) == []
-    found = [talk.vb().get_replica(b"k%d" % n, 0) for n in range(1, len(kept) + 1)]
+    found = [talk.vb().documents.get_replica(b"k%d" % n, 0) for n in range(1, len(kept) + 1)]
     assert [(each.datatype & ~1, each.value) for each in found] == kept
 
 

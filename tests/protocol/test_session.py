@@ -8,7 +8,7 @@ from upriver.errors import AccessDenied, AuthenticationFailed, ConfigError, Remo
 from upriver.protocol.scram import Mechanism, ScramClient, ScramServer, derive_credentials
 from upriver.protocol.session import Credentials, FeedSettings, Session
 from upriver.wire import Message, Opcode, OtherResponse, Response
-from upriver.wire.messages.dcp import Control
+from upriver.wire.messages.dcp import DcpControl
 from upriver.wire.messages.session import Hello, HelloResponse, SaslAuth, ValueResponse
 
 
@@ -104,7 +104,7 @@ def test_plain_is_refused_unless_it_is_allowed() -> None:
 def test_noop_comes_before_everything_else_of_a_feed() -> None:
     server = Server()
     server.run(session(feed=FeedSettings("name", noop_interval_s=0.5, compressed=True, controls=(("x", "y", False),))))
-    controls = [(m.key, m.value) for m in server.asked if isinstance(m, Control)]
+    controls = [(m.key, m.value) for m in server.asked if isinstance(m, DcpControl)]
     assert controls[:2] == [(b"enable_noop", b"true"), (b"set_noop_interval", b"0.5")]
     assert (b"force_value_compression", b"true") in controls
     assert server.opcodes.index(Opcode.DCP_OPEN) < server.opcodes.index(Opcode.DCP_CONTROL)
@@ -115,7 +115,7 @@ def test_an_optional_control_may_be_refused_a_required_one_not() -> None:
 
     class Picky(Server):
         def answer(self, message: Message) -> Response:
-            refused = isinstance(message, Control) and message.key == b"x"
+            refused = isinstance(message, DcpControl) and message.key == b"x"
             return OtherResponse(message.opcode, status=Status.EINVAL) if refused else super().answer(message)
 
     Picky().run(session(feed=FeedSettings("name", controls=optional)))

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upriver.errors import InvalidMessage
-from upriver.model import SEQNO_MAX, Datatype
+from upriver.model import SEQNO_MAX, Datatype, signed, unsigned
 from upriver.records.batches import ChangeOptions, change_batch, columns_of, row_batch, wire_batch
-from upriver.records.schema import CHANGES, WIRE, Event, signed, unsigned
+from upriver.records.schema import CHANGES, WIRE, Event, signed_column
 from upriver.wire import Context, Message
-from upriver.wire.bulk.decode import BulkDecoder, Columns, Shape
+from upriver.wire.bulk.decode import BulkDecoder, Columns, ColumnSizes
 from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_columns
 from upriver.wire.bulk.streams import StreamTable
 from upriver.wire.messages import dcp
@@ -36,8 +36,8 @@ def decoded(*messages: Message, upto: int = SEQNO_MAX) -> Columns:
     return columns
 
 
-def mutation(seqno: int, value: bytes = b"value", key: bytes = b"\0key", **header: int) -> dcp.Mutation:
-    return dcp.Mutation(seqno, 3, 4, 1_800_000_000, key=key, value=value, **({"vbucket": 5, "cas": CAS} | header))
+def mutation(seqno: int, value: bytes = b"value", key: bytes = b"\0key", **header: int) -> dcp.DcpMutation:
+    return dcp.DcpMutation(seqno, 3, 4, 1_800_000_000, key=key, value=value, **({"vbucket": 5, "cas": CAS} | header))
 
 
 def changes(*messages: Message, upto: int = SEQNO_MAX, **how: Any) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def test_only_wrapped_values_are_unwrapped() -> None:
         mutation(2, deflate(b"x" * 500), datatype=Datatype.SNAPPY),
         mutation(3, XATTRS, datatype=Datatype.XATTR | Datatype.JSON),
         mutation(4, deflate(XATTRS), datatype=7),
-        dcp.Deletion(5, 1, key=b"\0k", value=join_xattrs({"_s": b"1"}), datatype=Datatype.XATTR, vbucket=5),
+        dcp.DcpDeletion(5, 1, key=b"\0k", value=join_xattrs({"_s": b"1"}), datatype=Datatype.XATTR, vbucket=5),
         mutation(6, b"", datatype=7),  # a stream without values that keeps the datatype: nothing to inflate
         xattrs=True,
     )
@@ -165,10 +165,10 @@ def test_a_wire_batch_does_not_care_what_was_in_the_memory_before() -> None:
     decoder = BulkDecoder()
     for noise in (0, 0xFF):
         decoder.columns.view("key_at")[1:] = decoder.columns.view("value_at")[1:] = -noise
-        list(decoder.feed(dcp.Mutation(1, 1, key=b"k", value=b"v").encode()))
+        list(decoder.feed(dcp.DcpMutation(1, 1, key=b"k", value=b"v").encode()))
         assert wire_batch(decoder.take())["value"].to_pylist() == [b"v"]
-    full = BulkDecoder(shape=Shape(rows=1, key_bytes=300, value_bytes=9))
-    list(full.feed(dcp.Mutation(1, 1, key=b"k", value=b"v").encode()))
+    full = BulkDecoder(sizes=ColumnSizes(rows=1, key_bytes=300, value_bytes=9))
+    list(full.feed(dcp.DcpMutation(1, 1, key=b"k", value=b"v").encode()))
     assert wire_batch(full.take())["key"].to_pylist() == [b"k"]
 
 
@@ -201,7 +201,8 @@ def test_rows_made_by_hand_fit_the_same_schema() -> None:
 def test_u64_survives_the_signed_column(numbers: list[int]) -> None:
     import numpy as np
 
-    assert [unsigned(int(n)) for n in signed(np.array(numbers, np.uint64))] == numbers
+    assert [unsigned(int(n)) for n in signed_column(np.array(numbers, np.uint64))] == numbers
+    assert [unsigned(signed(n)) for n in numbers] == numbers
 
 
 @settings(max_examples=60, deadline=None)

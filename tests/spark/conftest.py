@@ -28,12 +28,12 @@ def spark():
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """A node for tests that only add to it."""
-    with node(vbuckets=16, http_port=0, enable_faults=True, lazy=True) as running, World(running) as world:
+    with node(vbuckets=16, enable_faults=True, lazy=True) as running, World(running) as world:
         yield world
 
 
 @pytest.fixture
 def world():
     """A node of one's own, to be broken."""
-    with node(vbuckets=4, http_port=0, enable_faults=True, lazy=True) as running, World(running) as made:
+    with node(vbuckets=4, enable_faults=True, lazy=True) as running, World(running) as made:
         yield made

@@ -13,7 +13,7 @@ from upriver.testing import node
 @pytest.fixture
 def other():
     """What an executor finds where it believes the vbuckets to be: other branches, and none of the documents."""
-    with node(vbuckets=4, http_port=0, enable_faults=True, lazy=True) as running, World(running) as made:
+    with node(vbuckets=4, enable_faults=True, lazy=True) as running, World(running) as made:
         yield made
 
 

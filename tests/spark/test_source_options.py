@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from upriver.errors import ConfigError
-from upriver.spark.options import OnRollback, ReadOptions, ValueFormat, WriteOptions
+from upriver.model import OnRollback
+from upriver.spark.options import ReadOptions, ValueFormat, WriteOptions
 
 HERE = {"connection": "couchbase://127.0.0.1:12345"}
 

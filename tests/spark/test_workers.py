@@ -15,7 +15,7 @@ from upriver.spark.reader.executor import TaskReader
 
 TASKS = """
 import gc, sys
-from upriver.spark import pool
+from upriver.spark.reader import pool
 from upriver.spark.reader.driver import Driver
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.pool import POOL

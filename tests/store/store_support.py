@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from upriver.store import Bucket, End, Run, SnapshotStart, StoreOptions, StreamSource
-from upriver.wire.packed import SUPERSEDED, Packed, unpack
+from upriver.wire.packed import SUPERSEDED, RecordHead, unpack
 
 SMALL = StoreOptions(background=False, block_bytes=4096, checkpoint_bytes=2048, quota_bytes=64 << 20)
 BACKGROUND = StoreOptions(flush_delay_s=0.01, quota_bytes=64 << 20)
@@ -19,7 +19,7 @@ class Record(NamedTuple):
     seqno: int
     key: bytes
     value: bytes
-    head: Packed
+    head: RecordHead
 
 
 class Clock:

@@ -10,7 +10,7 @@ from typing import Any
 
 from upriver.errors import FramingError, RemoteProtocolError
 from upriver.wire import Context, Dialect, Frame, FrameSplitter, Message, decode
-from upriver.wire.bulk.decode import BulkDecoder, Columns, Decoded, Shape
+from upriver.wire.bulk.decode import BulkDecoder, Columns, ColumnSizes, Decoded
 from upriver.wire.framing import cut_frame
 from upriver.wire.keys import split_key
 
@@ -19,7 +19,7 @@ ROW_FIELDS = (
     "event", "vbucket", "datatype", "seqno", "rev_seqno", "cas", "flags", "expiry", "delete_time", "lock_time",
     "opaque", "nru",
 )  # fmt: skip
-SMALL = Shape(rows=5, key_bytes=600, value_bytes=300)
+SMALL = ColumnSizes(rows=5, key_bytes=600, value_bytes=300)
 
 
 def document(message: Message, context: Context) -> tuple[Any, ...]:

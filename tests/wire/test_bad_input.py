@@ -11,14 +11,14 @@ from upriver.errors import FramingError, InvalidMessage, LocalProtocolError, Rem
 from upriver.model import Datatype
 from upriver.wire import Context, Dialect, Frame, FrameInfo, FrameSplitter, Magic, Opcode, decode
 from upriver.wire.bulk.decode import BulkDecoder
+from upriver.wire.checks import UPR_CONTEXT
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import MAX_UNAUTHENTICATED_FRAME, encode_duration
 from upriver.wire.keys import encode_leb128, join_key, split_key
-from upriver.wire.message import UPR_CONTEXT
 from upriver.wire.messages import cluster, dcp, kv, upr
 from upriver.wire.values import MAX_INFLATED, deflate, inflate, join_xattrs, split_xattrs
 
-HELLO = dcp.Mutation(4, 1, key=b"hello", value=b"world", vbucket=7)
+HELLO = dcp.DcpMutation(4, 1, key=b"hello", value=b"world", vbucket=7)
 MUTATION = HELLO.encode()
 
 
@@ -94,7 +94,7 @@ def test_frames_before_the_broken_one_are_delivered():
     ],
 )
 def test_a_collection_prefix_that_breaks_a_rule(key, reason):
-    raw = dcp.Mutation(4, 1, key=bytes.fromhex(key)).encode()
+    raw = dcp.DcpMutation(4, 1, key=bytes.fromhex(key)).encode()
 
     error = decoding(raw, Context(collections=True))
 
@@ -127,7 +127,7 @@ def test_a_key_over_the_limit_without_collections():
 
 def test_a_snappy_bomb_is_refused_before_memory_is_taken():
     bomb = bytes(cramjam.snappy.compress_raw(bytes(MAX_INFLATED + 1)))
-    raw = dcp.Mutation(4, 1, key=b"k", value=bomb, datatype=Datatype.SNAPPY).encode()
+    raw = dcp.DcpMutation(4, 1, key=b"k", value=bomb, datatype=Datatype.SNAPPY).encode()
 
     error = decoding(raw, Context(check_values=True))
 
@@ -157,7 +157,7 @@ def test_a_snappy_block_that_is_damaged(block):
 )
 def test_an_xattr_blob_that_breaks_a_rule(blob, reason):
     value = bytes.fromhex(blob)
-    raw = dcp.Mutation(4, 1, key=b"k", value=value, datatype=Datatype.XATTR).encode()
+    raw = dcp.DcpMutation(4, 1, key=b"k", value=value, datatype=Datatype.XATTR).encode()
 
     error = decoding(raw, Context(check_values=True))
 
@@ -225,10 +225,10 @@ def test_messages_of_sync_replication_never_carry_a_stream_id(message):
 
 
 NOT_ALLOWED = [
-    pytest.param(dcp.Mutation(1, 1, key=b"k"), 24, "0000000000000000", "by_seqno", 24, id="seqno 0"),
-    pytest.param(dcp.Mutation(1, 1, key=b"k"), 52, "0001", "nmeta", 52, id="mutation with metadata"),
-    pytest.param(dcp.Deletion(1, 1, key=b"k"), 5, "01", "datatype", 5, id="JSON deletion"),
-    pytest.param(dcp.Mutation(1, 1, key=b"k"), 5, "08", "datatype", 5, id="unknown datatype bit"),
+    pytest.param(dcp.DcpMutation(1, 1, key=b"k"), 24, "0000000000000000", "by_seqno", 24, id="seqno 0"),
+    pytest.param(dcp.DcpMutation(1, 1, key=b"k"), 52, "0001", "nmeta", 52, id="mutation with metadata"),
+    pytest.param(dcp.DcpDeletion(1, 1, key=b"k"), 5, "01", "datatype", 5, id="JSON deletion"),
+    pytest.param(dcp.DcpMutation(1, 1, key=b"k"), 5, "08", "datatype", 5, id="unknown datatype bit"),
     pytest.param(dcp.StreamRequest(), 5, "01", "datatype", 5, id="stream request with datatype JSON"),
     pytest.param(dcp.StreamRequest(), 24, "00000008", "flags", 24, id="stream flag 8"),
     pytest.param(dcp.StreamRequest(), 24, "00000102", "flags", 24, id="cache transfer with disk only"),
@@ -321,7 +321,7 @@ def test_a_filter_needs_collections_where_a_server_checks():
 
 
 def test_a_datatype_that_was_not_agreed_on():
-    raw = dcp.Mutation(1, 1, key=b"k", datatype=Datatype.SNAPPY).encode()
+    raw = dcp.DcpMutation(1, 1, key=b"k", datatype=Datatype.SNAPPY).encode()
 
     assert decoding(raw, Context(datatypes=Datatype.JSON)).field == "datatype"
 
@@ -351,7 +351,7 @@ def test_a_stream_id_that_the_framing_length_forgot_is_read(kind, value):
     [
         lambda: dcp.BufferAck(1 << 32).encode(),
         lambda: dcp.BufferAck(1, vbucket=1 << 16).encode(),
-        lambda: dcp.Control(b"", b"x").encode(),
+        lambda: dcp.DcpControl(b"", b"x").encode(),
         lambda: kv.Get(b"k" * 252).encode(),
         lambda: Frame(Magic.ALT_REQUEST, 0, key=b"k" * 256).encode(),
         lambda: Frame(Magic.REQUEST, 0, framing=b"\0").encode(),

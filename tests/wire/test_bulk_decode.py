@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.wire.bulk_oracle import by_objects, fuzz_bulk, in_bulk
 from upriver.errors import FramingError, LocalProtocolError
 from upriver.wire import Context, Dialect, Frame, FrameInfo, Magic, Message
-from upriver.wire.bulk.decode import BulkDecoder, Shape
+from upriver.wire.bulk.decode import BulkDecoder, ColumnSizes
 from upriver.wire.framing import encode_frame_infos
 from upriver.wire.keys import encode_leb128
 from upriver.wire.messages import dcp, upr
@@ -71,7 +71,9 @@ def document_frames(draw: st.DrawFn) -> bytes:
 
 
 plain_frames = st.one_of(
-    st.builds(dcp.Mutation, st.integers(1, 2**63), u64, u32, u32, key=st.just(b"\x08key"), value=values, vbucket=u16),
+    st.builds(
+        dcp.DcpMutation, st.integers(1, 2**63), u64, u32, u32, key=st.just(b"\x08key"), value=values, vbucket=u16
+    ),
     st.builds(dcp.DeletionV2, st.integers(1, 99), u64, u32, key=st.just(b"\0k"), opaque=u32),
     st.builds(dcp.Expiration, st.integers(1, 99), u64, u32, key=st.just(b"\0k"), cas=u64),
     st.builds(upr.UprMutation, st.integers(1, 99), u64, u32, u32, key=st.just(b"\0k"), value=values),
@@ -172,9 +174,9 @@ def test_one_thing_odd_at_a_time(what: str, context: Context) -> None:
 
 @pytest.mark.parametrize("frame", [
     pytest.param(dcp.DeletionV2(1, 1, unused=1, key=b"k"), id="an unused byte that is used"),
-    pytest.param(dcp.Mutation(2**63, 1, key=b"k"), id="a seqno that no signed column holds"),
-    pytest.param(dcp.Mutation(1, 1, key=b"k", frame_infos=(FrameInfo(2, b"\0\0"),)), id="stream-id 0"),
-    pytest.param(dcp.Mutation(1, 1, key=b"k", frame_infos=(FrameInfo(0),)), id="another framing extra"),
+    pytest.param(dcp.DcpMutation(2**63, 1, key=b"k"), id="a seqno that no signed column holds"),
+    pytest.param(dcp.DcpMutation(1, 1, key=b"k", frame_infos=(FrameInfo(2, b"\0\0"),)), id="stream-id 0"),
+    pytest.param(dcp.DcpMutation(1, 1, key=b"k", frame_infos=(FrameInfo(0),)), id="another framing extra"),
     pytest.param(upr.UprMutation(1, 1, nmeta=2, key=b"k", value=b"vmm"), id="extended metadata"),
 ])  # fmt: skip
 def test_what_a_row_cannot_show_is_left_to_the_object_reader(frame: Message) -> None:
@@ -183,7 +185,7 @@ def test_what_a_row_cannot_show_is_left_to_the_object_reader(frame: Message) -> 
 
 
 def mutation(seqno: int, value: bytes = b"value", **header: int) -> bytes:
-    return dcp.Mutation(seqno, 1, key=b"key%d" % seqno, value=value, **header).encode()
+    return dcp.DcpMutation(seqno, 1, key=b"key%d" % seqno, value=value, **header).encode()
 
 
 def test_controls_keep_their_place_among_the_rows() -> None:
@@ -206,8 +208,8 @@ def test_more_controls_than_are_noted_at_once_all_arrive() -> None:
 def test_nothing_of_cleared_rows_shines_through() -> None:
     decoder = BulkDecoder(Context(collections=True))
     sid = (FrameInfo(2, b"\0\7"),)
-    rich = dcp.Mutation(1, 1, 5, 6, 7, nru=8, key=b"\x09k", frame_infos=sid).encode()
-    plain = dcp.Mutation(2, 1, key=b"\0k").encode()
+    rich = dcp.DcpMutation(1, 1, 5, 6, 7, nru=8, key=b"\x09k", frame_infos=sid).encode()
+    plain = dcp.DcpMutation(2, 1, key=b"\0k").encode()
     tombstone = dcp.Expiration(3, 1, 99, key=b"\0k").encode()
     names = ("collection_id", "flags", "expiry", "lock_time", "delete_time", "stream_id", "nru")
     found = []
@@ -248,7 +250,7 @@ def test_memory_is_reused_when_its_last_view_is_gone() -> None:
 
 
 def test_a_full_set_must_be_taken_before_going_on() -> None:
-    decoder = BulkDecoder(shape=Shape(rows=2, key_bytes=300, value_bytes=100))
+    decoder = BulkDecoder(sizes=ColumnSizes(rows=2, key_bytes=300, value_bytes=100))
     parts = decoder.feed(b"".join(mutation(n) for n in (1, 2, 3)))
     assert next(parts).full
     with pytest.raises(LocalProtocolError, match="take"):
@@ -256,7 +258,7 @@ def test_a_full_set_must_be_taken_before_going_on() -> None:
 
 
 def test_a_document_larger_than_the_columns_still_arrives() -> None:
-    decoder = BulkDecoder(shape=Shape(rows=4, key_bytes=300, value_bytes=100), receive_bytes=100)
+    decoder = BulkDecoder(sizes=ColumnSizes(rows=4, key_bytes=300, value_bytes=100), receive_bytes=100)
     big = bytes(range(256)) * 4096
     for value in (big, b"small", big, b""):
         for data in (mutation(1, value), mutation(1, value)[:50], mutation(1, value)[50:]):
@@ -266,10 +268,12 @@ def test_a_document_larger_than_the_columns_still_arrives() -> None:
     assert len(decoder.buffer()) == 100  # what grew for one document does not stay
 
 
-@pytest.mark.parametrize("shape", [Shape(0), Shape(key_bytes=10), Shape(value_bytes=0), Shape(value_bytes=2**31)])
-def test_columns_that_cannot_work_are_refused(shape: Shape) -> None:
+@pytest.mark.parametrize(
+    "sizes", [ColumnSizes(0), ColumnSizes(key_bytes=10), ColumnSizes(value_bytes=0), ColumnSizes(value_bytes=2**31)]
+)
+def test_columns_that_cannot_work_are_refused(sizes: ColumnSizes) -> None:
     with pytest.raises(ValueError, match="offsets"):
-        BulkDecoder(shape=shape)
+        BulkDecoder(sizes=sizes)
 
 
 def test_a_frame_over_the_limit_is_refused_by_its_header_alone() -> None:
@@ -305,7 +309,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 assert libc.mprotect(ctypes.c_void_p(start + 3 * page), ctypes.c_size_t(page), 0) == 0
 
 for size in [*range(0, 140), 255, 256, 257, 1000, 2047, 2048, 2049, 5000]:
-    frames = dcp.Mutation(1, 1, key=b"k", value=b"v" * size).encode() * 2
+    frames = dcp.DcpMutation(1, 1, key=b"k", value=b"v" * size).encode() * 2
     at = 3 * page - len(frames)
     memory[at : 3 * page] = frames
     decoder = BulkDecoder()
@@ -338,7 +342,9 @@ def test_importing_the_objects_loads_no_numbers_library() -> None:
 
 def test_numpy_views_are_of_the_declared_width() -> None:
     decoder = BulkDecoder(Context(collections=True))
-    list(decoder.feed(dcp.Mutation(7, 2**64 - 1, key=b"\x8d\xe0\xfb\xd7\x0cx", cas=2**64 - 1, vbucket=1023).encode()))
+    list(
+        decoder.feed(dcp.DcpMutation(7, 2**64 - 1, key=b"\x8d\xe0\xfb\xd7\x0cx", cas=2**64 - 1, vbucket=1023).encode())
+    )
     columns = decoder.columns
     assert columns["cas"].dtype == np.uint64
     assert int(columns["cas"][0]) == int(columns["rev_seqno"][0]) == 2**64 - 1

@@ -26,12 +26,18 @@ from upriver.wire.bulk.encode import (
 )
 from upriver.wire.keys import join_key, split_key
 from upriver.wire.messages import dcp, upr
-from upriver.wire.packed import SUPERSEDED, Kind, Packed
+from upriver.wire.packed import SUPERSEDED, RecordHead, RecordKind
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
 collections = st.sampled_from([0, 8, 9, 127, 128, 0xCAFEF00D])
 values = st.one_of(st.binary(max_size=60), st.integers(0, 3000).map(lambda n: b"v" * n))
-KINDS = [*[Kind.MUTATION] * 4, Kind.DELETION, Kind.EXPIRATION, Kind.PREPARE, Kind.SYSTEM_EVENT]
+KINDS = [
+    *[RecordKind.MUTATION] * 4,
+    RecordKind.DELETION,
+    RecordKind.EXPIRATION,
+    RecordKind.PREPARE,
+    RecordKind.SYSTEM_EVENT,
+]
 MARKED = st.sampled_from([0, 0, 0, SUPERSEDED])
 
 
@@ -40,7 +46,7 @@ def records(draw: st.DrawFn) -> bytes:
     """One record of a run; ``seqno`` is put in by the run."""
     kind = draw(st.sampled_from(KINDS))
     collection = draw(collections)
-    tombstone = kind in (Kind.DELETION, Kind.EXPIRATION)
+    tombstone = kind in (RecordKind.DELETION, RecordKind.EXPIRATION)
     return packed.pack(
         kind | draw(MARKED), join_key(collection, draw(st.binary(min_size=1, max_size=200))), draw(values), seqno=1,
         rev_seqno=draw(u64), cas=draw(u64), flags=0 if tombstone else draw(u32), time=draw(u32),
@@ -65,7 +71,7 @@ options = st.builds(
 )  # fmt: skip
 
 
-def cut(run: bytes) -> Iterator[tuple[int, Packed, bytes, bytes]]:
+def cut(run: bytes) -> Iterator[tuple[int, RecordHead, bytes, bytes]]:
     at = 0
     while at < len(run):
         head, key, value = packed.unpack(run, at)
@@ -73,10 +79,10 @@ def cut(run: bytes) -> Iterator[tuple[int, Packed, bytes, bytes]]:
         at += head.size
 
 
-def is_wanted(head: Packed, options: FrameOptions, after: int) -> bool:
+def is_wanted(head: RecordHead, options: FrameOptions, after: int) -> bool:
     if head.kind & SUPERSEDED or head.seqno <= after:
         return False
-    if head.kind > Kind.EXPIRATION:
+    if head.kind > RecordKind.EXPIRATION:
         return True
     if head.kind and options.skip_deletes:
         return False
@@ -85,7 +91,7 @@ def is_wanted(head: Packed, options: FrameOptions, after: int) -> bool:
     return options.collection_ids is None or head.collection_id in set(options.collection_ids)
 
 
-def message(head: Packed, key: bytes, value: bytes, options: FrameOptions) -> Message:
+def message(head: RecordHead, key: bytes, value: bytes, options: FrameOptions) -> Message:
     """The record as an object, by the words of the specification (2.8-2.10, 12.1)."""
     if not options.collections:
         key = split_key(key)[1]
@@ -96,25 +102,25 @@ def message(head: Packed, key: bytes, value: bytes, options: FrameOptions) -> Me
     rest = {"key": key, "value": value, "vbucket": options.vbucket, "opaque": options.opaque, "cas": head.cas,
             "datatype": datatype, "frame_infos": infos}  # fmt: skip
     first = head.seqno, head.rev_seqno
-    if head.kind == Kind.MUTATION:
+    if head.kind == RecordKind.MUTATION:
         if options.upr:
             return upr.UprMutation(*first, head.flags, head.time, **rest)
         nru = head.extra if options.hifi_mfu else min(head.extra, 3)
-        return dcp.Mutation(*first, head.flags, head.time, nru=nru, **rest)
-    if head.kind == Kind.EXPIRATION and options.expiry_opcode:
+        return dcp.DcpMutation(*first, head.flags, head.time, nru=nru, **rest)
+    if head.kind == RecordKind.EXPIRATION and options.expiry_opcode:
         return upr.UprExpiration(*first, **rest) if options.upr else dcp.Expiration(*first, head.time, **rest)
     if options.delete_times and not options.upr:
         return dcp.DeletionV2(*first, head.time, **rest)
-    return dcp.Deletion(*first, **rest)
+    return dcp.DcpDeletion(*first, **rest)
 
 
-def frame_of(head: Packed, key: bytes, value: bytes, options: FrameOptions) -> bytes:
+def frame_of(head: RecordHead, key: bytes, value: bytes, options: FrameOptions) -> bytes:
     """Through ``_frame``: UPR knows no datatypes, so the checked way out refuses what the encoder is free to send."""
     return message(head, key, value, options)._frame().encode()
 
 
-def is_special(head: Packed, options: FrameOptions) -> bool:
-    return head.kind > Kind.EXPIRATION or bool(head.datatype & options.stop_datatypes)
+def is_special(head: RecordHead, options: FrameOptions) -> bool:
+    return head.kind > RecordKind.EXPIRATION or bool(head.datatype & options.stop_datatypes)
 
 
 def by_objects(run: bytes, options: FrameOptions, after: int, upto: int) -> list[bytes | int]:
@@ -165,7 +171,7 @@ def test_frames_in_bulk_are_the_frames_of_the_objects(
 @settings(max_examples=150, deadline=None)
 @given(runs(), st.integers(1, 1023))
 def test_packed_to_frames_to_columns_to_packed_is_the_identity(run: bytes, vbucket: int) -> None:
-    documents = b"".join(run[at : at + head.size] for at, head, _, _ in cut(run) if head.kind <= Kind.EXPIRATION)
+    documents = b"".join(run[at : at + head.size] for at, head, _, _ in cut(run) if head.kind <= RecordKind.EXPIRATION)
     out = SendBuffer()
     options = FrameOptions(7, vbucket, delete_times=True, expiry_opcode=True, hifi_mfu=True)
     encode_packed(documents, 0, SEQNO_MAX, out, options)
@@ -190,7 +196,7 @@ def test_columns_to_frames_undoes_frames_to_columns(run: bytes, options: FrameOp
     options = replace(options, hifi_mfu=True, keep_datatype=False)
     out, again = SendBuffer(), SendBuffer(64)
     for _, head, key, value in cut(run):
-        if is_wanted(head, options, 0) and head.kind <= Kind.EXPIRATION and not (options.upr and head.datatype):
+        if is_wanted(head, options, 0) and head.kind <= RecordKind.EXPIRATION and not (options.upr and head.datatype):
             out.append(frame_of(head, key, value, options))
     columns = columns_of(out, options.collections, options.upr)
     row, sent = 0, b""
@@ -202,7 +208,7 @@ def test_columns_to_frames_undoes_frames_to_columns(run: bytes, options: FrameOp
 
 
 def mutations(count: int, value: bytes = b"v" * 100) -> bytes:
-    return b"".join(packed.pack(Kind.MUTATION, b"\0key%d" % n, value, seqno=n) for n in range(1, count + 1))
+    return b"".join(packed.pack(RecordKind.MUTATION, b"\0key%d" % n, value, seqno=n) for n in range(1, count + 1))
 
 
 def encode(run: bytes, **how: int) -> Encoded:
@@ -277,7 +283,7 @@ def test_a_stream_id_that_does_not_fit_is_our_own_mistake() -> None:
 def test_rows_come_apart_by_vbucket_in_the_order_of_arrival() -> None:
     out = SendBuffer()
     for seqno, vbucket in enumerate([5, 3, 5, 1000, 3, 5], 1):
-        out.append(dcp.Mutation(seqno, 1, key=b"k", vbucket=vbucket).encode())
+        out.append(dcp.DcpMutation(seqno, 1, key=b"k", vbucket=vbucket).encode())
     columns = columns_of(out, collections=False)
     groups = {vbucket: columns["seqno"][rows].tolist() for vbucket, rows in rows_by_vbucket(columns)}
     assert groups == {3: [2, 5], 5: [1, 3, 6], 1000: [4]}

@@ -15,14 +15,14 @@ from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.frames import StreamFrames
 from upriver.wire import FrameSplitter
 from upriver.wire.bulk.encode import FrameOptions, SendBuffer, Stop
-from upriver.wire.bulk.shape import Shape, ShapingEncoder, Workshop
+from upriver.wire.bulk.shape import ScratchMemory, ShapingEncoder, ValueShape
 from upriver.wire.constants import Dialect, OpenFlag
 from upriver.wire.messages import dcp
-from upriver.wire.packed import SUPERSEDED, Kind, pack, unpack
+from upriver.wire.packed import SUPERSEDED, RecordKind, pack, unpack
 from upriver.wire.values import deflate, inflate, join_xattrs
 
 NO_VALUE = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
-WORKSHOP = Workshop()
+SCRATCH = ScratchMemory()
 FLAGS = [
     0, 0x04, 0x104, 0x08, 0x0C, 0x40, 0x44, 0x10C, 0x24,
 ]  # fmt: skip
@@ -38,9 +38,9 @@ BODIES = st.one_of(
 
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
-    kind = draw(st.sampled_from([Kind.MUTATION, Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION]))
+    kind = draw(st.sampled_from([RecordKind.MUTATION, RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION]))
     attributes = draw(ATTRIBUTES)
-    body = draw(BODIES) if kind == Kind.MUTATION else b""
+    body = draw(BODIES) if kind == RecordKind.MUTATION else b""
     value, datatype = body, 0
     if attributes or draw(st.booleans()):
         value, datatype = join_xattrs(attributes, body), Datatype.XATTR
@@ -65,7 +65,7 @@ def options_of(flags: int, *, snappy: bool, force: bool) -> ProducerOptions:
 
 def encoder_of(options: ProducerOptions) -> tuple[ShapingEncoder, StreamFrames]:
     frames, flags = StreamFrames(options, Dialect.DCP, 3, 9, 0), options.flags
-    shape = Shape(
+    shape = ValueShape(
         frames.stop_datatypes, OpenFlag.INCLUDE_XATTRS in flags, OpenFlag.INCLUDE_DELETED_USER_XATTRS in flags,
         bool(flags & NO_VALUE), options.force_value_compression,
         OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags, options.snappy,
@@ -74,7 +74,7 @@ def encoder_of(options: ProducerOptions) -> tuple[ShapingEncoder, StreamFrames]:
         opaque=9, vbucket=3, delete_times=OpenFlag.INCLUDE_DELETE_TIMES in flags, no_value=bool(flags & NO_VALUE),
         keep_datatype=OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags, stop_datatypes=frames.stop_datatypes,
     )  # fmt: skip
-    return ShapingEncoder(plain, shape, WORKSHOP), frames
+    return ShapingEncoder(plain, shape, SCRATCH), frames
 
 
 def plain(frame_bytes: bytes, keeps_datatype: bool) -> tuple[Any, ...]:
@@ -132,9 +132,9 @@ def test_a_run_in_bulk_says_what_its_documents_say_one_by_one(
 
 def test_only_what_is_no_document_is_left_to_the_caller():
     made = [
-        {"kind": Kind.MUTATION, "key": b"\0a", "value": join_xattrs({"x": b"1"}, b"body"), "datatype": 4},
-        {"kind": Kind.SYSTEM_EVENT, "key": b"name", "value": b"", "datatype": 0},
-        {"kind": Kind.MUTATION, "key": b"\0b", "value": join_xattrs({"x": b"1"}, b"body"), "datatype": 4},
+        {"kind": RecordKind.MUTATION, "key": b"\0a", "value": join_xattrs({"x": b"1"}, b"body"), "datatype": 4},
+        {"kind": RecordKind.SYSTEM_EVENT, "key": b"name", "value": b"", "datatype": 0},
+        {"kind": RecordKind.MUTATION, "key": b"\0b", "value": join_xattrs({"x": b"1"}, b"body"), "datatype": 4},
     ]
     run = run_of(made)
     encoder, _ = encoder_of(options_of(0, snappy=False, force=False))
@@ -158,40 +158,41 @@ def test_only_what_is_no_document_is_left_to_the_caller():
     ],
 )
 def test_a_value_that_is_not_what_it_says_is_left_to_the_caller(value: bytes, datatype: int):
-    run = run_of([{"kind": Kind.MUTATION, "key": b"\0a", "value": value, "datatype": datatype}])
+    run = run_of([{"kind": RecordKind.MUTATION, "key": b"\0a", "value": value, "datatype": datatype}])
     encoder, _ = encoder_of(options_of(0, snappy=False, force=False))
     done = encoder.encode(run, SendBuffer())
     assert (done.stop, done.next_offset, done.records_sent) == (Stop.SPECIAL, 0, 0)
 
 
-@pytest.mark.parametrize("shape", [Shape(force_compression=True, snappy=True), Shape(stop_datatypes=4)])
-def test_durable_writes_are_the_documents_they_made_to_who_sees_no_more(shape: Shape):
+@pytest.mark.parametrize("shape", [ValueShape(force_compression=True, snappy=True), ValueShape(stop_datatypes=4)])
+def test_durable_writes_are_the_documents_they_made_to_who_sees_no_more(shape: ValueShape):
     with_xattrs = join_xattrs({"x": b"1"}, b"body")
     records = [
-        pack(Kind.PREPARE, b"\0a", with_xattrs, seqno=1, datatype=4, extra=0x100),
-        pack(Kind.COMMIT, b"\0a", with_xattrs, seqno=2, datatype=4, cas=9, extra=1),
-        pack(Kind.COMMIT, b"\0b", b"", seqno=3, cas=9, extra=1 << 63 | 1),
-        pack(Kind.PREPARE, b"\0c", b"", seqno=4, extra=0x100),
-        pack(Kind.ABORT, b"\0c", b"", seqno=5, extra=4),
+        pack(RecordKind.PREPARE, b"\0a", with_xattrs, seqno=1, datatype=4, extra=0x100),
+        pack(RecordKind.COMMIT, b"\0a", with_xattrs, seqno=2, datatype=4, cas=9, extra=1),
+        pack(RecordKind.COMMIT, b"\0b", b"", seqno=3, cas=9, extra=1 << 63 | 1),
+        pack(RecordKind.PREPARE, b"\0c", b"", seqno=4, extra=0x100),
+        pack(RecordKind.ABORT, b"\0c", b"", seqno=5, extra=4),
     ]
     run = b"".join(records)
     options = FrameOptions(plain_commits=True, stop_datatypes=shape.stop_datatypes)
     out = SendBuffer()
-    done = ShapingEncoder(options, shape, WORKSHOP).encode(run, out)
+    done = ShapingEncoder(options, shape, SCRATCH).encode(run, out)
     got = [(frame.opcode, bytes(frame.key)) for frame in FrameSplitter().receive(bytes(out.view()))]
     assert got == [(0x57, b"\0a"), (0x58, b"\0b")]
     assert (done.stop, done.records_sent, done.last_seqno, done.invisible) == (Stop.END, 2, 3, 5)
-    replica = ShapingEncoder(replace(options, plain_commits=False), shape, WORKSHOP)
+    replica = ShapingEncoder(replace(options, plain_commits=False), shape, SCRATCH)
     assert replica.encode(run, out)[1:3] == (0, 0), "who sees them all gets each from the caller"
 
 
 def test_what_a_filter_hides_is_passed_over():
     keys = (b"\x09a", b"\0b", b"\x09c")
     run = b"".join(
-        pack(Kind.MUTATION, key, b"v" * 100, seqno=seqno, collection_id=key[0]) for seqno, key in enumerate(keys, 1)
+        pack(RecordKind.MUTATION, key, b"v" * 100, seqno=seqno, collection_id=key[0])
+        for seqno, key in enumerate(keys, 1)
     )
-    shape = Shape(force_compression=True, snappy=True)
-    encoder = ShapingEncoder(FrameOptions(collection_ids=(9,)), shape, WORKSHOP)
+    shape = ValueShape(force_compression=True, snappy=True)
+    encoder = ShapingEncoder(FrameOptions(collection_ids=(9,)), shape, SCRATCH)
     out = SendBuffer()
     done = encoder.encode(run, out)
     assert [bytes(frame.key) for frame in FrameSplitter().receive(bytes(out.view()))] == [b"\x09a", b"\x09c"]
@@ -199,17 +200,17 @@ def test_what_a_filter_hides_is_passed_over():
 
 
 def test_a_document_of_many_megabytes_goes_through_and_the_memory_is_given_back():
-    shop = Workshop()
+    shop = ScratchMemory()
     usual = len(shop.out)
     body = bytes(itertools.islice(itertools.cycle(range(251)), 3 << 20))
-    small = {"kind": Kind.MUTATION, "key": b"\0s", "value": b"abc" * 100, "datatype": 0}
-    run = run_of([{"kind": Kind.MUTATION, "key": b"\0b", "value": deflate(body), "datatype": 2}, small])
-    encoder = ShapingEncoder(FrameOptions(stop_datatypes=2), Shape(stop_datatypes=2), shop)
+    small = {"kind": RecordKind.MUTATION, "key": b"\0s", "value": b"abc" * 100, "datatype": 0}
+    run = run_of([{"kind": RecordKind.MUTATION, "key": b"\0b", "value": deflate(body), "datatype": 2}, small])
+    encoder = ShapingEncoder(FrameOptions(stop_datatypes=2), ValueShape(stop_datatypes=2), shop)
     out = SendBuffer(1 << 16)
     done = encoder.encode(run, out)
     first, *_ = FrameSplitter().receive(bytes(out.view()))
     assert (first.value, first.datatype, done.records_sent) == (body, 0, 2)
-    compressing = ShapingEncoder(FrameOptions(), Shape(force_compression=True, snappy=True), shop)
+    compressing = ShapingEncoder(FrameOptions(), ValueShape(force_compression=True, snappy=True), shop)
     compressing.encode(run_of([small]), out)
     assert len(shop.out) == usual
 
@@ -218,8 +219,8 @@ def test_a_document_of_many_megabytes_goes_through_and_the_memory_is_given_back(
 @given(value=BODIES, repeated=st.integers(1, 40))
 def test_what_the_kernel_compresses_anybody_can_inflate(value: bytes, repeated: int):
     value = (value * repeated)[:4000]
-    run = run_of([{"kind": Kind.MUTATION, "key": b"\0k", "value": value, "datatype": 0}])
-    encoder = ShapingEncoder(FrameOptions(), Shape(force_compression=True, snappy=True), WORKSHOP)
+    run = run_of([{"kind": RecordKind.MUTATION, "key": b"\0k", "value": value, "datatype": 0}])
+    encoder = ShapingEncoder(FrameOptions(), ValueShape(force_compression=True, snappy=True), SCRATCH)
     out = SendBuffer()
     encoder.encode(run, out)
     (frame,) = FrameSplitter().receive(bytes(out.view()))

@@ -15,7 +15,7 @@ def rows(*changes: tuple[int, int], opaque: int = 7) -> Columns:
     """Columns with one mutation per (vbucket, seqno)."""
     decoder = BulkDecoder()
     for vbucket, seqno in changes:
-        list(decoder.feed(dcp.Mutation(seqno, 1, key=b"k", vbucket=vbucket, opaque=opaque).encode()))
+        list(decoder.feed(dcp.DcpMutation(seqno, 1, key=b"k", vbucket=vbucket, opaque=opaque).encode()))
     return decoder.take()
 
 

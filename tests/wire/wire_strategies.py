@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from upriver.errors import PAYLOAD_STATUSES, Status
 from upriver.wire import FrameInfo, Message, Response
 from upriver.wire.constants import RequestFrameId, ResponseFrameId
-from upriver.wire.layout import Bytes, FieldInfo, Number, Packed, Presence, Repeated, Section
+from upriver.wire.layout import Bytes, FieldInfo, Number, Presence, Repeated, Section, ValueCodec
 from upriver.wire.messages import cluster, dcp, events, kv, subdoc, upr
 
 blobs = st.binary(max_size=40)
@@ -41,7 +41,7 @@ def content_of(info: FieldInfo, present: bool) -> st.SearchStrategy[Any]:
     if isinstance(layout, Repeated):
         entry = st.tuples(*map(numbers, layout.codes)).map(lambda each: layout.make(*each))
         return st.lists(entry, min_size=layout.at_least, max_size=5).map(tuple)
-    assert isinstance(layout, Packed)
+    assert isinstance(layout, ValueCodec)
     return PACKED[info.name]
 
 
@@ -115,7 +115,7 @@ def messages_of(draw: st.DrawFn, cls: type[Message]) -> Message:
     found = draw(headers(cls))
     for info in cls.declared.fields:
         special = next((SPECS[base] for base in cls.__mro__ if base in SPECS), None)
-        if isinstance(info.layout, Packed) and special is not None:
+        if isinstance(info.layout, ValueCodec) and special is not None:
             found[info.name] = draw(special)
         else:
             in_value = isinstance(info.layout, Number) and info.layout.section is Section.VALUE

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from upriver.errors import FramingError
 from upriver.model import FailoverEntry
 from upriver.wire import Context, FrameInfo, Message, Opcode, OtherResponse
-from upriver.wire.message import DEFAULT_CONTEXT, UPR_CONTEXT
+from upriver.wire.checks import DEFAULT_CONTEXT, UPR_CONTEXT
 from upriver.wire.messages import cluster, dcp, events, session, upr
 from upriver.wire.messages.upr import VbucketStatus
 
@@ -249,12 +249,12 @@ MODERN = [
     Vector(
         "CONTROL enable_noop=true",
         "805e000b000000000000000f000000020000000000000000656e61626c655f6e6f6f7074727565",
-        dcp.Control(key=b"enable_noop", value=b"true", opaque=2),
+        dcp.DcpControl(key=b"enable_noop", value=b"true", opaque=2),
     ),
     Vector(
         "CONTROL connection_buffer_size=1048576",
         "805e0016000000000000001d000000030000000000000000636f6e6e656374696f6e5f6275666665725f73697a6531303438353736",
-        dcp.Control(key=b"connection_buffer_size", value=b"1048576", opaque=3),
+        dcp.DcpControl(key=b"connection_buffer_size", value=b"1048576", opaque=3),
     ),
     Vector(
         "STREAM_REQ vb7 0..inf",
@@ -319,7 +319,7 @@ MODERN = [
         "MUTATION hello/world seq4 rev1 flags0 exp0",
         "805700051f0002100000002900001210000064a5acec8a56000000000000000400000000000000010000000000000000"
         "0000000000000068656c6c6f776f726c64",
-        dcp.Mutation(
+        dcp.DcpMutation(
             by_seqno=4, rev_seqno=1, key=b"hello", value=b"world", vbucket=0x210, opaque=0x1210, cas=0x64A5ACEC8A56
         ),
     ),
@@ -327,7 +327,7 @@ MODERN = [
         "MUTATION collection 8, sid 71",
         "085703061f0002100000002d00001210000064a5acec8a56220047000000000000000400000000000000010000000000"
         "000000000000000000000868656c6c6f776f726c64",
-        dcp.Mutation(
+        dcp.DcpMutation(
             by_seqno=4,
             rev_seqno=1,
             key=b"\x08hello",
@@ -341,7 +341,7 @@ MODERN = [
     Vector(
         "DELETION v1",
         "80580005120002100000001700001210000000000000000100000000000000050000000000000002000068656c6c6f",
-        dcp.Deletion(by_seqno=5, rev_seqno=2, key=b"hello", vbucket=0x210, opaque=0x1210, cas=1),
+        dcp.DcpDeletion(by_seqno=5, rev_seqno=2, key=b"hello", vbucket=0x210, opaque=0x1210, cas=1),
     ),
     Vector(
         "DELETION v2 t=1700000000",

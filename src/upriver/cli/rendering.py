@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from upriver.client._feed.arrow import kind_of
-from upriver.client.changes import Change, CollectionChanged, Deletion, Mutation, Rollback
+from upriver.client.changes import Change, CollectionChanged, Deletion, Mutation, RolledBack
 from upriver.model import Datatype
 
 WIDTH = 100
@@ -23,12 +23,12 @@ def event_of(change: Change) -> str:
         return "mutation"
     if isinstance(change, Deletion):
         return "expiration" if change.expired else "deletion"
-    return "rollback" if isinstance(change, Rollback) else kind_of(change.content).value
+    return "rollback" if isinstance(change, RolledBack) else kind_of(change.content).value
 
 
 def to_json(change: Change) -> dict[str, Any]:
     """A change for a JSON line: names as in the Arrow schema, values as JSON where they are JSON."""
-    if isinstance(change, Rollback):
+    if isinstance(change, RolledBack):
         return {
             "event": "rollback", "vbucket": change.vbucket, "seqno": change.to_seqno, "epoch": change.epoch,
             "vbuuid": f"{change.lost_branch:x}",
@@ -68,7 +68,7 @@ def _bytes(name: str, value: bytes) -> dict[str, str]:
 
 def to_text(change: Change) -> tuple[str, str, str]:
     """Where, what and the rest of a change, for a line of a terminal."""
-    if isinstance(change, Rollback):
+    if isinstance(change, RolledBack):
         said = f"everything above is void; the branch {change.lost_branch:x} is gone"
         return f"{change.vbucket}:{change.to_seqno}", "rollback", said
     where, what = f"{change.vbucket}:{change.seqno}", event_of(change)

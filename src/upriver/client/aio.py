@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from upriver.client._requests.aio import AsyncKvConnection
-from upriver.client._requests.operations import Connect, Features, Operation, Operations, Pause, Step
+from upriver.client._requests.connections import converse_async
+from upriver.client._requests.operations import AskRun, Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.options import ConnectOptions
 from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import Document, FailoverLog
+from upriver.net.aio_conversation import AsyncConversation
 from upriver.protocol.topology import Address, Topology
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class AsyncDatabase:
 
     def __init__(self, options: ConnectOptions) -> None:
         self.options = options
-        self._connections: dict[Address, AsyncKvConnection] = {}
+        self._connections: dict[Address, AsyncConversation] = {}
         self._opening: dict[Address, asyncio.Lock] = {}
         self._operations = Operations(options, options.seeds)
         self._feeds: set[AsyncFeed[Any]] = set()
@@ -100,14 +101,15 @@ class AsyncDatabase:
             return (await self._connect(step.address)).config
         if isinstance(step, Features):
             return (await self._connect(step.address)).session.features
-        return await (await self._connect(step.address)).ask(step.messages, ends=step.ends)
+        if isinstance(step, AskRun):
+            return await (await self._connect(step.address)).ask_run(step.run)
+        return await (await self._connect(step.address)).ask(step.messages, step.ends)
 
-    async def _connect(self, address: Address) -> AsyncKvConnection:
+    async def _connect(self, address: Address) -> AsyncConversation:
         async with self._opening.setdefault(address, asyncio.Lock()):
             found = self._connections.get(address)
             if found is None or found.broken:
-                found = AsyncKvConnection(address, self.options, again=self._operations.connected)
-                await found.open()
+                found = await converse_async(address, self.options, again=self._operations.connected)
                 self._connections[address] = found
             return found
 

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from upriver.client._requests.blocking import KvConnection
-from upriver.client._requests.operations import Connect, Features, Operation, Operations, Pause, Step
+from upriver.client._requests.connections import converse
+from upriver.client._requests.operations import AskRun, Connect, Features, Operation, Operations, Pause, Step
 from upriver.client.names import Names
 from upriver.client.options import ConnectOptions
 from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import Document, FailoverLog
+from upriver.net.conversation import Conversation
 from upriver.protocol.feed.cluster_feed import FeedRequest
 from upriver.protocol.topology import Address, Topology
 
@@ -48,7 +49,7 @@ class Database:
 
     def __init__(self, options: ConnectOptions, *, again: bool = False) -> None:
         self.options, self._again = options, again
-        self._connections: dict[Address, KvConnection] = {}
+        self._connections: dict[Address, Conversation] = {}
         self._operations = Operations(options, srv_seeds(options))
         try:
             self.run(self._operations.bootstrap())
@@ -106,17 +107,17 @@ class Database:
             return self._connect(step.address).session.features
         connection = self._connect(step.address)
         try:
-            if step.ends:
-                return connection.ask_many(step.messages[0], step.ends)
-            return connection.ask(step.messages)
+            if isinstance(step, AskRun):
+                return connection.ask_run(step.run)
+            return connection.ask(step.messages, step.ends)
         except BaseException:
             self._drop(step.address)  # whatever is left of the answers must not meet the next question
             raise
 
-    def _connect(self, address: Address) -> KvConnection:
+    def _connect(self, address: Address) -> Conversation:
         if address not in self._connections:
             again = self._again or self._operations.connected
-            self._connections[address] = KvConnection(address, self.options, again=again)
+            self._connections[address] = converse(address, self.options, again=again)
         return self._connections[address]
 
     def _drop(self, address: Address) -> None:
@@ -209,7 +210,7 @@ class Database:
         earlier: Sequence[BlockingFeed] = (),
     ) -> BlockingFeed:
         from upriver.client._feed.blocking_feed import BlockingFeed
-        from upriver.client._feed.subscription import Reader
+        from upriver.client._feed.subscription import Subscription
         from upriver.client.reading import plan, settings_of
 
         settings = settings_of(self.options, read, read.name or default_name())
@@ -218,8 +219,8 @@ class Database:
         known = None if request else read.filter
         request = request or self.run(plan(self._operations, read))
         names = Names.of_manifest(self.manifest())
-        reader = Reader(self._operations, request, settings, names, read, known)
-        return BlockingFeed(reader, self, checkpoint, earlier)
+        subscription = Subscription(self._operations, request, settings, names, read, known)
+        return BlockingFeed(subscription, self, checkpoint, earlier)
 
     def change_batches(self, request: FeedRequest | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
         """Changes as Arrow batches in the schema ``upriver.records.CHANGES``; options as in ``ReadOptions``."""

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
-from upriver.client._feed.bundle import Made
+from upriver.client._feed.bundle import Bundle
 from upriver.client.names import Names
 from upriver.model import Datatype
-from upriver.protocol.feed.cluster_feed import CollectionChange, Documents, Feed, FeedEvent, RollbackEvent
+from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.wire.bulk.decode import Columns
 from upriver.wire.constants import Opcode
 from upriver.wire.messages.events import CollectionBegun, CollectionEvent
 from upriver.wire.values import inflate, split_xattrs
+
+__all__ = ["Change", "CollectionChanged", "Deletion", "Mutation", "ObjectMaker", "RolledBack"]
 
 _WRAPPED = int(Datatype.SNAPPY | Datatype.XATTR)
 
@@ -57,15 +59,6 @@ class Deletion(NamedTuple):
     xattrs: Mapping[str, bytes] | None = None
 
 
-class Rollback(NamedTuple):
-    """Every change of this vbucket above ``to_seqno`` never happened; the new branch follows."""
-
-    vbucket: int
-    to_seqno: int
-    lost_branch: int
-    epoch: int
-
-
 class CollectionChanged(NamedTuple):
     """A collection or scope came, changed or went; ``content`` says which, per vbucket."""
 
@@ -82,7 +75,7 @@ class CollectionChanged(NamedTuple):
         return isinstance(self.content, CollectionBegun)
 
 
-Change = Mutation | Deletion | Rollback | CollectionChanged
+Change = Mutation | Deletion | RolledBack | CollectionChanged
 
 
 class ObjectMaker:
@@ -92,7 +85,7 @@ class ObjectMaker:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: ClusterFeed,
         names: Names,
         *,
         values: bool = True,
@@ -103,24 +96,23 @@ class ObjectMaker:
         self.feed, self.names, self._where = feed, names, where
         self._values, self._xattrs, self._system_events = values, xattrs, system_events
 
-    def add(self, event: FeedEvent) -> Iterator[Made]:
-        if isinstance(event, Documents):
+    def add(self, event: FeedEvent) -> Iterator[Bundle]:
+        if isinstance(event, FeedRows):
             yield self._rows(event)
-        elif isinstance(event, RollbackEvent):
-            told = Rollback(event.vbucket, event.to_seqno, event.lost_branch, event.epoch)
-            yield Made([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
+        elif isinstance(event, RolledBack):
+            yield Bundle([event], [], self.feed.table.frozen(), rolled_back=(event.vbucket, event.to_seqno))
         elif isinstance(event, CollectionChange):
             content = event.message.content()
             self.names.note(content)
             told_of = CollectionChanged(
                 event.vbucket, event.message.by_seqno, *self.names.path(content), content, event.vbuuid, event.epoch
             )
-            yield Made([told_of] if self._system_events else [], [], self.feed.standing.mark())
+            yield Bundle([told_of] if self._system_events else [], [], self.feed.table.frozen())
 
-    def flush(self) -> Iterator[Made]:
+    def flush(self) -> Iterator[Bundle]:
         return iter(())
 
-    def _rows(self, event: Documents) -> Made:
+    def _rows(self, event: FeedRows) -> Bundle:
         rows = event.rows
         changes = self._changes(rows.columns, rows.first, rows.last)
         if self._where:
@@ -128,7 +120,7 @@ class ObjectMaker:
         link = self.feed.links.get(event.link)
         if link and link.decoder.columns is rows.columns and rows.last == rows.columns.rows:
             link.decoder.clear()
-        return Made(changes, [event], self.feed.standing.mark(), single=True)
+        return Bundle(changes, [event], self.feed.table.frozen(), single=True)
 
     def _changes(self, columns: Columns, first: int, last: int) -> list[Any]:
         events = columns["event"][first:last].tolist()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import ConfigError
 
 if TYPE_CHECKING:
-    from upriver.client._feed.subscription import Reader
+    from upriver.client._feed.subscription import Subscription
 
 
 def _prometheus() -> Any:
@@ -25,17 +25,19 @@ def _prometheus() -> Any:
 class FeedCollector:
     """A collector for ``prometheus_client.REGISTRY.register``; several feeds are told apart by ``name``."""
 
-    def __init__(self, reader: Reader, name: str = "feed") -> None:
-        self._reader, self._name = reader, name
+    def __init__(self, subscription: Subscription, name: str = "feed") -> None:
+        self._subscription, self._name = subscription, name
         self._core = import_module("prometheus_client.core") if _prometheus() else None
-        reader.track_lag = True
+        subscription.track_lag = True
 
     def collect(self) -> Iterator[Any]:
-        reader, feed = self._reader, self._reader.feed
-        yield self._counter("rows", "Changes that came, wanted or not.", reader.rows)
-        yield self._counter("bytes", "Bytes of changes that came.", reader.bytes)
+        subscription, feed = self._subscription, self._subscription.feed
+        yield self._counter("rows", "Changes that came, wanted or not.", subscription.rows)
+        yield self._counter("bytes", "Bytes of changes that came.", subscription.bytes)
         yield self._counter("rollbacks", "Rollbacks of vbuckets.", feed.rollbacks)
-        yield self._counter("reconnects", "Connections that were lost or could not be made.", reader.pacing.reconnects)
+        yield self._counter(
+            "reconnects", "Connections that were lost or could not be made.", subscription.reconnects.count
+        )
         yield self._gauge("connections", "Connections that are ready.", sum(x.ready for x in feed.links.values()))
         yield self._lag()
 
@@ -53,16 +55,16 @@ class FeedCollector:
         labels = ["feed", "vbucket"]
         what = "Seqnos between what came and the vbucket's newest."
         family = self._core.GaugeMetricFamily("upriver_feed_lag_seqnos", what, labels=labels)  # type: ignore[union-attr]
-        for vb, lag in self._reader.lag().items():
+        for vb, lag in self._subscription.lag().items():
             family.add_metric([self._name, str(vb)], lag)
         return family
 
 
-def serve_metrics(reader: Reader, port: int, host: str = "127.0.0.1", name: str = "feed") -> Any:
+def serve_metrics(subscription: Subscription, port: int, host: str = "127.0.0.1", name: str = "feed") -> Any:
     """Answer Prometheus at ``http://host:port/metrics`` from a thread; the result's ``close()`` ends it."""
     prometheus = _prometheus()
     registry = prometheus.CollectorRegistry()
-    registry.register(FeedCollector(reader, name))
+    registry.register(FeedCollector(subscription, name))
     server, thread = prometheus.start_http_server(port, host, registry)
     return _Endpoint(server, thread)
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from upriver.client._requests.blocking import KvConnection
+from upriver.client._requests.connections import converse
 from upriver.client._requests.operations import ends_list
 from upriver.client.options import ConnectOptions
 from upriver.errors import Status, StatusError, UpriverError
 from upriver.model import VbucketState
+from upriver.net.conversation import Conversation
 from upriver.wire.message import Response
 from upriver.wire.messages.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, SeqnoPersistence
 from upriver.wire.messages.session import Stat, StatResponse
@@ -36,7 +37,7 @@ def is_close(answers: Iterable[Response]) -> bool:
     return status in STREAMING and estimate.isdigit() and int(estimate) <= FEW_ITEMS
 
 
-class Approach:
+class CatchUp:
     """Vbuckets that stream from one member of a cluster to another, over the connection ``name``."""
 
     def __init__(self, source: ConnectOptions, target: ConnectOptions, name: str, deadline: float) -> None:
@@ -47,28 +48,28 @@ class Approach:
         with self._connected(self._source) as source, self._connected(self._target) as target:
             self._until_persisted(target, self._high_seqnos(source, vbuckets))
             for vb in vbuckets:
-                while not is_close(source.ask_many(takeover_stat(vb, self._name), ends_list)):
+                while not is_close(source.ask([takeover_stat(vb, self._name)], ends_list)):
                     self._pause(vb)
 
     @contextmanager
-    def _connected(self, options: ConnectOptions) -> Iterator[KvConnection]:
+    def _connected(self, options: ConnectOptions) -> Iterator[Conversation]:
         left = max(0.1, self._deadline - time.monotonic())
         options = replace(options, connect_timeout_s=min(left, options.connect_timeout_s), request_timeout_s=left)
-        connection = KvConnection(options.seeds[0], options)
+        connection = converse(options.seeds[0], options)
         try:
             yield connection
         finally:
             connection.close()
 
     @staticmethod
-    def _high_seqnos(source: KvConnection, vbuckets: list[int]) -> dict[int, int]:
+    def _high_seqnos(source: Conversation, vbuckets: list[int]) -> dict[int, int]:
         [answer] = source.ask([GetAllVbSeqnos(VbucketState.ACTIVE)])
         if not isinstance(answer, GetAllVbSeqnosResponse):
             raise StatusError.of(answer.status, f"high seqnos of {source.address}")
         highs = {entry.vbucket: entry.seqno for entry in answer.seqnos}
         return {vb: highs.get(vb, 0) for vb in vbuckets}
 
-    def _until_persisted(self, target: KvConnection, seqnos: dict[int, int]) -> None:
+    def _until_persisted(self, target: Conversation, seqnos: dict[int, int]) -> None:
         """The target answers each when it has it on disk, or that it has not yet."""
         left = {vb: seqno for vb, seqno in seqnos.items() if seqno}
         while left:

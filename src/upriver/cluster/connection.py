@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from upriver.client._requests.blocking import make_session
+from upriver.client._requests.connections import converse_async
 from upriver.client.options import ConnectOptions
 from upriver.cluster.relay import Answered, Relay, RelayEvent, Side
 from upriver.errors import ConnectFailed, Status, StatusError
 from upriver.model import VbucketState
 from upriver.protocol.consumer.negotiation import replication_hello
 from upriver.protocol.topology import Address
-from upriver.wire import FrameSplitter
 from upriver.wire.constants import OpenFlag, StreamFlag
-from upriver.wire.message import Message, Response, decode
+from upriver.wire.message import Message, Response
 from upriver.wire.messages.cluster import (
     GetAllVbSeqnos,
     GetAllVbSeqnosResponse,
@@ -39,36 +38,12 @@ class Endpoint:
 
     def __init__(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.address, self.reader, self.writer = address, reader, writer
-        self._responses: deque[Response] = deque()
 
     @classmethod
     async def connect(cls, address: Address, options: ConnectOptions) -> Endpoint:
-        try:
-            async with asyncio.timeout(options.connect_timeout_s):
-                reader, writer = await asyncio.open_connection(
-                    address.host, address.port, ssl=options.ssl_context(), limit=4 << 20
-                )
-        except (OSError, TimeoutError) as error:
-            raise ConnectFailed(f"cannot connect to {address}: {error or 'timed out'}") from error
-        end = cls(address, reader, writer)
-        await end._handshake(options)
-        return end
-
-    async def _handshake(self, options: ConnectOptions) -> None:
-        session = make_session(options)
-        splitter = FrameSplitter()
-        messages = session.start()
-        while messages:
-            self.writer.write(b"".join(message.encode() for message in messages))
-            messages = session.receive(await self._response(splitter))
-        self.writer.write(replication_hello("upriver-replicate").encode())
-        await self._response(splitter)
-
-    async def _response(self, splitter: FrameSplitter) -> Response:
-        while not self._responses:
-            decoded = [decode(frame) for frame in splitter.receive(await self.read())]
-            self._responses.extend(message for message in decoded if isinstance(message, Response))
-        return self._responses.popleft()
+        conversation = await converse_async(address, options)
+        await conversation.ask([replication_hello("upriver-replicate")])
+        return cls(address, *conversation.into_stream(4 << 20))
 
     async def read(self) -> bytes:
         try:

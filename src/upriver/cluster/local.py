@@ -15,21 +15,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from upriver.cluster.collections import answering
 from upriver.cluster.manager import STATE_FILE, Manager
 from upriver.cluster.plan import ClusterState, Member
 from upriver.errors import ConfigError
-from upriver.testing import RunningNode
+from upriver.node.process import MemberOptions, RunningNode, ServeOptions
+
+StartProcess = Callable[[Path, ServeOptions, int], RunningNode]
 
 
 class LocalNode:
     """One process of the cluster, which keeps its data and ports over restarts."""
 
-    def __init__(self, cluster: LocalCluster, data: Path, options: dict[str, Any], kv_port: int = 0) -> None:
+    def __init__(self, cluster: LocalCluster, data: Path, options: ServeOptions, kv_port: int = 0) -> None:
         self._cluster = cluster
-        self._options = {**options, "member": True}
+        self._options: ServeOptions = {**options, "member": True}
         self.process = cluster.start_process(data, self._options, kv_port)
         self.is_running = True
 
@@ -81,12 +83,12 @@ class LocalCluster:
     """The nodes, and the manager that owns their map. ``start_process`` makes a node of its directory and options."""
 
     def __init__(
-        self, directory: Path, *, start_process: Callable[[Path, dict[str, Any], int], RunningNode] = RunningNode,
-        **options: Any,
-    ) -> None:  # fmt: skip
+        self, directory: Path, *, start_process: StartProcess = RunningNode, **options: Unpack[MemberOptions]
+    ) -> None:
         self.directory = directory
         self.start_process = start_process
-        self._options = {"http_port": 0, **options}
+        self._shared = options
+        self._options: ServeOptions
         self.manager = Manager(directory, options.get("username", ""), options.get("password", ""))
         self.nodes: list[LocalNode] = []
 
@@ -94,18 +96,18 @@ class LocalCluster:
         """Start the nodes and make a cluster of them."""
         if replicas >= nodes:
             raise ConfigError(f"{replicas} replicas need at least {replicas + 1} nodes, not {nodes}")
-        self._options |= {"vbuckets": vbuckets, "bucket": bucket}
+        self._options = {**self._shared, "vbuckets": vbuckets, "bucket": bucket}
         with ThreadPoolExecutor(nodes) as pool:  # each takes a second or two to start
             paths = [self._data(number) for number in range(nodes)]
-            self.nodes += pool.map(lambda path: LocalNode(self, path, dict(self._options)), paths)
+            self.nodes += pool.map(lambda path: LocalNode(self, path, self._options), paths)
         self.manager.create(bucket, [node.member for node in self.nodes], vbuckets, replicas)
 
     def resume(self) -> None:
         """Start the nodes of a cluster that was here before."""
         state = self.manager.state
-        self._options |= {"vbuckets": len(state.owners), "bucket": state.bucket}
+        self._options = {**self._shared, "vbuckets": len(state.owners), "bucket": state.bucket}
         for number, member in enumerate(state.members):
-            options = {**self._options, "http_port": member.mgmt}
+            options: ServeOptions = {**self._options, "http_port": member.mgmt}
             self.nodes.append(LocalNode(self, self._data(number), options, member.kv))
         self.manager.watch()
 
@@ -114,7 +116,7 @@ class LocalCluster:
 
     def start_node(self) -> LocalNode:
         """One more process; ``add`` makes it a member."""
-        node = LocalNode(self, self._data(len(self.nodes)), dict(self._options))
+        node = LocalNode(self, self._data(len(self.nodes)), self._options)
         self.nodes.append(node)
         return node
 
@@ -154,14 +156,14 @@ class LocalCluster:
 @contextmanager
 def local_cluster(
     nodes: int = 2, replicas: int = 1, vbuckets: int = 64, *, bucket: str = "default", data: Path | None = None,
-    **options: Any,
+    start_process: StartProcess = RunningNode, **options: Unpack[MemberOptions],
 ) -> Iterator[LocalCluster]:  # fmt: skip
     """A cluster of ``upriver serve`` processes with these options (such as ``lazy=True``); stopped at the end.
 
     A ``data`` directory that has a cluster in it already is started again as it was.
     """
     with tempfile.TemporaryDirectory(prefix="upriver-") as temporary:
-        cluster = LocalCluster(data or Path(temporary), **options)
+        cluster = LocalCluster(data or Path(temporary), start_process=start_process, **options)
         try:
             if (cluster.directory / STATE_FILE).exists():
                 cluster.resume()

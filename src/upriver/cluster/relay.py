@@ -13,8 +13,9 @@ from enum import Enum
 
 from upriver.errors import Status
 from upriver.wire.bulk.scan import FrameScanner, SpanSplitter
+from upriver.wire.checks import Context
 from upriver.wire.framing import cut_frame
-from upriver.wire.message import Context, Message, Response, decode
+from upriver.wire.message import Message, Response, decode
 from upriver.wire.messages.session import StatResponse
 
 FIRST_OPAQUE = 0xD000_0000
@@ -40,14 +41,14 @@ class Answered:
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenMessage:
     """A message of interest passed from ``side``: a stream's end, or a step of a takeover."""
 
     side: Side
     message: Message
 
 
-RelayEvent = Answered | Seen
+RelayEvent = Answered | SeenMessage
 
 
 class Relay:
@@ -91,7 +92,7 @@ class Relay:
     def _look(self, side: Side, span: memoryview) -> RelayEvent | None:
         frame = cut_frame(span)
         if not frame.magic.is_response:
-            return Seen(side, decode(frame, self._context))
+            return SeenMessage(side, decode(frame, self._context))
         request = self._requests.get((side, frame.opaque))
         if request is None:
             return None

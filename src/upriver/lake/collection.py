@@ -31,7 +31,8 @@ from upriver.lake.apply.reread import Reread, read_again
 from upriver.lake.apply.unapplied import Unapplied
 from upriver.lake.apply.voiding import void
 from upriver.lake.change_log import LOG, LogMark, read_marks
-from upriver.lake.columns import TableShape, column_field, evolve, imposed, observe, row_schema, shape_of
+from upriver.lake.column_types import TableShape
+from upriver.lake.columns import column_field, evolve, imposed, observe, row_schema, shape_of
 from upriver.lake.delta import TRIES, CommitConflict, Table
 from upriver.lake.files import DataFile, discard, now_ms, remember_sizes
 from upriver.lake.layout import APPLIED, REPAIRS, TRIMMED, Lake

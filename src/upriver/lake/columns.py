@@ -11,7 +11,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
 from itertools import chain
 from typing import Any
 
@@ -22,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.errors import ConfigError
+from upriver.lake.column_types import ColumnType, TableShape
 
 Document = dict[str, Any]
 Observed = dict[str, Counter[str]]  # field -> how often each kind was seen
@@ -49,19 +49,6 @@ _BEFORE_NUMBERS = np.frombuffer(b":,[- \t\r\n", np.uint8)
 # orjson silently rounds integers beyond 64 bits, which have at least 19 digits.
 _LONG_TEXT, _LONG_BYTES = re.compile("[0-9]{19}"), re.compile(b"[0-9]{19}")
 
-
-class ColumnType(StrEnum):
-    """The type of a column."""
-
-    BOOLEAN = "boolean"
-    BIGINT = "bigint"
-    DOUBLE = "double"
-    STRING = "string"
-    JSON = "json"
-    """The text of a nested object or array."""
-
-
-TableShape = dict[str, ColumnType]
 
 _ARROW = {
     ColumnType.BOOLEAN: pa.bool_(),

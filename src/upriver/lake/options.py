@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from upriver.client.options import ConnectOptions, password_of
 from upriver.errors import ConfigError
-from upriver.lake.columns import ColumnType, TableShape
+from upriver.lake.column_types import ColumnType, TableShape
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Passed to the source as they are.

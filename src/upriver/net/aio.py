@@ -1,13 +1,16 @@
-"""Asyncio connections that read straight into a machine's own buffer; they know nothing about DCP."""
+"""Asyncio connections that read straight into a machine's own buffer, and the event loop they run on."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from typing import Protocol, cast
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar, cast
 
 from upriver.errors import ConnectFailed
+
+T = TypeVar("T")
 
 
 class Machine(Protocol):
@@ -85,3 +88,12 @@ async def connect(
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run`` on uvloop where it is installed: it takes half the time per packet."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)

@@ -26,14 +26,14 @@ from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.bucket_settings import BucketSettings
 from upriver.node.cluster.proposals import Proposals
-from upriver.node.dcp.live_fan import LiveFan
+from upriver.node.dcp.live import LiveTurns
 from upriver.protocol.consumer.streams import Registry
 from upriver.store import Bucket, StoreOptions, claim
 
 if TYPE_CHECKING:
     from upriver.node.cluster.durability import SyncWrites
     from upriver.node.cluster.kept_map import KeptMap
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.dcp.replicator import Replicator
     from upriver.node.persistence import PersistenceWaits
     from upriver.store import VBucket
@@ -51,8 +51,9 @@ class NodeBucket:
         self._xattr_mark = path / _XATTR_MARK
         self.has_xattrs = self._xattr_mark.exists()
         self.name: str = store.name
-        self.dcp_connections: dict[str, Connection] = {}  # by connection name: producers and consumers share names
-        self.fan = LiveFan()
+        self.dcp_connections: dict[
+            str, ClientConnection
+        ] = {}  # by connection name: producers and consumers share names
         self.passive_streams = Registry()  # what this node consumes, over all connections
         self.waits = waits
         self.member = False  # of a cluster: a manager's map rules
@@ -69,6 +70,7 @@ class NodeBucket:
         self._state_changes: dict[int, asyncio.Future[None]] = {}
         self.manifest_changes = asyncio.Lock()  # held by who makes a new manifest of the present one
         self._loop = asyncio.get_running_loop()
+        self.live = LiveTurns(self, self._loop)
         store.on_damage = self._found_damage
         for error in list(store.damage.values()):
             self._found_damage(error)  # when it was opened

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.options import Limits
 
 GRACE_S = 2.0
@@ -109,24 +109,24 @@ class Memory:
     """Both for the connections of a node."""
 
     def __init__(self, limits: Limits) -> None:
-        self._shares: Shares[Connection] = Shares(limits.unfinished_bytes)
-        self._unread: Unread[Connection] = Unread(limits.unread_bytes)
+        self._shares: Shares[ClientConnection] = Shares(limits.unfinished_bytes)
+        self._unread: Unread[ClientConnection] = Unread(limits.unread_bytes)
 
-    def ask(self, conn: Connection, size: int) -> bool:
+    def ask(self, conn: ClientConnection, size: int) -> bool:
         return self._shares.ask(conn, size, time.monotonic())
 
-    def release(self, conn: Connection) -> None:
+    def release(self, conn: ClientConnection) -> None:
         for waiting in self._shares.release(conn, time.monotonic()):
-            waiting.memory_is_there()
+            waiting.memory_granted()
 
-    def unread(self, conn: Connection, size: int) -> None:
+    def unread(self, conn: ClientConnection, size: int) -> None:
         for leaving in self._unread.hold(conn, size):
             leaving.abort("does not read its answers, and others need the memory")
 
-    def read(self, conn: Connection) -> None:
+    def read(self, conn: ClientConnection) -> None:
         self._unread.release(conn)
 
-    def forget(self, conn: Connection) -> None:
+    def forget(self, conn: ClientConnection) -> None:
         self.release(conn)
         self.read(conn)
 

@@ -13,7 +13,7 @@ from upriver.node import log
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.server import Node
 
 _TICK_S = 0.1  # the shortest noop interval that a client may ask for
@@ -50,7 +50,7 @@ class Housekeeping:
                 if conn.dcp is not None or tick % _TICKS_PER_LOOK == 0:
                     self._watch(conn, now)
 
-    def _watch(self, conn: Connection, now: float) -> None:
+    def _watch(self, conn: ClientConnection, now: float) -> None:
         try:
             if conn.dcp is not None and not conn.closed:
                 conn.dcp.tick(now)
@@ -61,7 +61,7 @@ class Housekeeping:
         if reason:
             conn.abort(reason)
 
-    def _overdue(self, conn: Connection, now: float) -> str:
+    def _overdue(self, conn: ClientConnection, now: float) -> str:
         """Why a connection has to go, or an empty string."""
         limits = self._node.options.limits
         if not conn.has_spoken and now - conn.created > limits.silent_s:

@@ -17,7 +17,7 @@ class Limits:
 
     max_connections: int = 2000  # that have logged in
     max_connections_per_peer: int = 1000
-    max_strangers: int = 512  # connections that have not logged in; the oldest ones go
+    max_new_connections: int = 512  # connections that have not logged in; the oldest ones go
     max_http_connections: int = 256
     unfinished_bytes: int = 192 << 20  # requests that have not arrived whole, of all connections
     unread_bytes: int = 256 << 20  # answers that clients do not take, of all connections
@@ -34,13 +34,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """Options of a node; port 0 picks a free one, ``None`` leaves a listener out."""
+    """Options of a node. Port 0 picks a free one; without ``tls_port`` the node does not listen for TLS."""
 
     data: Path
     host: str = "127.0.0.1"
     kv_port: int = 11210
     advertised_kv_port: int | None = None  # that others reach kv_port under, where a proxy is in between
-    http_port: int | None = None
+    http_port: int = 0  # the management port
     tls_port: int | None = None
     bucket: str = "default"
     vbuckets: int = 1024

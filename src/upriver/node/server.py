@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING
 from upriver.errors import ConfigError, CorruptStore, UpriverError
 from upriver.node import log, warmup
 from upriver.node.access import auth
-from upriver.node.access.doors import Doors
+from upriver.node.access.connection_limits import ConnectionLimits
+from upriver.node.access.tls import tls_context
 from upriver.node.buckets import Buckets, NodeBucket
 from upriver.node.budget import Memory
 from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress
 from upriver.node.cluster.durability import SyncWrites
 from upriver.node.cluster.kept_map import KeptMap
 from upriver.node.cluster.map_pushes import push_map
-from upriver.node.commands import handlers as commands
-from upriver.node.connection import Connection
+from upriver.node.commands.table import COMMANDS
+from upriver.node.connection import ClientConnection
 from upriver.node.data_directory import DataDirectory
-from upriver.node.dcp.producer import SendBuffers
 from upriver.node.housekeeping import Housekeeping
+from upriver.node.http import routes
 from upriver.node.options import VERSION, NodeOptions
 from upriver.node.persistence import PersistenceWaits
+from upriver.protocol.producer.memory import ProducerMemory
 
 if TYPE_CHECKING:
     from upriver.node.http.routes import HttpServer
@@ -42,12 +44,13 @@ class Node:
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
         self.version = VERSION
-        self.connections: set[Connection] = set()
+        self.commands = COMMANDS
+        self.connections: set[ClientConnection] = set()
         self.logins = auth.Logins()
-        self.send_buffers = SendBuffers()
+        self.producer_memory = ProducerMemory()
         self.started = time.monotonic()
         self.kv_port = self.http_port = self.tls_port = 0
-        self.doors = Doors(options.limits)
+        self.connection_limits = ConnectionLimits(options.limits)
         self.memory = Memory(options.limits)
         self.total_connections = 0
         self._servers: list[asyncio.Server] = []
@@ -59,7 +62,6 @@ class Node:
     async def start(self) -> None:
         """Serve. Raises what keeps the node from serving at all, and then leaves everything as it found it."""
         self.loop = asyncio.get_running_loop()
-        commands.register_all()
         self._directory = DataDirectory.claim(self.options.data)
         try:
             await self._start()
@@ -76,11 +78,11 @@ class Node:
         )
         await self.loop.run_in_executor(None, warmup.warm_up)
         self._open_buckets()
-        self.users = commands.load_users(options)
+        self.users = auth.load(options)
         self._users_seen = self.users.version
         await self._listen()
         self._housekeeping.start()
-        log.info("serving", host=options.host, kv_port=self.kv_port, http_port=self.http_port or "-")
+        log.info("serving", host=options.host, kv_port=self.kv_port, http_port=self.http_port)
 
     def _open_buckets(self) -> None:
         """What is there, and the one that was asked for; a node whose buckets are all broken has nothing to serve."""
@@ -96,18 +98,26 @@ class Node:
             raise CorruptStore(f"no bucket can be opened ({reasons}); restore it, or delete its directory")
 
     async def _listen(self) -> None:
+        """Bind every port, then serve: the cluster map names all of them, and is asked for on any."""
         options = self.options
-        self.kv_port = await self._listen_on(options.kv_port)
+        self.kv_port = await self._bind(options.kv_port)
         if options.tls_port is not None:
-            self.tls_port = await self._listen_on(options.tls_port, tls=True)
-        if options.http_port is not None:
-            self._http = await commands.start_http(self)
-            self.http_port = self._http.port
+            self.tls_port = await self._bind(options.tls_port, tls=True)
+        self._http = await routes.start(self)
+        self.http_port = self._http.port
+        for server in self._servers:
+            await server.start_serving()
+        await self._http.serve()
 
-    async def _listen_on(self, port: int, tls: bool = False) -> int:
-        context = commands.tls_context(self.options) if tls else None
+    async def _bind(self, port: int, tls: bool = False) -> int:
+        context = tls_context(self.options) if tls else None
         server = await self.loop.create_server(
-            partial(Connection, self, tls), self.options.host, port, backlog=_BACKLOG, ssl=context
+            partial(ClientConnection, self, tls),
+            self.options.host,
+            port,
+            backlog=_BACKLOG,
+            ssl=context,
+            start_serving=False,
         )
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
@@ -135,18 +145,18 @@ class Node:
 
     # ------------------------------------------------------------------------------------------ connections
 
-    def connected(self, conn: Connection) -> None:
+    def connected(self, conn: ClientConnection) -> None:
         self.total_connections += 1
         self.connections.add(conn)
-        self.doors.connected(conn)
+        self.connection_limits.connected(conn)
         if self.options.default_bucket:
             conn.bucket = self.buckets.find(self.options.default_bucket)  # what may be done there is asked at login
         auth.welcome(conn)
         log.info("connection_open", connection=conn.id, peer=conn.peer)
 
-    def disconnected(self, conn: Connection, reason: str) -> None:
+    def disconnected(self, conn: ClientConnection, reason: str) -> None:
         self.connections.discard(conn)
-        self.doors.disconnected(conn)
+        self.connection_limits.disconnected(conn)
         log.info("connection_closed", connection=conn.id, peer=conn.peer, reason=reason)
 
     def refresh_rights(self) -> None:

@@ -22,7 +22,7 @@ from upriver.errors import (
 from upriver.wire.constants import Feature, Opcode, OpenFlag
 from upriver.wire.message import Message, OtherResponse, Response
 from upriver.wire.messages.cluster import GetClusterConfig
-from upriver.wire.messages.dcp import Control, Open
+from upriver.wire.messages.dcp import DcpControl, Open
 from upriver.wire.messages.session import Hello, HelloResponse, SaslAuth, SaslListMechanisms, SelectBucket
 
 KV_FEATURES = (
@@ -170,7 +170,7 @@ class Session:
         if feed.compressed:
             wanted.append(("force_value_compression", "true", False))
         for name, value, required in wanted:
-            yield Control(name.encode(), value.encode())
+            yield DcpControl(name.encode(), value.encode())
             if required:
                 self._answer(f"set {name}={value}")
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from datetime import UTC, datetime
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from upriver.client.options import ConnectOptions, has_password, password_of
 from upriver.errors import ConfigError
-from upriver.protocol.feed.events import OnRollback
+from upriver.model import OnRollback
 
-E = TypeVar("E", bound=Enum)
+E = TypeVar("E", bound=StrEnum)
 D = TypeVar("D")
 
 
@@ -95,14 +95,14 @@ def _vbuckets(name: str, text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _one_of(valid: Iterable[E]) -> Callable[[str, str], E]:
-    """A parser for members of an enum, by their values."""
-    by_value = {str(member.value): member for member in valid}
+def _one_of(enum: type[E], *not_here: E) -> Callable[[str, str], E]:
+    valid = {str(each): each for each in enum if each not in not_here}
 
     def parse(name: str, text: str) -> E:
-        if text.lower() not in by_value:
-            raise ConfigError(f"{name}={text!r}: valid are {', '.join(by_value)}")
-        return by_value[text.lower()]
+        try:
+            return valid[text.lower()]
+        except KeyError:
+            raise ConfigError(f"{name}={text!r}: valid are {', '.join(valid)}") from None
 
     return parse
 
@@ -245,7 +245,7 @@ class ReadOptions(ConnectionOptions):
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     partitions: int | None = None
-    on_rollback: OnRollback = field(default=OnRollback.EMIT, metadata=_by(_one_of((OnRollback.EMIT, OnRollback.FAIL))))
+    on_rollback: OnRollback = field(default=OnRollback.EMIT, metadata=_by(_one_of(OnRollback, OnRollback.REWIND)))
     flow_control_buffer: int = 20 * 1024 * 1024
     include_value: bool = True
     value_format: ValueFormat | None = field(default=None, metadata=_by(_one_of(ValueFormat)))

@@ -1,7 +1,7 @@
 """The Spark schema of change rows, derived from the one Arrow schema.
 
 Spark compares the first batch of a task with its schema by names, order, types and nullability. Unsigned 64-bit numbers
-are the same bits as a signed ``BIGINT`` (``records.schema.signed``).
+are the same bits as a signed ``BIGINT`` (``model.signed``).
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from upriver.client._requests.operations import Ask, Operation
 from upriver.client.blocking import Database
-from upriver.errors import ConfigError, ConnectFailed, Status, status_name
-from upriver.model import DEFAULT_COLLECTION, Datatype, vbucket_of
+from upriver.errors import TEMPORARY, ConfigError, ConnectFailed, Status, status_name
+from upriver.model import DEFAULT_COLLECTION, Datatype, unsigned, vbucket_of
 from upriver.protocol.feed.cluster_feed import backoff
 from upriver.protocol.topology import Address
-from upriver.records.schema import Event, unsigned
+from upriver.records.schema import Event
 from upriver.spark.options import WriteOperation, WriteOptions
 from upriver.wire.constants import MetaOption, Opcode
 from upriver.wire.keys import join_key
@@ -27,10 +27,13 @@ from upriver.wire.message import Message, Response
 from upriver.wire.messages.kv import Add, Delete, Get, Set, WithMeta
 from upriver.wire.values import join_xattrs
 
-TEMPORARY = frozenset({
-    Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED, Status.LOCKED,
-    Status.SYNC_WRITE_IN_PROGRESS, Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS,
-})  # fmt: skip
+# Beside what a node refuses for a while: a document that somebody else is about to change.
+_LATER = TEMPORARY | {
+    Status.NOT_MY_VBUCKET,
+    Status.LOCKED,
+    Status.SYNC_WRITE_IN_PROGRESS,
+    Status.SYNC_WRITE_RE_COMMIT_IN_PROGRESS,
+}
 _GONE = frozenset({Event.DELETION.value, Event.EXPIRATION.value})
 _Replace = Set.under(Opcode.REPLACE)
 _DeleteWithMeta = WithMeta.under(Opcode.DEL_WITH_META)
@@ -208,7 +211,7 @@ class DocumentWriter:
                 again, trouble = again + part, str(error)
                 continue
             for one, answer in zip(part, answers, strict=True):
-                if answer.status in TEMPORARY:
+                if answer.status in _LATER:
                     again.append(one)
                     trouble = status_name(answer.status)
                 elif reason := self._judge(one, answer, address):

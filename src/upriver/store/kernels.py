@@ -28,7 +28,7 @@ from upriver.wire.packed import (
     AT_VALUE_LEN,
     HEADER_SIZE,
     SUPERSEDED,
-    Kind,
+    RecordKind,
 )
 
 ENTRY = 4  # words of a slot in memory
@@ -56,8 +56,13 @@ C_WORDS = 5
 # Why ``ingest`` stopped before the end of its input.
 DONE, FULL, COLLISION, UNKNOWN_COLLECTION, SYSTEM_EVENT, BAD_SEQNO, BAD_RECORD, CROWDED = range(8)
 
-_MUTATION, _DELETION, _EXPIRATION = int(Kind.MUTATION), int(Kind.DELETION), int(Kind.EXPIRATION)
-_SYSTEM, _PREPARE, _COMMIT, _ABORT = int(Kind.SYSTEM_EVENT), int(Kind.PREPARE), int(Kind.COMMIT), int(Kind.ABORT)
+_MUTATION, _DELETION, _EXPIRATION = int(RecordKind.MUTATION), int(RecordKind.DELETION), int(RecordKind.EXPIRATION)
+_SYSTEM, _PREPARE, _COMMIT, _ABORT = (
+    int(RecordKind.SYSTEM_EVENT),
+    int(RecordKind.PREPARE),
+    int(RecordKind.COMMIT),
+    int(RecordKind.ABORT),
+)
 _KIND_MASK = 0x7F
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 _MIX2 = np.uint64(0xC4CEB9FE1A85EC53)

@@ -4,9 +4,10 @@
 itself. The same layouts in bulk, as columns, are in ``upriver.wire.bulk.decode`` (which loads numba).
 """
 
+from upriver.wire.checks import Context
 from upriver.wire.constants import Dialect, Magic, Opcode
 from upriver.wire.framing import Frame, FrameInfo, FrameSplitter
-from upriver.wire.message import Context, Message, OtherResponse, Response, decode
+from upriver.wire.message import Message, OtherResponse, Response, decode
 from upriver.wire.messages import cluster, dcp, events, kv, session, subdoc, upr
 
 __all__ = [

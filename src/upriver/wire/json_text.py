@@ -15,7 +15,7 @@ LARGE = 64 * 1024  # below it a parser is as good
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
-class Member(NamedTuple):
+class MemberSpan(NamedTuple):
     """Where a member of a container stands: it, and its value."""
 
     begin: int
@@ -51,7 +51,7 @@ def _depth_by_parser(text: bytes) -> int | None:
     return deepest
 
 
-def find_member(container: bytes, part: str | int | None) -> tuple[Member | None, int]:
+def find_member(container: bytes, part: str | int | None) -> tuple[MemberSpan | None, int]:
     """The member of a JSON array or object that a name or place (-1: the last) means, and how many came before.
 
     ``container`` is known to be JSON and begins with its bracket. None means no member: so all of them are counted.
@@ -70,7 +70,7 @@ def find_member(container: bytes, part: str | int | None) -> tuple[Member | None
         if reason == k.MISSING:
             return None, passed
         if reason == k.FOUND or _name_at(container, begin) == part:
-            return Member(begin, value, end), passed
+            return MemberSpan(begin, value, end), passed
         at, passed = _next_member(container, end), passed + 1
 
 

@@ -60,14 +60,14 @@ class Repeated(NamedTuple):
         return Struct(">" + self.codes)
 
 
-class Packed(NamedTuple):
+class ValueCodec(NamedTuple):
     """The rest of the value in a codec of its own; ``decode`` gets the bytes and their offset in the frame."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes, int], Any]
 
 
-Layout = Number | Bytes | Repeated | Packed
+Layout = Number | Bytes | Repeated | ValueCodec
 
 U8 = Annotated[int, Number("B")]
 U16 = Annotated[int, Number("H")]
@@ -111,7 +111,7 @@ class FieldInfo(NamedTuple):
     enum: type[Enum] | None
 
 
-class Shape(NamedTuple):
+class NumberLayout(NamedTuple):
     """One allowed form of the extras (or of the numbers in a value): which are present, and their struct."""
 
     struct: Struct
@@ -127,10 +127,12 @@ class Declaration:
     """All that a class's annotations say about its bytes."""
 
     fields: tuple[FieldInfo, ...] = ()
-    shapes: dict[int, Shape] = field(default_factory=lambda: {0: Shape(Struct(">"), ())})  # by size of the extras
+    shapes: dict[int, NumberLayout] = field(
+        default_factory=lambda: {0: NumberLayout(Struct(">"), ())}
+    )  # by size of the extras
     key: Bytes = NO_KEY
     key_name: str = ""
-    value_numbers: Shape | None = None
+    value_numbers: NumberLayout | None = None
     rest: FieldInfo | None = None  # what fills the value after its numbers
     repeated: FieldInfo | None = None  # entries that fill the extras after their numbers
     cas: Presence = Presence.OPTIONAL
@@ -142,7 +144,7 @@ class Declaration:
         """Bytes of the value that are numbers."""
         return self.value_numbers.struct.size if self.value_numbers else 0
 
-    def shape_of(self, extras: bytes) -> Shape:
+    def shape_of(self, extras: bytes) -> NumberLayout:
         if self.repeated:
             return next(iter(self.shapes.values()))
         return self.shapes[len(extras)]
@@ -187,13 +189,13 @@ def _fields(cls: type) -> Iterator[FieldInfo]:
         if get_origin(hint) is not Annotated:
             continue
         metadata = get_args(hint)[1:]
-        layout = next(item for item in metadata if isinstance(item, Number | Bytes | Repeated | Packed))
+        layout = next(item for item in metadata if isinstance(item, Number | Bytes | Repeated | ValueCodec))
         enum = next((item for item in metadata if isinstance(item, type) and issubclass(item, Enum)), None)
         yield FieldInfo(name, layout, enum)
 
 
 def _fills(layout: Layout, section: Section) -> bool:
-    if isinstance(layout, Packed):
+    if isinstance(layout, ValueCodec):
         return section is Section.VALUE
     return isinstance(layout, Bytes | Repeated) and layout.section is section
 
@@ -202,25 +204,25 @@ def _numbers(fields: tuple[FieldInfo, ...], section: Section) -> list[tuple[str,
     return [(f.name, f.layout) for f in fields if isinstance(f.layout, Number) and f.layout.section is section]
 
 
-def _shapes(fields: tuple[FieldInfo, ...], allowed: tuple[int, ...] | None) -> dict[int, Shape]:
+def _shapes(fields: tuple[FieldInfo, ...], allowed: tuple[int, ...] | None) -> dict[int, NumberLayout]:
     """Every size the extras may have; of two subsets with one size, the one with the earlier fields wins."""
     numbers = _numbers(fields, Section.EXTRAS)
     optional = [name for name, number in numbers if number.optional]
-    shapes: dict[int, Shape] = {}
+    shapes: dict[int, NumberLayout] = {}
     for count in range(len(optional) + 1):
         for subset in combinations(optional, count):
             present = [(n, number) for n, number in numbers if not number.optional or n in subset]
             struct = Struct(">" + "".join(number.code for _, number in present))
             if allowed is None or struct.size in allowed:
-                shapes.setdefault(struct.size, Shape(struct, tuple(n for n, _ in present)))
+                shapes.setdefault(struct.size, NumberLayout(struct, tuple(n for n, _ in present)))
     return shapes
 
 
-def _value_numbers(fields: tuple[FieldInfo, ...]) -> Shape | None:
+def _value_numbers(fields: tuple[FieldInfo, ...]) -> NumberLayout | None:
     numbers = _numbers(fields, Section.VALUE)
     if not numbers:
         return None
-    return Shape(Struct(">" + "".join(n.code for _, n in numbers)), tuple(name for name, _ in numbers))
+    return NumberLayout(Struct(">" + "".join(n.code for _, n in numbers)), tuple(name for name, _ in numbers))
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

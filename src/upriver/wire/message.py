@@ -14,56 +14,28 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
 
 from upriver.errors import PAYLOAD_STATUSES, InvalidMessage, LocalProtocolError, RemoteProtocolError, Status
 from upriver.wire import keys
-from upriver.wire.checks import DEFAULT_CONTEXT, UPR_CONTEXT, Context, check_frame
+from upriver.wire.checks import DEFAULT_CONTEXT, Context, check_frame
 from upriver.wire.constants import REMOVED_OPCODES, Dialect, Magic, Opcode, RequestFrameId, ServerOpcode
 from upriver.wire.framing import Frame, FrameInfo, decode_frame_infos, encode_frame_infos, mend_stream_id
 from upriver.wire.layout import (
     ANY_DATATYPE,
-    JSON_OR_RAW,
     RAW_ONLY,
-    U8,
-    U16,
-    U32,
-    U64,
     Broken,
-    Bytes,
     Declaration,
-    DocKey,
-    FieldInfo,
-    Key,
-    Number,
-    OptDocKey,
-    OptI64,
-    OptKey,
-    OptU8,
-    OptU16,
-    OptU32,
-    OptU64,
-    OptValue,
-    Packed,
     Presence,
-    Repeated,
-    Section,
-    Shape,
-    Value,
-    ValueU8,
-    ValueU16,
-    ValueU32,
-    ValueU64,
     declaration_of,
     plain,
 )
 from upriver.wire.sections import decode_sections, encode_sections, offset_of
 
-__all__ = [
-    "ANY_DATATYPE", "DEFAULT_CONTEXT", "JSON_OR_RAW", "RAW_ONLY", "U8", "U16", "U32", "U64", "UPR_CONTEXT", "Broken",
-    "Bytes", "Context", "Declaration", "DocKey", "FieldInfo", "Key", "Message", "Number", "OptDocKey", "OptI64",
-    "OptKey", "OptU8", "OptU16", "OptU32", "OptU64", "OptValue", "OtherResponse", "Packed", "Presence", "Repeated",
-    "Response", "Section", "Shape", "Value", "ValueU8", "ValueU16", "ValueU32", "ValueU64", "declared_messages",
-    "decode", "message", "message_class", "response",
-]  # fmt: skip
-
 When = Callable[[Frame], bool]
+
+
+class RequestedDurability(NamedTuple):
+    """The durability framing extra of a write; timeout 0 leaves it to the server."""
+
+    level: int
+    timeout_ms: int
 
 
 @plain
@@ -84,13 +56,25 @@ class Message:
     datatype: int = field(default=0, kw_only=True)
     frame_infos: tuple[FrameInfo, ...] = field(default=(), kw_only=True)
 
+    def _frame_info(self, wanted: RequestFrameId) -> bytes | None:
+        return next((info.data for info in self.frame_infos if info.id == wanted), None)
+
     @property
     def stream_id(self) -> int | None:
         """The stream-id framing extra, if there is one."""
-        for info in self.frame_infos:
-            if info.id == RequestFrameId.STREAM_ID:
-                return int.from_bytes(info.data, "big")
-        return None
+        data = self._frame_info(RequestFrameId.STREAM_ID) if self.frame_infos else None
+        return None if data is None else int.from_bytes(data, "big")
+
+    @property
+    def durability(self) -> RequestedDurability | None:
+        """How durable a write must be before it is answered; None if the request does not say."""
+        data = self._frame_info(RequestFrameId.DURABILITY) if self.frame_infos else None
+        return RequestedDurability(data[0], int.from_bytes(data[1:], "big")) if data else None
+
+    @property
+    def preserve_ttl(self) -> bool:
+        """Whether a write keeps the expiry of the document that it replaces."""
+        return bool(self.frame_infos) and self._frame_info(RequestFrameId.PRESERVE_TTL) is not None
 
     @classmethod
     def under(cls, opcode: int) -> type[Self]:

@@ -17,7 +17,7 @@ HEADER_SIZE = HEADER.size
 SUPERSEDED = 0x80  # in ``kind``: a newer version of the key exists in the same run; readers skip the record
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record is; the low seven bits of its ``kind`` byte."""
 
     MUTATION = 0
@@ -29,7 +29,7 @@ class Kind(IntEnum):
     ABORT = 6
 
 
-class Packed(NamedTuple):
+class RecordHead(NamedTuple):
     """One record's header, field order as on disk.
 
     ``time`` is the expiry of a live document and the deletion time of a tombstone. ``prev_seqno`` is the seqno of
@@ -83,9 +83,9 @@ def pack(
     return b"".join((header, key, value))
 
 
-def unpack(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Packed, bytes, bytes]:
+def unpack(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[RecordHead, bytes, bytes]:
     """The record at ``at``: its header, prefixed key and value."""
-    head = Packed._make(HEADER.unpack_from(data, at))
+    head = RecordHead._make(HEADER.unpack_from(data, at))
     key_at = at + HEADER_SIZE
     value_at = key_at + head.key_len
     return head, bytes(data[key_at:value_at]), bytes(data[value_at : value_at + head.value_len])

@@ -7,7 +7,7 @@ from typing import Any
 
 from upriver.errors import LocalProtocolError
 from upriver.wire.framing import Frame
-from upriver.wire.layout import Bytes, Declaration, FieldInfo, Number, Packed, Repeated, Section, Shape
+from upriver.wire.layout import Bytes, Declaration, FieldInfo, Number, NumberLayout, Repeated, Section, ValueCodec
 
 _HEADER_FIELDS = {
     "magic": 0, "opcode": 1, "key length": 2, "extras length": 4, "datatype": 5, "vbucket": 6, "status": 6,
@@ -30,7 +30,7 @@ def encode_sections(declared: Declaration, message: object) -> tuple[bytes, byte
 def _encode_filling(info: FieldInfo, message: object) -> bytes:
     content, layout = getattr(message, info.name), info.layout
     try:
-        if isinstance(layout, Packed):
+        if isinstance(layout, ValueCodec):
             return layout.encode(content)
         if isinstance(layout, Repeated):
             struct = layout.struct
@@ -51,7 +51,7 @@ def _encode_extras(declared: Declaration, message: object) -> bytes:
     raise LocalProtocolError(f"{type(message).__name__}: these fields cannot be sent together: {sorted(present)}")
 
 
-def _pack(declared: Declaration, shape: Shape, message: object) -> bytes:
+def _pack(declared: Declaration, shape: NumberLayout, message: object) -> bytes:
     try:
         return shape.struct.pack(*[getattr(message, name) for name in shape.names])
     except error as problem:  # struct.error names neither the field nor its limits
@@ -91,7 +91,7 @@ def decode_sections(declared: Declaration, frame: Frame) -> dict[str, Any]:
 
 def _decode_filling(info: FieldInfo, data: bytes, offset: int) -> Any:
     layout = info.layout
-    if isinstance(layout, Packed):
+    if isinstance(layout, ValueCodec):
         return layout.decode(data, offset)
     if isinstance(layout, Repeated):
         return tuple(layout.make(*entry) for entry in layout.struct.iter_unpack(data))

@@ -28,7 +28,7 @@ SILENT_START_S = 4.0
 @click.option("--kv-port", default=DEFAULT_KV_PORT, show_default=True, help="0 picks a free one.")
 @click.option("--advertised-kv-port", type=int, help="The port that others reach --kv-port under, through a proxy.")
 @click.option(
-    "--http-port", type=int, help="Management port, 0: a free one.  [default: 8091 beside --kv-port 11210, else none]"
+    "--http-port", type=int, help="Management port; 0 picks a free one.  [default: 8091 beside --kv-port 11210, else 0]"
 )
 @click.option("--tls-port", type=int, help="KV port with TLS; needs --certificate and --private-key.")
 @click.option("--certificate", type=click.Path(path_type=Path), help="PEM file for --tls-port.")
@@ -51,7 +51,7 @@ def serve(**options: Any) -> None:
 
     Without any user the node is open to clients on the same machine and closed to all others.
     """
-    from upriver.net.loop import run
+    from upriver.net.aio import run
 
     level = options.pop("log_level").upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
@@ -64,8 +64,8 @@ def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any)
 
     durability = Durability.LAZY if lazy else Durability.FSYNC
     store = StoreOptions(quota_bytes=quota_mib << 20, durability=durability)
-    if options["http_port"] is None and options["kv_port"] == DEFAULT_KV_PORT:
-        options["http_port"] = DEFAULT_HTTP_PORT
+    if options["http_port"] is None:
+        options["http_port"] = DEFAULT_HTTP_PORT if options["kv_port"] == DEFAULT_KV_PORT else 0
     if options["tls_port"] is not None and not (options["certificate"] and options["private_key"]):
         raise ConfigError("--tls-port needs --certificate and --private-key")
     return NodeOptions(plain_without_tls=not no_plain, store=store, **options)
@@ -83,8 +83,7 @@ async def _serve(options: Any) -> None:
     for name, reason in node.buckets.broken.items():
         click.secho(f"upriver: bucket {name} is NOT served: {reason}", fg="red", err=True)
     click.echo(f"ready couchbase://{options.host}:{node.kv_port}")
-    if node.http_port:
-        click.echo(f"management http://{options.host}:{node.http_port}")
+    click.echo(f"management http://{options.host}:{node.http_port}")
     if node.tls_port:
         click.echo(f"tls couchbases://{options.host}:{node.tls_port}")
     sys.stdout.flush()

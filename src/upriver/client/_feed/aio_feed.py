@@ -6,13 +6,13 @@ While the caller is busy the connections go on until the flow-control window is 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from upriver.client._feed.outbox import Delivery
-from upriver.client._feed.subscription import MakeMaker, Reader
+from upriver.client._feed.link_policy import LinkPolicy
+from upriver.client._feed.outbox import Outbox
+from upriver.client._feed.subscription import MakeBundles, Subscription
 from upriver.client.blocking import default_name
 from upriver.client.names import Names
 from upriver.client.positions import Positions
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAINTAIN_S = 0.05
 MOST_WAITING, FEW_WAITING = 4, 2  # bundles; between them reading stops and goes on
-_log = logging.getLogger(__name__)
 
 
 class _Link:
@@ -37,7 +36,7 @@ class _Link:
         self.feed, self.address = feed, address
 
     def buffer(self) -> memoryview:
-        return self.feed.reader.feed.links[self.address].buffer()
+        return self.feed.subscription.feed.links[self.address].buffer()
 
     def received(self, size: int) -> None:
         self.feed._received(self.address, size)
@@ -54,12 +53,13 @@ class AsyncFeed(Generic[T]):
     one goes on where it was. A feed that is closed still tells its position, and is not opened again.
     """
 
-    def __init__(self, database: AsyncDatabase, make: MakeMaker, read: dict[str, Any], *, batches: bool) -> None:
+    def __init__(self, database: AsyncDatabase, make: MakeBundles, read: dict[str, Any], *, batches: bool) -> None:
         self._database, self._make, self._read, self._batches = database, make, dict(read), batches
         self._checkpoint = self._read.pop("checkpoint", None)
         self._request = self._read.pop("request", None)
-        self._reader: Reader | None = None
-        self._delivery: Delivery | None = None
+        self._subscription: Subscription | None = None
+        self._policy: LinkPolicy | None = None
+        self._outbox: Outbox | None = None
         self._connections: dict[Address, Connection] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._maintenance: asyncio.Task[None] | None = None
@@ -71,15 +71,20 @@ class AsyncFeed(Generic[T]):
         self._earlier: list[AsyncFeed[T]] = []  # they bring what the position lacks, because its filter was narrower
 
     @property
-    def reader(self) -> Reader:
-        if self._reader is None:
+    def subscription(self) -> Subscription:
+        if self._subscription is None:
             raise LocalProtocolError("the feed is not open yet")
-        return self._reader
+        return self._subscription
+
+    @property
+    def policy(self) -> LinkPolicy:
+        assert self._policy is not None  # made with the subscription
+        return self._policy
 
     async def __aenter__(self) -> AsyncFeed[T]:
         if self._closed:
             raise LocalProtocolError("the feed is closed; begin another one at its positions()")
-        if self._reader is None:
+        if self._subscription is None:
             await self._open()
         return self
 
@@ -98,11 +103,15 @@ class AsyncFeed(Generic[T]):
         if self._closed:
             raise LocalProtocolError("the feed was closed while it was being opened")
         known = None if self._request else read.filter
-        self._reader = Reader(database._operations, request, settings, names, read, known)
-        self._reader.lacking = {vb for one in earlier for vb in one.vbuckets or ()}
+        self._subscription = Subscription(database._operations, request, settings, names, read, known)
+        self._subscription.lacking = {vb for one in earlier for vb in one.vbuckets or ()}
+        self._policy = LinkPolicy(
+            self._subscription.feed, self._subscription.reconnects, database.options.connect_timeout_s,
+            self._subscription.want_map, asyncio.get_running_loop().time(),
+        )  # fmt: skip
         self._earlier = [AsyncFeed(database, self._make, one.as_given(), batches=self._batches) for one in earlier]
         options: dict[str, Any] = {"rows": read.rows} if self._batches else {"where": read.where}
-        self._delivery = self._reader.deliver(self._make, **options)
+        self._outbox = self._subscription.deliver(self._make, **options)
         database._feeds.add(self)
         if not self._earlier:
             self._begin()
@@ -123,13 +132,13 @@ class AsyncFeed(Generic[T]):
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
-        if self._reader:
-            self._reader.feed.links.clear()  # with their memory, which should not wait for the garbage collector
+        if self._subscription:
+            self._subscription.feed.links.clear()  # with their memory, which should not wait for the garbage collector
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def positions(self) -> Positions:
         """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""
-        return self.reader.positions()
+        return self.subscription.positions()
 
     async def confirm(self) -> None:
         """Save the position: the caller is done with everything that it has been given."""
@@ -139,10 +148,10 @@ class AsyncFeed(Generic[T]):
     # ---------------------------------------------------------------------------------------------- items
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
-        ours = self._reader is None  # whoever opens it closes it
+        ours = self._subscription is None  # whoever opens it closes it
         await self.__aenter__()
-        assert self._delivery is not None
-        loop, delivery = asyncio.get_running_loop(), self._delivery
+        assert self._outbox is not None
+        loop, outbox = asyncio.get_running_loop(), self._outbox
         self._quiet_since = 0.0
         try:
             async with aclosing(self._earlier_items()) as earlier:
@@ -152,14 +161,14 @@ class AsyncFeed(Generic[T]):
                 return  # they were idle for too long
             self._begin()
             while True:
-                while (items := delivery.take(loop.time())) is not None:
+                while (items := outbox.take(loop.time())) is not None:
                     self._caught_up()
-                    for delivery.given, item in enumerate(items, 1):
+                    for outbox.given, item in enumerate(items, 1):
                         yield item
                     self._quiet_since = 0.0
-                if self._is_over(delivery, loop.time()):
+                if self._is_over(outbox, loop.time()):
                     return
-                await self._wait(delivery.wait_s(loop.time()))
+                await self._wait(outbox.wait_s(loop.time()))
         finally:
             if ours:
                 await self.close()
@@ -168,14 +177,14 @@ class AsyncFeed(Generic[T]):
         while self._earlier:
             one = self._earlier[0]
             await one.__aenter__()  # so that leaving the loop does not close it
-            self.reader.earlier = [one.reader]
+            self.subscription.earlier = [one.subscription]
             async with aclosing(one.__aiter__()) as items:
                 async for item in items:
                     yield item
-            if not (one.reader.feed.done and one._delivery and one._delivery.idle):
+            if not (one.subscription.feed.done and one._outbox and one._outbox.idle):
                 return
             await one.close()
-            self.reader.begin_behind(one.reader)
+            self.subscription.begin_behind(one.subscription)
             del self._earlier[0]
 
     @property
@@ -183,17 +192,17 @@ class AsyncFeed(Generic[T]):
         """Whether what comes is older than the position: saving that now would bring it again."""
         return bool(self._earlier)
 
-    def _is_over(self, delivery: Delivery, now: float) -> bool:
+    def _is_over(self, outbox: Outbox, now: float) -> bool:
         self._caught_up()
         if self._failure:
             raise self._failure
         if self._closed:
             raise LocalProtocolError("the feed was closed while it was being read")
-        feed, idle_s = self.reader.feed, self.reader.read.idle_s
-        if feed.done and delivery.idle:
+        feed, idle_s = self.subscription.feed, self.subscription.read.idle_s
+        if feed.done and outbox.idle:
             return True
         self._quiet_since = self._quiet_since or (now if feed.settled else 0.0)
-        return bool(idle_s is not None and self._quiet_since and delivery.idle and now - self._quiet_since >= idle_s)
+        return bool(idle_s is not None and self._quiet_since and outbox.idle and now - self._quiet_since >= idle_s)
 
     async def _wait(self, wait_s: float | None) -> None:
         self._wake.clear()
@@ -205,11 +214,11 @@ class AsyncFeed(Generic[T]):
 
     def _caught_up(self) -> None:
         """The caller has taken something: acknowledge it, and read on."""
-        feed, delivery = self.reader.feed, self._delivery
+        feed, outbox = self.subscription.feed, self._outbox
         for address, connection in self._connections.items():
             if link := feed.links.get(address):
                 connection.write(link.data_to_send())
-                if connection.paused and delivery and delivery.waiting < FEW_WAITING:
+                if connection.paused and outbox and outbox.waiting < FEW_WAITING:
                     link.heard_at = asyncio.get_running_loop().time()
                     connection.resume()
 
@@ -217,12 +226,11 @@ class AsyncFeed(Generic[T]):
 
     def _received(self, address: Address, size: int) -> None:
         now = asyncio.get_running_loop().time()
-        reader = self.reader
-        link = reader.feed.links[address]
+        subscription = self.subscription
+        link = subscription.feed.links[address]
         try:
-            for event in reader.feed.received(address, size, now):
-                reader.pacing.progressed(address)
-                reader.add(event, now)
+            for event in self.policy.received(address, size, now):
+                subscription.add(event, now)
         except UpriverError as error:
             self._lost(address, error)
             return
@@ -231,23 +239,16 @@ class AsyncFeed(Generic[T]):
             return
         connection = self._connections[address]
         connection.write(link.data_to_send())
-        if link.ready:
-            reader.pacing.ready(address, now)
-        if self._delivery and self._delivery.waiting >= MOST_WAITING:
+        if self._outbox and self._outbox.waiting >= MOST_WAITING:
             connection.pause()
         self._wake.set()
 
     def _lost(self, address: Address, error: OSError | UpriverError) -> None:
-        now = asyncio.get_running_loop().time()
-        _log.info("lost the connection to %s: %s", address, error)
-        self.reader.pacing.failed(address, now)
-        self.reader.feed.lost(address, now)
         if connection := self._connections.pop(address, None):
             connection.close()
-        self.reader.want_map()
         self._wake.set()
         try:
-            self.reader.pacing.forgive(address, error)
+            self.policy.lost(address, error, asyncio.get_running_loop().time())
         except UpriverError as final:
             self._fail(final)
 
@@ -258,18 +259,15 @@ class AsyncFeed(Generic[T]):
 
     async def _maintain(self) -> None:
         """Connect what is missing, let time pass for the feed, and run its chores."""
-        loop, reader = asyncio.get_running_loop(), self.reader
-        listened_at = loop.time()
+        loop, subscription = asyncio.get_running_loop(), self.subscription
         try:
             while not self._failure:
                 now = loop.time()
-                if now - listened_at > 1.0:
-                    reader.feed.was_away(now - listened_at)  # somebody held up the loop
-                listened_at = now
+                self.policy.begin_round(now)
                 self._start_connecting(now)
-                for event in reader.feed.tick(now):
-                    reader.add(event, now)
-                self._drop_silent(now)
+                for event in subscription.feed.tick(now):
+                    subscription.add(event, now)
+                self._drop_dead(now)
                 self._caught_up()
                 self._start_chore(now)
                 await asyncio.sleep(MAINTAIN_S)
@@ -281,23 +279,20 @@ class AsyncFeed(Generic[T]):
         if self._chore and self._chore.done():
             self._chore.result()
             self._chore = None
-        if self._chore is None and (chore := self.reader.chore(now)):
+        if self._chore is None and (chore := self.subscription.chore(now)):
             self._chore = asyncio.create_task(self._database.run(chore))
 
-    def _drop_silent(self, now: float) -> None:
+    def _drop_dead(self, now: float) -> None:
         for address, connection in list(self._connections.items()):
-            if connection.paused and (link := self.reader.feed.links.get(address)):
+            if connection.paused and (link := self.subscription.feed.links.get(address)):
                 link.heard_at = now  # nobody listens: that silence is not the peer's
-        within_s = self._database.options.connect_timeout_s
-        for address in self.reader.feed.silent(now):
-            self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
-        for address in self.reader.feed.late(now, within_s):
-            self._lost(address, ConnectFailed(f"{address} did not accept us within {within_s:g} s"))
+        for address, error in self.policy.dead(now):
+            self._lost(address, error)
 
     def _start_connecting(self, now: float) -> None:
         busy = {task.get_name() for task in self._connecting}
-        for address in self.reader.feed.wanted() - self._connections.keys():
-            if str(address) not in busy and self.reader.pacing.may_try(address, now):
+        for address in self.policy.due(now, self._connections.keys()):
+            if str(address) not in busy:
                 task = asyncio.create_task(self._connect(address), name=str(address))
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)
@@ -305,7 +300,7 @@ class AsyncFeed(Generic[T]):
     async def _connect(self, address: Address) -> None:
         options = self._database.options
         connection = Connection(_Link(self, address))
-        link = self.reader.feed.connected(address, asyncio.get_running_loop().time())
+        link = self.subscription.feed.connected(address, asyncio.get_running_loop().time())
         self._connections[address] = connection
         try:
             await connect(connection, address.host, address.port, options.connect_timeout_s, options.ssl_context())

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from upriver.client._feed.pump import Pump
-from upriver.client._feed.subscription import MakeMaker, Reader
+from upriver.client._feed.subscription import MakeBundles, Subscription
 from upriver.client.positions import Positions
 from upriver.errors import LocalProtocolError
-from upriver.protocol.feed.cluster_feed import Feed
+from upriver.protocol.feed.cluster_feed import ClusterFeed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,26 +23,25 @@ ROUND_S = 0.05
 
 
 class BlockingFeed:
-    """A ``Feed`` with its pump and its delivery; a context manager.
+    """A ``ClusterFeed`` with its pump and its outbox; a context manager.
 
     ``earlier`` feeds bring what the position lacks, because it was reached with a narrower filter. They come first.
     """
 
     def __init__(
         self,
-        reader: Reader,
+        subscription: Subscription,
         database: Database,
         checkpoint: CheckpointStore | None = None,
         earlier: Sequence[BlockingFeed] = (),
     ) -> None:
-        self.reader = reader
-        self.pacing = reader.pacing
+        self.subscription = subscription
         self._checkpoint, self._database = checkpoint, database
-        self._pump = Pump(reader.feed, database.options, reader.pacing, reader.want_map)
+        self._pump = Pump(subscription.feed, database.options, subscription.reconnects, subscription.want_map)
         self._closed = False
         self._earlier = list(earlier)
-        reader.lacking = {vb for one in earlier for vb in one.feed.vbuckets}
-        reader.earlier = [one.reader for one in earlier]
+        subscription.lacking = {vb for one in earlier for vb in one.feed.vbuckets}
+        subscription.earlier = [one.subscription for one in earlier]
 
     def __enter__(self) -> BlockingFeed:
         return self
@@ -62,16 +61,16 @@ class BlockingFeed:
         return bool(self._earlier)
 
     @property
-    def feed(self) -> Feed:
-        return self.reader.feed
+    def feed(self) -> ClusterFeed:
+        return self.subscription.feed
 
     @property
     def reconnects(self) -> int:
-        return self.pacing.reconnects
+        return self.subscription.reconnects.count
 
     def positions(self) -> Positions:
         """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""
-        return self.reader.positions()
+        return self.subscription.positions()
 
     def confirm(self) -> None:
         """Save the position: the caller is done with everything that it has been given."""
@@ -84,15 +83,15 @@ class BlockingFeed:
         """Arrow batches until the feed is done, or until nothing came for ``idle_s`` seconds."""
         from upriver.client._feed.arrow import BatchMaker
 
-        return self._items(BatchMaker, idle_s, rows=rows or self.reader.read.rows, **options)
+        return self._items(BatchMaker, idle_s, rows=rows or self.subscription.read.rows, **options)
 
     def changes(self, *, idle_s: float | None = None) -> Iterator[Change]:
         """Changes one by one, as typed objects."""
         from upriver.client.changes import ObjectMaker
 
-        return self._items(ObjectMaker, idle_s, where=self.reader.read.where)
+        return self._items(ObjectMaker, idle_s, where=self.subscription.read.where)
 
-    def _items(self, make: MakeMaker, idle_s: float | None, **options: Any) -> Iterator[Any]:
+    def _items(self, make: MakeBundles, idle_s: float | None, **options: Any) -> Iterator[Any]:
         self._must_be_open()
         while self._earlier:
             one = self._earlier[0]
@@ -100,28 +99,28 @@ class BlockingFeed:
             if not one._is_over:
                 return  # it was idle for too long
             one.close()
-            self.reader.begin_behind(one.reader)
+            self.subscription.begin_behind(one.subscription)
             del self._earlier[0]
-        delivery = self.reader.deliver(make, **options)
-        idle_s = self.reader.read.idle_s if idle_s is None else idle_s
+        outbox = self.subscription.deliver(make, **options)
+        idle_s = self.subscription.read.idle_s if idle_s is None else idle_s
         quiet_since = 0.0  # not before all streams are open
         while True:
-            while (items := delivery.take(time.monotonic())) is not None:
-                for delivery.given, item in enumerate(items, 1):
+            while (items := outbox.take(time.monotonic())) is not None:
+                for outbox.given, item in enumerate(items, 1):
                     yield item
                 quiet_since = time.monotonic()
-            if self.feed.done and delivery.idle:
+            if self.feed.done and outbox.idle:
                 return
             now = time.monotonic()
             quiet_since = quiet_since or (now if self.feed.settled else 0.0)
-            if idle_s is not None and quiet_since and delivery.idle and now - quiet_since >= idle_s:
+            if idle_s is not None and quiet_since and outbox.idle and now - quiet_since >= idle_s:
                 return
             self._must_be_open()
-            self._round(delivery.wait_s(now))
+            self._round(outbox.wait_s(now))
 
     @property
     def _is_over(self) -> bool:
-        return self.feed.done and (self.reader.delivery is None or self.reader.delivery.idle)
+        return self.feed.done and (self.subscription.outbox is None or self.subscription.outbox.idle)
 
     def _must_be_open(self) -> None:
         if self._closed:
@@ -130,7 +129,7 @@ class BlockingFeed:
     def _round(self, wait_s: float | None) -> None:
         """Run chores, and let the feed take what has come."""
         now = time.monotonic()
-        if chore := self.reader.chore(now):
+        if chore := self.subscription.chore(now):
             self._database.run(chore)
         for event in self._pump.events(ROUND_S if wait_s is None else min(ROUND_S, wait_s)):
-            self.reader.add(event, now)
+            self.subscription.add(event, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from upriver.errors import ConnectFailed, RemoteProtocolError, Status, StatusError, UpriverError
+from upriver.errors import TEMPORARY, ConnectFailed, RemoteProtocolError, Status, StatusError, UpriverError
 from upriver.protocol.feed.cluster_feed import backoff
 from upriver.protocol.topology import Address
 
@@ -30,17 +30,17 @@ def refusal(error: StatusError, address: Address, again: bool) -> StatusError | 
 
     A node that restarts listens before its buckets are there, so to those who come ``again`` it is just away.
     """
-    if again and error.status in (*_OF_A_RESTARTING_NODE, *_TEMPORARY):
+    if again and error.status in (*_OF_A_RESTARTING_NODE, *TEMPORARY):
         return ConnectFailed(f"{address} has just started, or has lost the bucket: {error}")
     return located(error, address)
 
 
 @dataclass(slots=True)
-class Pacing:
+class Reconnects:
     """How often each node has failed in a row, and from when on it may be tried again."""
 
     failures: dict[Address, int] = field(default_factory=dict)
-    reconnects: int = 0
+    count: int = 0
     last_error: UpriverError | OSError | None = None
     _try_at: dict[Address, float] = field(default_factory=dict)
     _ready_at: dict[Address, float] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Pacing:
         return self._try_at.get(address, 0.0) <= now
 
     def failed(self, address: Address, now: float) -> None:
-        self.reconnects += 1
+        self.count += 1
         if now - self._ready_at.pop(address, now) > LONG_ENOUGH_S:
             self.progressed(address)
         self.failures[address] = self.failures.get(address, 0) + 1
@@ -70,7 +70,7 @@ class Pacing:
         self.last_error = error
         if isinstance(error, StatusError):
             restarting = address in self._worked and error.status in _OF_A_RESTARTING_NODE
-            if not (restarting or error.status in (*_TEMPORARY, *_WITHOUT_BUCKET)):
+            if not (restarting or error.status in (*TEMPORARY, *_WITHOUT_BUCKET)):
                 raise located(error, address)
         elif isinstance(error, RemoteProtocolError):
             if self.failures.get(address, 0) >= TRIES_OF_A_BROKEN_PEER:
@@ -79,6 +79,5 @@ class Pacing:
             raise error
 
 
-_TEMPORARY = (Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED)
 _WITHOUT_BUCKET = (Status.NO_BUCKET, Status.KEY_ENOENT)  # the bucket was there before the feed was begun
 _OF_A_RESTARTING_NODE = (*_WITHOUT_BUCKET, Status.EACCESS, Status.NOT_SUPPORTED)

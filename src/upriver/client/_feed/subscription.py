@@ -1,4 +1,4 @@
-"""A feed with everything around it that is not I/O: delivery, names, filters that follow them, what is held back.
+"""A subscription: a cluster feed with everything around it that is not I/O: outbox, names, filters.
 
 The shells pump events in, take items out, and run the ``chores``: conversations that a feed needs now and then.
 """
@@ -7,39 +7,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
-from upriver.client._feed.bundle import Maker
-from upriver.client._feed.outbox import Delivery
-from upriver.client._feed.reconnects import Pacing, jitter
-from upriver.client._requests.blocking import make_session
+from upriver.client._feed.bundle import BundleMaker
+from upriver.client._feed.outbox import Outbox
+from upriver.client._feed.reconnects import Reconnects, jitter
+from upriver.client._requests.connections import make_session
 from upriver.client._requests.operations import Operation, Operations, Pause
-from upriver.client.filters import Filter
 from upriver.client.names import Names
-from upriver.client.positions import Positions, Standpoint
+from upriver.client.positions import Positions
 from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
+from upriver.model import OnRollback
 from upriver.protocol.feed.cluster_feed import (
+    ClusterFeed,
     CollectionChange,
-    Documents,
-    Feed,
     FeedEvent,
     FeedRequest,
+    FeedRows,
     FilterGone,
-    OnRollback,
 )
+from upriver.protocol.filters import Filter
+from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings
 from upriver.wire.messages.events import CollectionEnded
 
 POLL_PERSISTENCE_S = 0.1
 POLL_LAG_S = 5.0
 ASK_OTHERS_S = 1.0
-MakeMaker = Callable[..., Maker]
+MakeBundles = Callable[..., BundleMaker]
 _log = logging.getLogger(__name__)
 
 
-class Reader:
+class Subscription:
     """One feed being read."""
 
     def __init__(
@@ -54,10 +54,10 @@ class Reader:
         self.operations, self.read, self.names = operations, read, names
         self.filter = filter  # what is read; None: whoever made the request knows
         self.lacking: set[int] = set()  # vbuckets of which something must be read first: they claim no more than before
-        self.earlier: list[Reader] = []  # they read that, and are not done yet
-        self.pacing = Pacing()
+        self.earlier: list[Subscription] = []  # they read that, and are not done yet
+        self.reconnects = Reconnects()
         options = operations.options
-        self.feed = Feed(
+        self.feed = ClusterFeed(
             request, operations.topology, lambda: make_session(options, settings), settings.buffer_bytes,
             parse=options.parse_map, noop_interval_s=settings.noop_interval_s, jitter=jitter,
         )  # fmt: skip
@@ -65,18 +65,18 @@ class Reader:
         self.track_lag = False
         self._high_seqnos: dict[int, int] = {}
         self._lag_at = 0.0
-        self.delivery: Delivery | None = None
-        self._made_by: tuple[MakeMaker, dict[str, Any]] | None = None
+        self.outbox: Outbox | None = None
+        self._made_by: tuple[MakeBundles, dict[str, Any]] | None = None
         self._filter_stale, self._filter_at, self._filter_tries = False, 0.0, 0
-        self._dropped: dict[int, Standpoint] = {}  # where names of collections that we read went away
+        self._dropped: dict[int, Position] = {}  # where names of collections that we read went away
         self._persistence_at = 0.0
         self._map_wanted, self._map_at = False, 0.0
 
-    def deliver(self, make: MakeMaker, **options: Any) -> Delivery:
+    def deliver(self, make: MakeBundles, **options: Any) -> Outbox:
         """Begin, or go on, to make items of what comes."""
-        if self.delivery and self._made_by == (make, options):
-            return self.delivery
-        if self.delivery and not self.delivery.idle:
+        if self.outbox and self._made_by == (make, options):
+            return self.outbox
+        if self.outbox and not self.outbox.idle:
             raise LocalProtocolError("changes wait to be taken in another form; a feed gives batches or objects")
         self._made_by = make, options
         asked = {
@@ -84,70 +84,65 @@ class Reader:
             "system_events": self.read.system_events,
         }  # fmt: skip
         maker = make(self.feed, self.names, **{**asked, **options})
-        self.delivery = Delivery(self.feed, maker, linger_s=self.read.linger_s, hold_unsafe=self.read.wait_for_disk)
-        return self.delivery
+        self.outbox = Outbox(self.feed, maker, linger_s=self.read.linger_s, hold_unsafe=self.read.wait_for_disk)
+        return self.outbox
 
     def add(self, event: FeedEvent, now: float) -> None:
         """Something came from the feed."""
-        if isinstance(event, Documents):
+        if isinstance(event, FeedRows):
             self.rows += event.rows.last - event.rows.first
             self.bytes += event.rows.bytes
         elif isinstance(event, FilterGone):
             self._filter_stale = True
         elif isinstance(event, CollectionChange) and self.read.collections:
             self._watch_drop(event)
-        if self.delivery:
-            self.delivery.add(event, now)
+        if self.outbox:
+            self.outbox.add(event, now)
 
     def _watch_drop(self, event: CollectionChange) -> None:
-        """One of several collections is gone: when its name comes back, what it holds then must not be missed."""
+        """One of several collections is gone: if its name comes back, nothing that it holds then may be missed."""
         content = event.message.content()
         if isinstance(content, CollectionEnded) and self.names.path(content) in self.read.paths:
             self.feed.remember(event.vbucket)
-            dropped = Standpoint(self.feed.standing.position(event.vbucket), (), event.epoch)
-            self._dropped.setdefault(event.vbucket, dropped)
+            self._dropped.setdefault(event.vbucket, self.feed.table.position(event.vbucket))
             self._filter_stale = True
 
     def positions(self) -> Positions:
         """What may be claimed of what the caller has been given."""
         topology = self.feed.topology
-        place = Delivery(self.feed, _Nothing()) if self.delivery is None else self.delivery
-        found = {
-            vb: replace(self._not_beyond_drop(vb, standpoint), filter=self._filter_of(vb))
-            for vb, standpoint in place.standpoints().items()
-        }
+        given = self.feed.positions() if self.outbox is None else self.outbox.positions()
+        found = {vb: self._not_beyond_drop(vb, at)._replace(filter=self._filter_of(vb)) for vb, at in given.items()}
         for one in self.earlier:
-            found |= {vb: Standpoint(epoch=epoch, filter=self.filter) for vb, epoch in self._undone_by(one)}
+            found |= {vb: Position(epoch=epoch, filter=self.filter) for vb, epoch in self._undone_by(one)}
         return Positions(found, topology.bucket_uuid, topology.vbuckets)
 
-    def _undone_by(self, one: Reader) -> Iterator[tuple[int, int]]:
+    def _undone_by(self, one: Subscription) -> Iterator[tuple[int, int]]:
         """The vbuckets of which the caller was told to undo everything, and their epochs."""
-        if self.read.on_rollback is OnRollback.EMIT and one.delivery:
-            for vb, standpoint in one.delivery.standpoints().items():
-                if standpoint.epoch != self.feed.standing.epoch[vb]:
-                    yield vb, standpoint.epoch
+        if self.read.on_rollback is OnRollback.EMIT and one.outbox:
+            for vb, at in one.outbox.positions().items():
+                if at.epoch != self.feed.table.epoch(vb):
+                    yield vb, at.epoch
 
-    def begin_behind(self, one: Reader) -> None:
-        """An earlier reader has brought all that was lacking; both together are at our position."""
+    def begin_behind(self, one: Subscription) -> None:
+        """An earlier subscription has brought all that was lacking; both together are at our position."""
         undone = dict(self._undone_by(one))
         for vb in one.feed.vbuckets:
-            epoch = undone.get(vb, self.feed.standing.epoch[vb])
-            self.feed.begin_behind(vb, one.feed.standing.position(vb), epoch)
+            epoch = undone.get(vb, self.feed.table.epoch(vb))
+            self.feed.begin_behind(vb, one.feed.table.position(vb), epoch)
         self.lacking.difference_update(one.feed.vbuckets)
         self.earlier.remove(one)
 
     def _filter_of(self, vb: int) -> Filter | None:
         if vb in self.lacking and isinstance(self.read.start, Positions):
-            return self.read.start.standpoints[vb].filter
+            return self.read.start[vb].filter
         return self.filter
 
-    def _not_beyond_drop(self, vb: int, standpoint: Standpoint) -> Standpoint:
-        """While a name is gone, what comes under it anew does not pass our filter: another life must see that."""
+    def _not_beyond_drop(self, vb: int, at: Position) -> Position:
+        """While a name is gone, our filter does not pass what comes under it anew: the next reader must see that."""
         dropped = self._dropped.get(vb)
-        if dropped is None or dropped.epoch != standpoint.epoch:
-            return standpoint
-        points = tuple(point for point in standpoint.points if point < dropped.position.snap_start)
-        return replace(dropped, points=points) if dropped.position.seqno < standpoint.position.seqno else standpoint
+        if dropped is None or dropped.epoch != at.epoch or dropped.seqno >= at.seqno:
+            return at
+        return dropped
 
     # ---------------------------------------------------------------------------------------------- chores
 
@@ -156,7 +151,7 @@ class Reader:
         self._map_wanted = True
 
     def chore(self, now: float) -> Operation[None] | None:
-        """A conversation that should take place now, if any. None of them can end the feed: its streams would tell."""
+        """A conversation that is due now, if any. If it fails, the feed goes on: its streams tell what matters."""
         if self._map_wanted and now >= self._map_at:
             self._map_wanted, self._map_at = False, now + ASK_OTHERS_S
             return _chore(self._refresh_map())
@@ -164,7 +159,7 @@ class Reader:
             self._filter_tries += 1
             self._filter_at = now + min(5.0, 0.1 * 2 ** min(self._filter_tries, 6))
             return _chore(self._look_names_up())
-        if self.delivery and now >= self._persistence_at and (unsafe := self.delivery.unsafe()):
+        if self.outbox and now >= self._persistence_at and (unsafe := self.outbox.unsafe()):
             self._persistence_at = now + POLL_PERSISTENCE_S
             return _chore(self._observe(unsafe))
         if self.track_lag and now >= self._lag_at:
@@ -190,25 +185,25 @@ class Reader:
         self.feed.refilter(value, again=complete)
         if complete:
             self._filter_stale, self._filter_tries = False, 0
-            if self.delivery and self._dropped:
-                self.delivery.went_back(self._dropped.clear)
+            if self.outbox and self._dropped:
+                self.outbox.went_back(self._dropped.clear)
 
     def _poll_seqnos(self) -> Operation[None]:
         self._high_seqnos = yield from self.operations.high_seqnos(complete=False)
 
     def lag(self) -> dict[int, int]:
         """How many seqnos each vbucket was behind when somebody last looked; needs ``track_lag``."""
-        seqno = self.feed.standing.seqno
+        seqno = self.feed.table.seqno
         return {vb: max(0, self._high_seqnos[vb] - seqno(vb)) for vb in self.feed.vbuckets if vb in self._high_seqnos}
 
     def _observe(self, branches: dict[int, int]) -> Operation[None]:
         persisted = yield from self.operations.persisted(branches)
-        if self.delivery:
-            self.delivery.note_persisted(branches, persisted)
+        if self.outbox:
+            self.outbox.note_persisted(branches, persisted)
 
 
 def _chore(operation: Operation[None]) -> Operation[None]:
-    """One try of an operation: it comes again anyway, and while it waits the blocking feed would not listen."""
+    """One try of an operation: it is repeated anyway, and while it waits the blocking feed would not listen."""
     try:
         step = next(operation)
         while not isinstance(step, Pause):
@@ -223,15 +218,3 @@ def _chore(operation: Operation[None]) -> Operation[None]:
         return
     except (ConnectFailed, StatusError, RemoteProtocolError) as error:
         _log.info("%s is put off: %s", getattr(operation, "__name__", "").strip("_"), error)
-
-
-class _Nothing:
-    """A maker for feeds whose events are taken as they are."""
-
-    holds = False
-
-    def add(self, event: FeedEvent) -> Any:
-        return iter(())
-
-    def flush(self) -> Any:
-        return iter(())

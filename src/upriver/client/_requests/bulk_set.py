@@ -9,7 +9,6 @@ from upriver.model import vbucket_of
 from upriver.protocol.topology import Address, Topology
 from upriver.wire.constants import Magic, Opcode
 from upriver.wire.keys import join_key
-from upriver.wire.message import Response
 from upriver.wire.messages.session import Noop
 
 _SET = Struct(">BBHBBHIIQII")  # the header, then flags and expiry
@@ -18,6 +17,8 @@ FENCE = 0xFFFF_FFFF
 
 class SetRun:
     """Documents for one node; ``keys[opaque]`` is the key that a refusal is about."""
+
+    fence = FENCE
 
     def __init__(self, prefix: bytes) -> None:
         self.keys: list[bytes] = []
@@ -32,13 +33,11 @@ class SetRun:
         self.keys.append(key)
         self._parts += (head, self._prefix, key, value)
 
+    def __len__(self) -> int:
+        return len(self.keys)
+
     def encode(self) -> bytes:
         return b"".join((*self._parts, Noop(opaque=FENCE).encode()))
-
-
-def is_fence(response: Response) -> bool:
-    """Whether everything before has been dealt with."""
-    return response.opaque == FENCE
 
 
 def parts_of(documents: Iterable[tuple[bytes, bytes]], size: int) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -62,14 +61,14 @@ def set_runs(
     prefix = join_key(collection_id, b"")
     owners = [topology.active(vb) for vb in range(topology.vbuckets)]
     runs: dict[Address, SetRun] = {}
-    homeless: list[bytes] = []
+    unowned: list[bytes] = []
     for key, value in documents:
         vb = vbucket_of(key, len(owners))
         owner = owners[vb]
         if owner is None:
-            homeless.append(key)
+            unowned.append(key)
             continue
         if (run := runs.get(owner)) is None:
             run = runs[owner] = SetRun(b"" if owner in bare else prefix)
         run.add(key, value, vb)
-    return runs, homeless
+    return runs, unowned

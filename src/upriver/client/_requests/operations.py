@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from upriver.client._requests.bulk_set import SetRun, is_fence, parts_of, set_runs
+from upriver.client._requests.bulk_set import SetRun, parts_of, set_runs
 from upriver.client.options import ConnectOptions
 from upriver.errors import (
     ConnectFailed,
@@ -22,8 +22,10 @@ from upriver.errors import (
     UnknownCollection,
     UnknownScope,
     UpriverError,
+    is_retryable,
 )
 from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog, VbucketState, vbucket_of
+from upriver.net.requests import Encodes, Ends, RequestRun
 from upriver.protocol.feed.cluster_feed import backoff
 from upriver.protocol.session import config_json
 from upriver.protocol.topology import Address, Topology
@@ -53,12 +55,6 @@ class Connect:
     address: Address
 
 
-class Encodes(Protocol):
-    """What can be sent: a message, or a run of them."""
-
-    def encode(self) -> bytes: ...
-
-
 @dataclass(slots=True)
 class Ask:
     """Send requests to a node; answered with one response each, in order.
@@ -68,7 +64,15 @@ class Ask:
 
     address: Address
     messages: Sequence[Encodes]
-    ends: Callable[[Response], bool] | None = None
+    ends: Ends | None = None
+
+
+@dataclass(slots=True)
+class AskRun:
+    """Send a run of quiet requests to a node; answered with the refusals and the answer to its fence."""
+
+    address: Address
+    run: RequestRun
 
 
 @dataclass(slots=True)
@@ -83,14 +87,13 @@ class Pause:
     seconds: float
 
 
-Step = Connect | Ask | Features | Pause
+Step = Connect | Ask | AskRun | Features | Pause
 Operation = Generator[Step, Any, T]
 DEFAULT_MANIFEST: dict[str, Any] = {
     "uid": "0",
     "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}],
 }  # of servers that know no collections
 RUN_BYTES = 16 * 1024 * 1024  # of documents that are written before the answers are looked at
-_RETRY = (Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED)
 
 
 def raw_key(key: str | bytes) -> bytes:
@@ -152,7 +155,7 @@ class Operations:
             except (ConnectFailed, StatusError) as error:
                 attempt += 1
                 waited += backoff(attempt)
-                if waited > self.options.request_timeout_s or not _is_worth_another_try(error):
+                if waited > self.options.request_timeout_s or not is_retryable(error):
                     raise
             yield Pause(backoff(attempt))
             yield from self._look_around()
@@ -233,9 +236,9 @@ class Operations:
         left: dict[bytes, bytes] = {}
         failure: UpriverError | None = None
         for part in parts_of(documents.items(), RUN_BYTES):
-            runs, homeless = set_runs(part, self.topology, collection_id, bare)
-            left.update((key, documents[key]) for key in homeless)
-            failure = NotMyVbucket("no node owns some vbuckets now") if homeless else failure
+            runs, unowned = set_runs(part, self.topology, collection_id, bare)
+            left.update((key, documents[key]) for key in unowned)
+            failure = NotMyVbucket("no node owns some vbuckets now") if unowned else failure
             for address, run in runs.items():
                 refused, error = yield from self._set_run(address, run)
                 left.update((key, documents[key]) for key in refused)
@@ -263,14 +266,14 @@ class Operations:
         refused: list[bytes] = []
         failure: UpriverError | None = None
         try:
-            answers = yield Ask(address, [run], is_fence)
+            answers = yield AskRun(address, run)
         except ConnectFailed as error:
             return run.keys, error
         for answer in answers:
             if answer.status != Status.SUCCESS and answer.opaque < len(run.keys):
                 refused.append(run.keys[answer.opaque])
                 failure = self._refusal(answer, address, f"vbucket {vbucket_of(refused[-1], self.topology.vbuckets)}")
-                if answer.status not in _RETRY:
+                if not is_retryable(failure):
                     raise failure
         return refused, failure
 
@@ -423,10 +426,6 @@ def _only(name: str, default: str, error: type[StatusError]) -> int:
     if name != default:
         raise error(f"{name!r}: this server has no collections but {default!r}")
     return DEFAULT_COLLECTION
-
-
-def _is_worth_another_try(error: Exception) -> bool:
-    return isinstance(error, ConnectFailed) or (isinstance(error, StatusError) and error.status in _RETRY)
 
 
 def ends_list(response: Response) -> bool:

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from upriver.lake.apply.policy import cut, frontier, missing
 from upriver.lake.apply.rows import keep_newer, latest, repair, tail_rows, tombstones
 from upriver.lake.change_log import WIPES, LogMark, read_log
-from upriver.lake.columns import TableShape, fold_rest, row_schema, spill
+from upriver.lake.column_types import TableShape
+from upriver.lake.columns import fold_rest, row_schema, spill
 from upriver.lake.files import DataFile, bytes_in_memory, gather, new_file_name, read_files, within, write_file
 from upriver.lake.layout import Lake
 from upriver.records.schema import Event

@@ -28,7 +28,8 @@ from upriver.lake.apply.policy import (
 )
 from upriver.lake.apply.unapplied import Unapplied
 from upriver.lake.change_log import WIPES, LogMark
-from upriver.lake.columns import META, TableShape
+from upriver.lake.column_types import TableShape
+from upriver.lake.columns import META
 from upriver.lake.delta import Table
 from upriver.lake.files import DataFile, Span, bytes_in_memory, now_ms, read_files
 from upriver.records.schema import Event

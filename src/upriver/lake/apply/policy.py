@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from upriver.lake.columns import TableShape
+from upriver.lake.column_types import TableShape
 from upriver.lake.files import DataFile, Span
 
 

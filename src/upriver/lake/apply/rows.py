@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.lake.change_log import WIPES, LogMark
-from upriver.lake.columns import Document, TableShape, parser_for, row_schema, to_columns
+from upriver.lake.column_types import TableShape
+from upriver.lake.columns import Document, parser_for, row_schema, to_columns
 from upriver.lake.files import gather
 from upriver.records.schema import Event
 

@@ -16,7 +16,7 @@ from upriver.client.positions import Positions
 from upriver.errors import ConnectFailed, StatusError
 from upriver.lake.verify.documents import Fingerprint, of_bucket, shown
 from upriver.lake.verify.tables import Committed, CommittedPosition
-from upriver.model import SEQNO_MAX, Position
+from upriver.model import SEQNO_MAX, Claim
 from upriver.protocol.history import History, RollbackTo, decide
 from upriver.records.schema import Event
 
@@ -132,7 +132,7 @@ def _floor(at: CommittedPosition, history: History) -> Floor:
         end = at.seqno
     else:  # inside a snapshot, whose end is known only on the newest branch
         end = max(history.high_seqno, at.seqno) if history.log.uuid == at.vbuuid else SEQNO_MAX
-    verdict = decide(history, Position(at.vbuuid, at.seqno, complete, end))
+    verdict = decide(history, Claim(at.vbuuid, at.seqno, complete, end))
     back = verdict.seqno if isinstance(verdict, RollbackTo) else at.seqno
     if at.unread is not None:
         back = min(back, at.unread)

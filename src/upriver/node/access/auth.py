@@ -20,13 +20,14 @@ from upriver.node import log
 from upriver.node.access.roles import ADMIN
 from upriver.node.access.tls import certificate_users
 from upriver.node.access.users import Users
+from upriver.node.dispatch import command
 from upriver.node.options import NodeOptions
 from upriver.protocol.scram import SCRAM_MECHANISMS, Mechanism, ScramServer, client_name, decode_plain
 from upriver.wire.constants import Opcode
 from upriver.wire.messages.session import SaslAuth, SaslListMechanisms
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 
 FIRST_DELAY_S = 0.02
@@ -67,7 +68,7 @@ class Logins:
         return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(count - 1, 30))
 
 
-class Exchange:
+class ScramExchange:
     """A SCRAM exchange between its two steps."""
 
     def __init__(self, user: str, mechanism: str, server: ScramServer) -> None:
@@ -89,13 +90,13 @@ def user_of_certificate(users: Users, certificate: Mapping[str, Any] | None) -> 
     return next((name for name in certificate_users(certificate) if name in users), None)
 
 
-def is_open(conn: Connection) -> bool:
+def is_open(conn: ClientConnection) -> bool:
     """May this client do without logging in? Only while there is no user at all, and only on this machine."""
     host = str((conn.transport.get_extra_info("peername") or ("",))[0]).partition("%")[0]
     return bool(host) and conn.node.users.empty and ipaddress.ip_address(host).is_loopback
 
 
-def welcome(conn: Connection) -> None:
+def welcome(conn: ClientConnection) -> None:
     """Log in a new connection that needs no password: where access is open, or by its certificate."""
     if is_open(conn):
         conn.authenticate("", ADMIN)
@@ -106,25 +107,25 @@ def welcome(conn: Connection) -> None:
             conn.authenticate(user, conn.node.users.access(user))
 
 
-def mechanisms(conn: Connection) -> list[Mechanism]:
+def mechanisms(conn: ClientConnection) -> list[Mechanism]:
     """What this connection may use, the strongest first; a clear password needs TLS if the node says so."""
     plain = [Mechanism.PLAIN] if conn.tls or conn.node.options.plain_without_tls else []
     return [*SCRAM_MECHANISMS, *plain]
 
 
-def list_mechanisms(conn: Connection, request: SaslListMechanisms) -> None:
+def list_mechanisms(conn: ClientConnection, request: SaslListMechanisms) -> None:
     if conn.dcp is not None:
         raise NotSupported("a DCP connection cannot change its user")
     conn.reply(request, value=" ".join(mechanisms(conn)).encode())
 
 
-async def authenticate(conn: Connection, request: SaslAuth) -> None:
+async def authenticate(conn: ClientConnection, request: SaslAuth) -> None:
     """SASL_AUTH and SASL_STEP. Whatever goes wrong ends the exchange; the next SASL_AUTH starts another."""
     if conn.dcp is not None:
         raise NotSupported("a DCP connection cannot change its user")
     exchange, conn.sasl = conn.sasl, None
     mechanism = _mechanism(conn, request)
-    user = exchange.user if isinstance(exchange, Exchange) else ""
+    user = exchange.user if exchange is not None else ""
     try:
         if request.opcode == Opcode.SASL_STEP:
             _finish(conn, request, exchange)
@@ -142,7 +143,7 @@ async def authenticate(conn: Connection, request: SaslAuth) -> None:
         raise
 
 
-def _mechanism(conn: Connection, request: SaslAuth) -> Mechanism:
+def _mechanism(conn: ClientConnection, request: SaslAuth) -> Mechanism:
     offered = mechanisms(conn)
     name = request.mechanism.decode("utf-8", "replace")
     if name not in offered:
@@ -150,7 +151,7 @@ def _mechanism(conn: Connection, request: SaslAuth) -> Mechanism:
     return Mechanism(name)
 
 
-async def _check_plain(conn: Connection, request: SaslAuth, name: str, password: str) -> None:
+async def _check_plain(conn: ClientConnection, request: SaslAuth, name: str, password: str) -> None:
     if is_open(conn):
         conn.authenticate(name, ADMIN)
     elif await conn.node.logins.password_is(conn.node.users, name, password):
@@ -160,26 +161,28 @@ async def _check_plain(conn: Connection, request: SaslAuth, name: str, password:
     conn.reply(request)
 
 
-def _let_in(conn: Connection, name: str) -> None:
+def _let_in(conn: ClientConnection, name: str) -> None:
     conn.node.logins.succeeded(name, conn.host)
     conn.authenticate(name, conn.node.users.access(name))
 
 
-def _challenge(conn: Connection, request: SaslAuth, mechanism: Mechanism) -> None:
+def _challenge(conn: ClientConnection, request: SaslAuth, mechanism: Mechanism) -> None:
     name = client_name(request.value)
     server = ScramServer(mechanism, conn.node.users.credentials(name, mechanism), secrets.token_urlsafe(24))
     challenge = server.challenge(request.value)
-    conn.sasl = Exchange(name, mechanism, server)
+    conn.sasl = ScramExchange(name, mechanism, server)
     conn.reply(request, status=Status.AUTH_CONTINUE, value=challenge)
 
 
-def _finish(conn: Connection, request: SaslAuth, exchange: object) -> None:
-    if not isinstance(exchange, Exchange) or request.mechanism != exchange.mechanism.encode():
+def _finish(conn: ClientConnection, request: SaslAuth, exchange: ScramExchange | None) -> None:
+    if exchange is None or request.mechanism != exchange.mechanism.encode():
         raise InvalidArguments("SASL_STEP continues a SASL_AUTH of the same mechanism")
     signature = exchange.server.finish(request.value)
     _let_in(conn, exchange.user)
     conn.reply(request, value=signature)
 
 
-HANDLERS = {SaslListMechanisms: list_mechanisms, SaslAuth: authenticate}
-BUCKETLESS = frozenset({SaslListMechanisms, SaslAuth})
+COMMANDS = (
+    command(SaslListMechanisms, list_mechanisms, needs_bucket=False),
+    command(SaslAuth, authenticate, needs_bucket=False),
+)

@@ -10,7 +10,7 @@ from upriver.wire.messages.cluster import ClustermapChangeNotification
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.server import Node
 
 
@@ -25,7 +25,7 @@ def push_map(node: Node, bucket: NodeBucket) -> None:
             _push(node, bucket, conn, node.cluster_json(bucket))
 
 
-def _push(node: Node, bucket: NodeBucket, conn: Connection, value: bytes) -> None:
+def _push(node: Node, bucket: NodeBucket, conn: ClientConnection, value: bytes) -> None:
     current = node.cluster_map(bucket)
     datatype = int(Datatype.JSON) if value else 0
     notification = ClustermapChangeNotification(

@@ -11,7 +11,7 @@ from upriver.model import Datatype
 from upriver.wire.constants import Feature
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Answerable, Connection
+    from upriver.node.connection import Answerable, ClientConnection
 
 _REMAPPED = {
     Status.LOCKED: Status.KEY_EEXISTS,
@@ -31,7 +31,7 @@ _DISCONNECT = frozenset(
 _COLLECTION_STATUSES = frozenset({Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE})
 
 
-def fail_with(conn: Connection, request: Answerable, error: StatusError | InvalidMessage) -> None:
+def fail_with(conn: ClientConnection, request: Answerable, error: StatusError | InvalidMessage) -> None:
     """The answer that an exception stands for."""
     if isinstance(error, Rollback):
         conn.reply(request, status=Status.ROLLBACK, value=error.seqno.to_bytes(8, "big"))
@@ -41,7 +41,8 @@ def fail_with(conn: Connection, request: Answerable, error: StatusError | Invali
         fail(conn, request, error.status, error.context)
 
 
-def fail(conn: Connection, request: Answerable, status: Status, context: str = "") -> None:
+def fail(conn: ClientConnection, request: Answerable, status: Status, context: str = "") -> None:
+    """Answer with an error, remapped for a client without extended errors; some errors end its connection instead."""
     if Feature.XERROR not in conn.features:
         if status in _DISCONNECT:
             conn.close(f"{status.name} and no extended errors")
@@ -56,20 +57,20 @@ def fail(conn: Connection, request: Answerable, status: Status, context: str = "
     conn.reply(request, status=status, value=value, datatype=datatype)
 
 
-def _plain_status(conn: Connection, status: Status) -> Status:
+def _plain_status(conn: ClientConnection, status: Status) -> Status:
     if status in _COLLECTION_STATUSES:
         return status if conn.context.collections else Status.EINVAL
     return _REMAPPED.get(status, status)
 
 
-def _error_json(conn: Connection, status: Status, context: str) -> bytes:
+def _error_json(conn: ClientConnection, status: Status, context: str) -> bytes:
     content: dict[str, object] = {"error": {"context": context}} if context else {}
     if status in _COLLECTION_STATUSES and conn.bucket is not None:
         content["manifest_uid"] = f"{conn.bucket.store.manifest.uid:x}"
     return orjson.dumps(content) if content else b""
 
 
-def _cluster_map(conn: Connection) -> bytes:
+def _cluster_map(conn: ClientConnection) -> bytes:
     """The map; empty if the client has it and asked HELLO not to get it twice."""
     if conn.bucket is None:
         return b""

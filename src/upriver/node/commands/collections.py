@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upriver.errors import CannotApplyManifest, InvalidArguments, TemporaryFailure
 from upriver.model import Datatype
 from upriver.node import log
 from upriver.node.cluster.manifest_edits import EditRefused
 from upriver.node.cluster.proposals import change_manifest
-from upriver.node.dispatch import Handler
-from upriver.wire import Message, Opcode
+from upriver.node.dispatch import command
+from upriver.wire import Opcode
 from upriver.wire.messages import cluster
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 _ID = Struct(">QI")
 
 
-async def set_manifest(conn: Connection, request: cluster.SetManifest) -> None:
+async def set_manifest(conn: ClientConnection, request: cluster.SetManifest) -> None:
     """A member of a cluster hands it to whoever owns the manifest there."""
     bucket = conn.require_bucket()
     if bucket.member or bucket.waits_for_map:
@@ -32,7 +32,7 @@ async def set_manifest(conn: Connection, request: cluster.SetManifest) -> None:
     conn.reply(request)
 
 
-async def _propose(conn: Connection, request: cluster.SetManifest) -> None:
+async def _propose(conn: ClientConnection, request: cluster.SetManifest) -> None:
     text = bytes(request.manifest).decode("utf-8", "replace")
     try:
         await change_manifest(conn.require_bucket(), {"do": "replace", "manifest": text})
@@ -42,14 +42,14 @@ async def _propose(conn: Connection, request: cluster.SetManifest) -> None:
     conn.reply(request)
 
 
-def get_manifest(conn: Connection, request: cluster.GetManifest) -> None:
+def get_manifest(conn: ClientConnection, request: cluster.GetManifest) -> None:
     if request.vbucket:
         raise InvalidArguments("the vbucket must be 0")
     value = conn.require_bucket().store.manifest.to_json()
     conn.reply(request, value=value, datatype=Datatype.JSON & conn.context.datatypes)
 
 
-def get_id(conn: Connection, request: Any) -> None:
+def get_id(conn: ClientConnection, request: cluster.GetCollectionId) -> None:
     manifest = conn.require_bucket().store.manifest
     is_scope = request.opcode == Opcode.COLLECTIONS_GET_SCOPE_ID
     path = request.path.decode("utf-8", "backslashreplace")
@@ -57,9 +57,8 @@ def get_id(conn: Connection, request: Any) -> None:
     conn.reply(request, extras=_ID.pack(manifest.uid, found.id))
 
 
-HANDLERS: dict[type[Message], Handler] = {
-    cluster.SetManifest: set_manifest,
-    cluster.GetManifest: get_manifest,
-    cluster.GetCollectionId: get_id,
-}
-BUCKETLESS: frozenset[type[Message]] = frozenset()
+COMMANDS = (
+    command(cluster.SetManifest, set_manifest),
+    command(cluster.GetManifest, get_manifest),
+    command(cluster.GetCollectionId, get_id),
+)

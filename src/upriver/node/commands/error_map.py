@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import Status as S  # noqa: N817 - a table of eighty rows reads better
 from upriver.errors import StatusError
 from upriver.model import Datatype
+from upriver.node.dispatch import command
 from upriver.wire.messages.session import GetErrorMap
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 VERSIONS = (1, 2)
 REVISION = 9
@@ -124,14 +125,13 @@ def _entry(status: S) -> dict[str, Any]:
     return {"name": status.name, "desc": description, "attrs": attributes.split()}
 
 
-def get_error_map(conn: Connection, request: GetErrorMap) -> None:
+def get_error_map(conn: ClientConnection, request: GetErrorMap) -> None:
     if request.version < VERSIONS[0]:
         raise StatusError.of(S.KEY_ENOENT, f"there is no error map before version {VERSIONS[0]}")
     datatype = Datatype.JSON & conn.context.datatypes
     conn.reply(request, value=error_map(min(request.version, VERSIONS[-1])), datatype=datatype)
 
 
-HANDLERS = {GetErrorMap: get_error_map}
-BUCKETLESS = frozenset({GetErrorMap})
+COMMANDS = (command(GetErrorMap, get_error_map, needs_bucket=False),)
 
 assert set(_TABLE) == set(S), f"statuses without a row: {set(S) - set(_TABLE)}"

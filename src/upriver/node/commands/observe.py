@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket, TemporaryFailure, UnknownCollection
 from upriver.model import VbucketState
-from upriver.node.dispatch import Handler
-from upriver.wire import Message
+from upriver.node.dispatch import command
 from upriver.wire.constants import ObserveState
 from upriver.wire.messages import cluster
 from upriver.wire.messages.cluster import KeyState, ObservedKey, SeqnoPersistence
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.store import VBucket
 
 _ENTRY = Struct(">QQ")
@@ -26,12 +25,12 @@ _FAILED_OVER = Struct(">BHQQQQQ")
 _ALIVE = (VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.PENDING)
 
 
-def failover_log(conn: Connection, request: Message) -> None:
+def failover_log(conn: ClientConnection, request: cluster.GetFailoverLog) -> None:
     log = conn.vbucket(request.vbucket).failover_log
     conn.reply(request, value=b"".join(_ENTRY.pack(*entry) for entry in log))
 
 
-def all_vb_seqnos(conn: Connection, request: cluster.GetAllVbSeqnos) -> None:
+def all_vb_seqnos(conn: ClientConnection, request: cluster.GetAllVbSeqnos) -> None:
     if request.collection_id is not None and not conn.context.collections:
         raise InvalidArguments("a collection id needs collections")
     wanted = (VbucketState(request.state),) if request.state else _ALIVE
@@ -46,7 +45,7 @@ def all_vb_seqnos(conn: Connection, request: cluster.GetAllVbSeqnos) -> None:
     conn.reply(request, value=b"".join(pairs))
 
 
-def _seqno_of(conn: Connection, vb: VBucket, collection_id: int | None) -> int | None:
+def _seqno_of(conn: ClientConnection, vb: VBucket, collection_id: int | None) -> int | None:
     """What "the high seqno" means to this client; None where the collection is not there."""
     if collection_id is not None:
         return vb.collection_high_seqno(collection_id) if collection_id in vb.collection_ids() else None
@@ -55,7 +54,7 @@ def _seqno_of(conn: Connection, vb: VBucket, collection_id: int | None) -> int |
     return vb.high_seqno if vb.state is VbucketState.ACTIVE else max(vb.snapshot[1], vb.high_seqno)
 
 
-def observe_seqno(conn: Connection, request: cluster.ObserveSeqno) -> None:
+def observe_seqno(conn: ClientConnection, request: cluster.ObserveSeqno) -> None:
     vb = conn.vbucket(request.vbucket)
     if vb.state is VbucketState.DEAD:
         raise NotMyVbucket
@@ -71,18 +70,18 @@ def observe_seqno(conn: Connection, request: cluster.ObserveSeqno) -> None:
     conn.reply(request, value=value)
 
 
-def observe(conn: Connection, request: cluster.Observe) -> None:
+def observe(conn: ClientConnection, request: cluster.Observe) -> None:
     states = tuple(_observe_one(conn, each) for each in request.observed)
     conn.reply(request, value=cluster.ObserveResponse(states).frame().value)
 
 
-def _observe_one(conn: Connection, observed: ObservedKey) -> KeyState:
+def _observe_one(conn: ClientConnection, observed: ObservedKey) -> KeyState:
     vb = conn.vbucket(observed.vbucket)
     if vb.state is VbucketState.DEAD:
         raise NotMyVbucket
     collection, key = conn.split(observed.key)
     try:
-        document = vb.get_meta(key, collection)
+        document = vb.documents.get_meta(key, collection)
     except KeyNotFound:
         return KeyState(observed.vbucket, observed.key, ObserveState.NOT_FOUND, 0)
     if document.deleted:
@@ -93,7 +92,7 @@ def _observe_one(conn: Connection, observed: ObservedKey) -> KeyState:
     return KeyState(observed.vbucket, observed.key, state, document.cas)
 
 
-def seqno_persistence(conn: Connection, request: SeqnoPersistence) -> Awaitable[None] | None:
+def seqno_persistence(conn: ClientConnection, request: SeqnoPersistence) -> Awaitable[None] | None:
     vb = conn.vbucket(request.vbucket)
     if vb.persisted_seqno >= request.seqno:
         conn.reply(request)
@@ -101,7 +100,7 @@ def seqno_persistence(conn: Connection, request: SeqnoPersistence) -> Awaitable[
     return _wait_for_seqno(conn, request)
 
 
-async def _wait_for_seqno(conn: Connection, request: SeqnoPersistence) -> None:
+async def _wait_for_seqno(conn: ClientConnection, request: SeqnoPersistence) -> None:
     waiting = conn.require_bucket().waits.until(request.vbucket, request.seqno)
     try:
         await asyncio.wait_for(waiting, conn.node.options.limits.persistence_wait_s)
@@ -110,11 +109,10 @@ async def _wait_for_seqno(conn: Connection, request: SeqnoPersistence) -> None:
     conn.reply(request)
 
 
-HANDLERS: dict[type[Message], Handler] = {
-    cluster.GetFailoverLog: failover_log,
-    cluster.GetAllVbSeqnos: all_vb_seqnos,
-    cluster.ObserveSeqno: observe_seqno,
-    cluster.Observe: observe,
-    cluster.SeqnoPersistence: seqno_persistence,
-}
-BUCKETLESS: frozenset[type[Message]] = frozenset()
+COMMANDS = (
+    command(cluster.GetFailoverLog, failover_log),
+    command(cluster.GetAllVbSeqnos, all_vb_seqnos),
+    command(cluster.ObserveSeqno, observe_seqno),
+    command(cluster.Observe, observe),
+    command(cluster.SeqnoPersistence, seqno_persistence),
+)

@@ -10,20 +10,20 @@ import orjson
 from upriver.errors import InvalidArguments, NotMyVbucket
 from upriver.model import Datatype, VbucketState
 from upriver.node import log
-from upriver.node.dispatch import Handler
+from upriver.node.dispatch import command
 from upriver.wire import Message
 from upriver.wire.messages import cluster
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 _STATE_KEYS = frozenset({"topology", "expected_next_state", "use_snapshot"})
 _SYNCHRONOUS = b"async=0"
 _MOST_CHAINS, _LONGEST_CHAIN = 2, 4
 
 
-def set_vbucket(conn: Connection, request: cluster.SetVbucket | cluster.SetVbucketWide) -> Awaitable[None]:
+def set_vbucket(conn: ClientConnection, request: cluster.SetVbucket | cluster.SetVbucketWide) -> Awaitable[None]:
     """Done at once, and answered when it is on disk; many together get there with one commit."""
     bucket = conn.require_bucket()
     state = VbucketState(request.state)
@@ -44,7 +44,7 @@ def _is_dead(bucket: NodeBucket, vbucket_id: int) -> bool:
         return False
 
 
-async def _reply_when(bucket: NodeBucket, conn: Connection, request: Message, revived: bool) -> None:
+async def _reply_when(bucket: NodeBucket, conn: ClientConnection, request: Message, revived: bool) -> None:
     """A vbucket that was dead has its past on disk only, as in real servers: readers get it as one snapshot."""
     await bucket.on_disk()
     if revived:
@@ -78,11 +78,11 @@ def _check_topology(topology: object) -> None:
             raise InvalidArguments("a node is a name or null")
 
 
-def get_vbucket(conn: Connection, request: cluster.GetVbucket) -> None:
+def get_vbucket(conn: ClientConnection, request: cluster.GetVbucket) -> None:
     conn.reply(request, value=conn.vbucket(request.vbucket).state.to_bytes(4, "big"))
 
 
-def delete_vbucket(conn: Connection, request: cluster.DeleteVbucket) -> None:
+def delete_vbucket(conn: ClientConnection, request: cluster.DeleteVbucket) -> None:
     if request.value not in (b"", _SYNCHRONOUS):
         raise InvalidArguments("the only value is async=0")
     bucket = conn.require_bucket()
@@ -91,12 +91,12 @@ def delete_vbucket(conn: Connection, request: cluster.DeleteVbucket) -> None:
     conn.reply(request)
 
 
-def compact(conn: Connection, request: cluster.CompactDb) -> Awaitable[None] | None:
+def compact(conn: ClientConnection, request: cluster.CompactDb) -> Awaitable[None] | None:
     conn.vbucket(request.vbucket)
     return _compact(conn, request)
 
 
-async def _compact(conn: Connection, request: cluster.CompactDb) -> None:
+async def _compact(conn: ClientConnection, request: cluster.CompactDb) -> None:
     """In a thread: a large file takes a while, and the others go on meanwhile."""
     store = conn.require_bucket().store
     drop = bool(request.drop_deletes)
@@ -110,7 +110,7 @@ async def _compact(conn: Connection, request: cluster.CompactDb) -> None:
     conn.reply(request)
 
 
-def cluster_config(conn: Connection, request: cluster.GetClusterConfig) -> None:
+def cluster_config(conn: ClientConnection, request: cluster.GetClusterConfig) -> None:
     datatype = Datatype.JSON & conn.context.datatypes
     if conn.bucket is None:
         conn.reply(request, value=conn.node.nodes_json(), datatype=datatype)
@@ -124,12 +124,11 @@ def cluster_config(conn: Connection, request: cluster.GetClusterConfig) -> None:
     conn.reply(request, value=conn.node.cluster_json(conn.bucket), datatype=datatype)
 
 
-HANDLERS: dict[type[Message], Handler] = {
-    cluster.SetVbucket: set_vbucket,
-    cluster.SetVbucketWide: set_vbucket,
-    cluster.GetVbucket: get_vbucket,
-    cluster.DeleteVbucket: delete_vbucket,
-    cluster.CompactDb: compact,
-    cluster.GetClusterConfig: cluster_config,
-}
-BUCKETLESS: frozenset[type[Message]] = frozenset({cluster.GetClusterConfig})
+COMMANDS = (
+    command(cluster.SetVbucket, set_vbucket),
+    command(cluster.SetVbucketWide, set_vbucket),
+    command(cluster.GetVbucket, get_vbucket),
+    command(cluster.DeleteVbucket, delete_vbucket),
+    command(cluster.CompactDb, compact),
+    command(cluster.GetClusterConfig, cluster_config, needs_bucket=False),
+)

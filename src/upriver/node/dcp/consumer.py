@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError, Status, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log, tracing
-from upriver.node.commands import dcp as dcp_commands
-from upriver.protocol.consumer.machine import Consumer, Foreign, StateSet, StreamClosed
+from upriver.protocol.consumer.machine import Consumer, StateSet, StreamClosed
 from upriver.protocol.consumer.negotiation import ConsumerOptions
+from upriver.protocol.roles import Foreign
 from upriver.wire import Message
 from upriver.wire.constants import DurabilityLevel
 from upriver.wire.messages import dcp, upr
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.node.dispatch import Handler
 
 
@@ -55,9 +55,9 @@ class BucketStore:
 
 
 class ConsumerRole:
-    """What ``Connection.dcp`` is after an OPEN without the producer flag."""
+    """What ``ClientConnection.dcp`` is after an OPEN without the producer flag."""
 
-    def __init__(self, conn: Connection, bucket: NodeBucket, request: dcp.Open, consumer_name: str) -> None:
+    def __init__(self, conn: ClientConnection, bucket: NodeBucket, request: dcp.Open, consumer_name: str) -> None:
         self.conn, self.bucket = conn, bucket
         self.name = request.name.decode("utf-8", "backslashreplace")
         self.uuid = request.reserved  # UPR calls the first word of OPEN the connection's sequence number
@@ -171,13 +171,7 @@ class PrepareAcks:
             self._flush()
 
 
-def open_consumer(conn: Connection, request: dcp.Open, consumer_name: str) -> None:
-    role = ConsumerRole(conn, conn.require_bucket(), request, consumer_name)
-    conn.dcp = role
-    conn.receive_raw = role.receive
-
-
-async def add_streams(conn: Connection, request: upr.UprAddStreams) -> None:
+async def add_streams(conn: ClientConnection, request: upr.UprAddStreams) -> None:
     """Answered when every handshake has ended, with one status per vbucket (12.2)."""
     name = request.name.decode("utf-8", "backslashreplace")
     found = conn.require_bucket().dcp_connections.get(name)
@@ -210,4 +204,3 @@ def _upr_status(status: int) -> int:
 
 HANDLERS: dict[type, Handler] = {upr.UprAddStreams: add_streams}
 BUCKETLESS: frozenset[type[Message]] = frozenset()
-dcp_commands.open_consumer = open_consumer

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from upriver.errors import ConfigError, RemoteProtocolError, Status, StatusError, TemporaryFailure, UpriverError
 from upriver.model import VbucketState
+from upriver.net.aio_conversation import AsyncConversation
+from upriver.net.conversation import make_session
 from upriver.node import log
 from upriver.node.dcp.consumer import BucketStore, PrepareAcks
 from upriver.protocol.consumer.machine import Consumer, StreamClosed
 from upriver.protocol.consumer.negotiation import ConsumerOptions, replication_hello
-from upriver.protocol.scram import ScramClient
-from upriver.protocol.session import Credentials, Session
-from upriver.wire import FrameSplitter
+from upriver.protocol.session import Credentials
+from upriver.protocol.topology import Address
 from upriver.wire.constants import OpenFlag, StreamFlag
-from upriver.wire.message import Message, Response, decode
 from upriver.wire.messages.dcp import Open
 
 if TYPE_CHECKING:
@@ -175,9 +175,7 @@ class ReplicationSource:
         self._machine = self._writer = None
 
     async def _connect_and_consume(self) -> None:
-        async with asyncio.timeout(CONNECT_S):
-            reader, self._writer = await asyncio.open_connection(self.address.host, self.address.kv, limit=1 << 20)
-            await self._handshake(reader, self._writer)
+        reader, self._writer = await self._connect()
         options = ConsumerOptions(consumer_name=str(self._node.address))
         machine = self._machine = Consumer(BucketStore(self._bucket), self._bucket.passive_streams, options)
         acks = PrepareAcks(machine, self._bucket, self._flush)
@@ -234,38 +232,21 @@ class ReplicationSource:
             if data:
                 self._writer.write(data)
 
-    async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        options = self._node.options
-        credentials = Credentials(options.username, options.password)
-        session = Session("upriver-node", credentials, self._bucket.name, _scram)
-        conversation = _Conversation(reader, writer)
-        messages = session.start()
-        while messages:
-            messages = session.receive(await conversation.ask(messages[0]))
-        await conversation.ask(replication_hello("upriver-node"))
-        name = f"replication:{self.address}->{self._node.address}:{self._bucket.name}"
-        answer = await conversation.ask(Open(0, _FLAGS, name.encode()))
-        if answer.status != Status.SUCCESS:
-            raise StatusError.of(answer.status, "open the replication connection")
-
-
-class _Conversation:
-    """One request, one answer, before the connection becomes a stream."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer, self._splitter = reader, writer, FrameSplitter()
-
-    async def ask(self, message: Message) -> Response:
-        self._writer.write(message.encode())
-        while True:
-            data = await self._reader.read(READ_SIZE)
-            if not data:
-                raise RemoteProtocolError("the producer closed the connection")
-            for frame in self._splitter.receive(data):
-                answer = decode(frame)
-                if isinstance(answer, Response):
-                    return answer
-
-
-def _scram(mechanism: str, username: str, password: str) -> ScramClient:
-    return ScramClient(mechanism, username, password, secrets.token_urlsafe(18))
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Log in and open the connection under a name that says who reads from whom."""
+        credentials = Credentials(self._node.options.username, self._node.options.password)
+        session = make_session("upriver-node", credentials, self._bucket.name)
+        address = Address(self.address.host, self.address.kv)
+        conversation = AsyncConversation(address, session, connect_timeout_s=CONNECT_S, request_timeout_s=CONNECT_S)
+        await conversation.open()
+        try:
+            name = f"replication:{self.address}->{self._node.address}:{self._bucket.name}"
+            requests = [replication_hello("upriver-node"), Open(0, _FLAGS, name.encode())]
+            _, opened = await conversation.ask(requests)
+        except BaseException:
+            conversation.close()
+            raise
+        if opened.status != Status.SUCCESS:
+            conversation.close()
+            raise StatusError.of(opened.status, "open the replication connection")
+        return conversation.into_stream(1 << 20)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from upriver.node.cluster.manifest_edits import EditRefused
 from upriver.node.cluster.proposals import change_manifest
-from upriver.node.commands.arguments import flag_or_none, number_or_none
+from upriver.node.http.arguments import flag_or_none, number_or_none
 from upriver.node.http.cluster import bucket_or_404
 from upriver.node.http.server import Result, route
 from upriver.node.http.wire import Answer, HttpError, Request

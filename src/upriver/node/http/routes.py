@@ -22,7 +22,7 @@ ROUTES = (http_cluster, http_buckets, http_collections, membership)  # importing
 
 
 async def start(node: Node) -> HttpServer:
-    """Listen on the node's management port."""
+    """Take the node's management port."""
     server = HttpServer(node)
-    await server.listen(node.options.host, node.options.http_port or 0)
+    await server.bind(node.options.host, node.options.http_port)
     return server

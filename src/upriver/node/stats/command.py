@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from upriver.errors import InvalidArguments, KeyNotFound
-from upriver.node.dispatch import Handler
+from upriver.node.dispatch import command
 from upriver.node.stats import collections as stats_collections
 from upriver.node.stats import dcp as stats_dcp
 from upriver.node.stats import general as stats_general
 from upriver.node.stats import keys as stats_keys
 from upriver.node.stats import vbuckets as stats_vbuckets
 from upriver.node.stats.query import Figures, Query
-from upriver.wire import Message
 from upriver.wire.messages.session import Stat
 
 if TYPE_CHECKING:
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
 
 _PER_TURN = 500
 _SLOW_READER_S = 0.02
@@ -57,7 +56,7 @@ GROUPS: dict[str, Callable[[Query], Figures]] = {
 }
 
 
-async def stat(conn: Connection, request: Stat) -> None:
+async def stat(conn: ClientConnection, request: Stat) -> None:
     name, *arguments = request.group.decode("utf-8", "backslashreplace").split(" ") or [""]
     group = GROUPS.get(name)
     if group is None:
@@ -70,7 +69,7 @@ async def stat(conn: Connection, request: Stat) -> None:
     conn.reply(request)
 
 
-async def _let_others_work(conn: Connection) -> None:
+async def _let_others_work(conn: ClientConnection) -> None:
     conn.flush()
     await asyncio.sleep(0)
     while not conn.can_write and not conn.closed:  # noqa: ASYNC110 - the transport says so to the connection alone
@@ -95,5 +94,4 @@ def _shown(value: object) -> bytes:
     return str(value).encode()
 
 
-HANDLERS: dict[type[Message], Handler] = {Stat: stat}
-BUCKETLESS: frozenset[type[Message]] = frozenset({Stat})
+COMMANDS = (command(Stat, stat, needs_bucket=False),)

@@ -25,7 +25,7 @@ def general(query: Query) -> Figures:
     yield "pointer_size", 64
     yield "curr_connections", len(node.connections)
     yield "total_connections", node.total_connections
-    yield "rejected_conns", node.doors.refused
+    yield "rejected_conns", node.connection_limits.refused
     yield "threads", 1
     if query.conn.bucket is not None:
         yield from _bucket(query.conn.bucket, query.conn.node.options.data)
@@ -102,5 +102,8 @@ def responses(query: Query) -> Figures:
 
 def connections(query: Query) -> Figures:
     for conn in sorted(query.conn.node.connections, key=lambda each: each.id):
-        described = {**conn.stats(), "bucket": conn.bucket.name if conn.bucket else "", "dcp": conn.dcp is not None}
+        described = {
+            "connection": conn.id, "peer": conn.peer, "user": conn.user, "agent": conn.agent,
+            "bucket": conn.bucket.name if conn.bucket else "", "dcp": conn.dcp is not None,
+        }  # fmt: skip
         yield str(conn.id), json.dumps(described)

@@ -11,7 +11,7 @@ from upriver.model import VbucketState
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
-    from upriver.node.connection import Connection
+    from upriver.node.connection import ClientConnection
     from upriver.store import VBucket
 
 Figures = Iterator[tuple[str, object]]
@@ -21,7 +21,7 @@ Figures = Iterator[tuple[str, object]]
 class Query:
     """One STAT request: who asks, the words behind the group's name, and the JSON value."""
 
-    conn: Connection
+    conn: ClientConnection
     arguments: list[str]
     options: dict[str, Any]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from upriver.errors import Status
 from upriver.model import Datatype, Document
-from upriver.node.commands.stored_values import parts_of
+from upriver.node.commands.values import parts_of
 from upriver.node.subdoc import paths, specs, xattrs
 from upriver.node.subdoc.specs import Spec, text_of
 from upriver.node.subdoc.xattrs import Stamp
@@ -17,7 +17,7 @@ from upriver.wire.values import MAX_XATTR_BYTES, MAX_XATTRS, join_xattrs
 
 
 @dataclass(slots=True)
-class View:
+class DocumentView:
     """A document as lookups see it and as mutations change it. An empty body takes the shape of the first path."""
 
     document: Document
@@ -29,7 +29,7 @@ class View:
     _replaced: bool = False  # by another body than the document's
 
     @classmethod
-    def of(cls, document: Document, vbuuid: int) -> View:
+    def of(cls, document: Document, vbuuid: int) -> DocumentView:
         attributes, body = parts_of(document.datatype, document.value)
         return cls(document, vbuuid, document.deleted, body, attributes)
 
@@ -98,7 +98,7 @@ def _is_json(body: bytes) -> bool:
 # ---------------------------------------------------------------------------------------------- one path
 
 
-def look(view: View, spec: Spec) -> bytes:
+def look(view: DocumentView, spec: Spec) -> bytes:
     """What stands at a path; nothing for EXISTS."""
     if view.deleted and not spec.is_xattr:
         paths.fail(Status.SUBDOC_PATH_ENOENT, "a deleted document has no body")
@@ -113,7 +113,7 @@ def look(view: View, spec: Spec) -> bytes:
     return xattrs.decode_binary(found) if spec.flags & PathFlag.BINARY else found.encode()
 
 
-def change(view: View, spec: Spec, stamp: Stamp, *, create: bool) -> bytes:
+def change(view: DocumentView, spec: Spec, stamp: Stamp, *, create: bool) -> bytes:
     """Do what a spec says; returns the counter's new value, or nothing. ``create`` makes missing parents too."""
     if spec.is_whole:
         _change_whole(view, spec)
@@ -134,7 +134,7 @@ def change(view: View, spec: Spec, stamp: Stamp, *, create: bool) -> bytes:
     return result.encode()
 
 
-def _change_whole(view: View, spec: Spec) -> None:
+def _change_whole(view: DocumentView, spec: Spec) -> None:
     if spec.opcode == Opcode.SET:
         view.set_body(spec.value)
         return

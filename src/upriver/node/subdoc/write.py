@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypedDict
 
 from upriver.errors import KeyExists, KeyNotFound, Status, StatusError
 from upriver.model import Datatype, Document
-from upriver.node.crc32c import crc32c
 from upriver.node.subdoc import paths, xattrs
+from upriver.node.subdoc.crc32c import crc32c
 from upriver.node.subdoc.specs import Spec
-from upriver.node.subdoc.view import View, change
+from upriver.node.subdoc.view import DocumentView, change
 from upriver.node.subdoc.xattrs import Stamp
 from upriver.wire.constants import DocFlag, MetaOption, Opcode, PathFlag
 
@@ -58,7 +58,7 @@ class MetaOfWrite(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MutationOutcome:
     """What became of a mutation. ``deleted``: it was one of a deleted document."""
 
     stored: Stored
@@ -67,7 +67,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class PathFailure:
     """The first path that failed; nothing was written. Not the error itself, whose frames would be kept with it."""
 
     index: int
@@ -79,11 +79,11 @@ class Failure:
 def read(vb: VBucket, key: bytes, collection_id: int, *, deleted_too: bool) -> Document:
     """The document, or its tombstone if that will do."""
     try:
-        return vb.get(key, collection_id)
+        return vb.documents.get(key, collection_id)
     except KeyNotFound:
         if not deleted_too:
             raise
-    return vb.get_meta(key, collection_id)
+    return vb.documents.get_meta(key, collection_id)
 
 
 @dataclass(slots=True)
@@ -94,8 +94,8 @@ class Draft:
     wanted: Sequence[Spec]
     existing: Document | None
     stamp: Stamp
-    view: View
-    result: list[bytes] | Failure
+    view: DocumentView
+    result: list[bytes] | PathFailure
 
     @classmethod
     def begin(cls, target: Target, wanted: Sequence[Spec]) -> Draft:
@@ -108,7 +108,7 @@ class Draft:
         """Change the copy, path by path; the only part that takes long, and that may run in another thread."""
         self.result = _apply(self.target, self.view, self.wanted, self.stamp)
         checksum = xattrs.MACRO_CRC32C.encode()
-        if any(spec.value.strip() == checksum for spec in self.wanted) and not isinstance(self.result, Failure):
+        if any(spec.value.strip() == checksum for spec in self.wanted) and not isinstance(self.result, PathFailure):
             # The checksum is that of the body after all paths: now it is known, so once more with it.
             self.stamp = replace(self.stamp, value_crc32c=crc32c(self.view.body))
             self.view = _fresh(self.target, self.existing)
@@ -130,13 +130,13 @@ class Draft:
     def _macros(self) -> bool:
         return any(spec.flags & PathFlag.EXPAND_MACROS for spec in self.wanted)
 
-    def store(self) -> Outcome | Failure:
+    def store(self) -> MutationOutcome | PathFailure:
         """Write it, unless a path failed."""
-        if isinstance(self.result, Failure):
+        if isinstance(self.result, PathFailure):
             return self.result
         stored = _store(self.target, self.existing, self.view, self.stamp, self._macros)
         deleted = self.view.deleted and (self.existing is None or self.existing.deleted)
-        return Outcome(stored, self.result, deleted)
+        return MutationOutcome(stored, self.result, deleted)
 
 
 def _existing(target: Target) -> Document | None:
@@ -155,7 +155,7 @@ def _existing(target: Target) -> Document | None:
         raise KeyExists("the document exists")
     if flags & DocFlag.REVIVE and not found.deleted:
         paths.fail(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is not deleted")
-    locked = not found.deleted and target.vb.is_locked(target.key, target.collection_id)
+    locked = not found.deleted and target.vb.documents.is_locked(target.key, target.collection_id)
     if target.cas and target.cas != found.cas and not locked:  # a lock is the store's to judge
         raise KeyExists("the CAS has changed")
     return found
@@ -174,21 +174,21 @@ def _check_body_allowed(target: Target, existing: Document | None, wanted: Seque
         paths.fail(Status.SUBDOC_DELETED_DOCUMENT_CANT_HAVE_VALUE, "a deleted document has only attributes")
 
 
-def _fresh(target: Target, existing: Document | None) -> View:
+def _fresh(target: Target, existing: Document | None) -> DocumentView:
     document = existing or Document(target.key, collection_id=target.collection_id)
-    view = View.of(document, target.vb.uuid)
+    view = DocumentView.of(document, target.vb.uuid)
     view.deleted = _stays_deleted(target, existing)
     return view
 
 
-def _apply(target: Target, view: View, wanted: Sequence[Spec], stamp: Stamp) -> list[bytes] | Failure:
+def _apply(target: Target, view: DocumentView, wanted: Sequence[Spec], stamp: Stamp) -> list[bytes] | PathFailure:
     was_deleted = view.deleted
     values = []
     for index, spec in enumerate(wanted):
         try:
             values.append(change(view, spec, stamp, create=target.may_create))
         except StatusError as error:
-            return Failure(index, error.status, error.context, was_deleted)
+            return PathFailure(index, error.status, error.context, was_deleted)
     if not view.body and not view.deleted and not any(spec.opcode == Opcode.SET for spec in wanted):
         view.set_text("{}")  # a new document with nothing but attributes
     return values
@@ -201,19 +201,19 @@ def _stamp(target: Target, existing: Document | None, wanted: Sequence[Spec]) ->
     macros = [spec.value for spec in wanted if spec.flags & PathFlag.EXPAND_MACROS]
     if existing is None or not any(value.strip().startswith(b'"${$document') for value in macros):
         return Stamp(cas, vb.high_seqno + 1)
-    body = View.of(existing, vb.uuid).body
+    body = DocumentView.of(existing, vb.uuid).body
     checksum = any(b"crc32c" in value or b"document}" in value for value in macros)
     return Stamp(cas, vb.high_seqno + 1, 0, xattrs.document_attribute(existing, vb.uuid, body, checksum=checksum))
 
 
-def _store(target: Target, existing: Document | None, view: View, stamp: Stamp, macros: bool) -> Stored:
+def _store(target: Target, existing: Document | None, view: DocumentView, stamp: Stamp, macros: bool) -> Stored:
     value, datatype = view.joined()
     flags = target.user_flags
     if flags is None:
         flags = existing.flags if existing else 0
     cas = 0 if existing is None or existing.deleted else target.cas
     if not view.deleted and not macros:
-        return target.vb.set(
+        return target.vb.documents.set(
             target.key, value, target.collection_id, flags=flags, expiry=target.expiry, datatype=datatype, cas=cas,
             preserve_ttl=target.preserve_ttl,
         )  # fmt: skip
@@ -222,17 +222,17 @@ def _store(target: Target, existing: Document | None, view: View, stamp: Stamp, 
     if view.deleted:
         kept = datatype & Datatype.XATTR
         deleted_at = int(time.time())
-        return target.vb.delete_with_meta(
+        return target.vb.with_meta.delete(
             target.key, target.collection_id, delete_time=deleted_at, value=value, datatype=kept, **meta
         )
     expiry = _expiry(target, existing)
-    return target.vb.set_with_meta(target.key, value, target.collection_id, expiry=expiry, datatype=datatype, **meta)
+    return target.vb.with_meta.set(target.key, value, target.collection_id, expiry=expiry, datatype=datatype, **meta)
 
 
 def _revision(target: Target) -> int:
     """One more than that of the version before, be it a tombstone."""
     try:
-        return target.vb.get_meta(target.key, target.collection_id).rev_seqno + 1
+        return target.vb.documents.get_meta(target.key, target.collection_id).rev_seqno + 1
     except KeyNotFound:
         return 1
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from upriver.errors import Status
 from upriver.model import Datatype, Document
-from upriver.node.crc32c import crc32c
+from upriver.node.subdoc.crc32c import crc32c
 from upriver.node.subdoc.paths import fail
 
 VIRTUAL = frozenset({"$document", "$vbucket", "$XTOC"})

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from upriver.model import SEQNO_MAX, Datatype
-from upriver.protocol.consumer.streams import Replica
+from upriver.protocol.consumer.streams import ReplicaVbucket
 from upriver.wire.bulk.decode import Columns
 from upriver.wire.bulk.encode import RowPacker, pack_columns
 from upriver.wire.constants import Opcode
 from upriver.wire.framing import HEADER_SIZE
 from upriver.wire.keys import join_key
-from upriver.wire.packed import Kind, pack
+from upriver.wire.packed import RecordKind, pack
 from upriver.wire.values import body_offset, inflate
 
 Rows = npt.NDArray[np.int64]
@@ -96,7 +96,7 @@ class ReceivedRows:
         found = np.flatnonzero(self._stream_ids[first:last])
         return first + int(found[0]) if found.size else last
 
-    def pack_one(self, columns: Columns, row: int, replica: Replica) -> memoryview:
+    def pack_one(self, columns: Columns, row: int, replica: ReplicaVbucket) -> memoryview:
         """One row's record; the memory is good until the next call."""
         if self._events[row] == _MUTATION and 0 < self._cas[row] < SEQNO_MAX:
             packed = self._packer.pack(columns, row)
@@ -104,7 +104,7 @@ class ReceivedRows:
                 return packed
         return self.pack(columns, np.array([row], np.int64), replica)
 
-    def pack(self, columns: Columns, rows: Rows, replica: Replica) -> memoryview:
+    def pack(self, columns: Columns, rows: Rows, replica: ReplicaVbucket) -> memoryview:
         """The rows' records side by side."""
         mend_cas(replica, self._cas, rows)
         tombstones = rows[self._events[rows] != _MUTATION]
@@ -129,14 +129,14 @@ class ReceivedRows:
         names = ("seqno", "rev_seqno", "cas", "delete_time", "collection_id")
         seqno, rev_seqno, cas, time, collection_id = (int(columns.view(name)[row]) for name in names)
         datatype, value = tombstone_value(int(self._datatypes[row]), columns.value(row))
-        kind = Kind.DELETION if self._events[row] == _DELETION else Kind.EXPIRATION
+        kind = RecordKind.DELETION if self._events[row] == _DELETION else RecordKind.EXPIRATION
         return pack(
             kind, join_key(collection_id, columns.key(row)), value, seqno=seqno, rev_seqno=rev_seqno, cas=cas,
             time=time, datatype=datatype, collection_id=collection_id,
         )  # fmt: skip
 
 
-def mend_cas(replica: Replica, cas: npt.NDArray[np.uint64], rows: Rows) -> None:
+def mend_cas(replica: ReplicaVbucket, cas: npt.NDArray[np.uint64], rows: Rows) -> None:
     """Give documents without a usable CAS one of ours: 0 and the largest number are no versions (15.3)."""
     bad = rows[(cas[rows] == 0) | (cas[rows] == SEQNO_MAX)]
     if bad.size:

@@ -10,15 +10,16 @@ from typing import Any
 
 from upriver.errors import Status, StatusError
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
-from upriver.protocol.consumer.negotiation import ConsumerOptions, Negotiation, WrongRole
+from upriver.protocol.consumer.negotiation import ConsumerOptions, Negotiation
 from upriver.protocol.consumer.streams import AckWindow, Done, PassiveStream, Registry, ReplicaStore, StreamPhase
+from upriver.protocol.roles import WrongRole
 from upriver.wire.bulk.streams import SlotState, StreamTable
 from upriver.wire.constants import Dialect, Opcode
 from upriver.wire.message import Message, OtherResponse, Response
 from upriver.wire.messages.dcp import (
     AddStreamResponse,
     CloseStream,
-    Control,
+    DcpControl,
     FailoverLogResponse,
     RollbackResponse,
     StreamRequest,
@@ -87,7 +88,7 @@ class StreamSetup:
     def _next_control(self) -> None:
         control = self.negotiation.next(self._next_opaque())
         if control is not None:
-            self._send(Control(control[0].encode(), control[1].encode(), opaque=self._opaque))
+            self._send(DcpControl(control[0].encode(), control[1].encode(), opaque=self._opaque))
             return
         while self._waiting:
             self._start_waiting(self._waiting.popleft())
@@ -161,7 +162,7 @@ class StreamSetup:
         replica = self.store.vbucket(stream.vbucket)
         if replica.state not in (VbucketState.REPLICA, VbucketState.PENDING):
             raise StatusError.of(Status.NOT_MY_VBUCKET)
-        replica.replace_failover_log(response.entries)
+        replica.replication.replace_failover_log(response.entries)
         stream.phase = StreamPhase.LIVE
         stream.snapshot_start = replica.high_seqno
         self._answer(stream, Status.SUCCESS)

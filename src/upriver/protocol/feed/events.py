@@ -1,24 +1,17 @@
-"""What a feed is asked for, and what it tells: plain values between the pure ``Feed`` and its shells."""
+"""What a feed is asked for, and what it tells: plain values between the pure ``ClusterFeed`` and its shells."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import NamedTuple
 
-from upriver.model import Position
-from upriver.protocol.feed.node_link import Rows
+from upriver.model import OnRollback
+from upriver.protocol.feed.node_link import RowsReceived
+from upriver.protocol.position import Position
 from upriver.protocol.topology import Address
 from upriver.wire.constants import StreamFlag
 from upriver.wire.messages.events import SystemEvent
-
-
-class OnRollback(Enum):
-    """What a rollback means to the caller."""
-
-    EMIT = "emit"  # tell, then go on with the new branch
-    FAIL = "fail"
-    REWIND = "rewind"  # go on silently: for callers to whom seeing a change twice, or an undone one, does not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +20,30 @@ class FeedRequest:
 
     starts: Mapping[int, Position]
     ends: Mapping[int, int] = field(default_factory=dict)
-    epochs: Mapping[int, int] = field(default_factory=dict)
-    points: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     flags: StreamFlag = StreamFlag.ACTIVE_VB_ONLY
     value: bytes = b""  # the stream request's JSON: collection filter
     on_rollback: OnRollback = OnRollback.EMIT
-    follow: bool = False  # a filter whose collections are gone waits for ``Feed.refilter`` instead of ending
+    follow: bool = False  # a filter whose collections are gone waits for ``ClusterFeed.refilter`` instead of ending
     resumed: bool = False  # the caller may have acted on changes after ``starts``: tell it if their branch is gone
-    branches: Mapping[int, int] = field(default_factory=dict)  # read only this branch of a vbucket, or ``Feed.left`` it
+    branches: Mapping[int, int] = field(
+        default_factory=dict
+    )  # read only this branch of a vbucket, or ``ClusterFeed.left`` it
     back_to_zero: bool = False  # every rollback leads to 0: the caller is consistent nowhere else
 
 
 @dataclass(slots=True)
-class Documents:
-    """Rows of changes, in order; ``size`` bytes of ``link``'s window are held until ``Feed.taken`` is told."""
+class FeedRows:
+    """Rows of changes, in order; ``size`` bytes of ``link``'s window are held until ``ClusterFeed.taken`` is told."""
 
-    rows: Rows
+    rows: RowsReceived
     link: Address
 
 
-@dataclass(slots=True)
-class RollbackEvent:
-    """Everything of this vbucket above ``to_seqno`` never happened; the new branch follows."""
+class RolledBack(NamedTuple):
+    """Every change of this vbucket above ``to_seqno`` never happened; the new branch follows.
+
+    ``lost_branch`` is the vbuuid of the branch that ended, ``epoch`` the number of rollbacks of this vbucket so far.
+    """
 
     vbucket: int
     to_seqno: int
@@ -65,7 +60,7 @@ class CollectionChange:
 
 
 @dataclass(slots=True)
-class Advanced:
+class SeqnoReached:
     """The position moved though no row came."""
 
     vbucket: int
@@ -81,9 +76,9 @@ class VbucketDone:
 
 @dataclass(slots=True)
 class FilterGone:
-    """The collections of the filter do not exist (any more): look their names up again, then ``Feed.refilter``."""
+    """The collections of the filter do not exist now: look their names up again, then ``ClusterFeed.refilter``."""
 
     vbucket: int
 
 
-FeedEvent = Documents | RollbackEvent | CollectionChange | Advanced | VbucketDone | FilterGone
+FeedEvent = FeedRows | RolledBack | CollectionChange | SeqnoReached | VbucketDone | FilterGone

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from upriver.errors import RemoteProtocolError, Status
+from upriver.errors import TEMPORARY, RemoteProtocolError, Status
 from upriver.model import SEQNO_MAX, FailoverLog
+from upriver.protocol.feed.positions import PositionTable
 from upriver.protocol.session import Session
-from upriver.protocol.standing import Standing
 from upriver.wire.bulk.decode import BulkDecoder, Columns, Decoded
+from upriver.wire.checks import Context
 from upriver.wire.constants import Feature, Magic, Opcode, OsoFlag
 from upriver.wire.framing import cut_frame
-from upriver.wire.message import Context, Message, OtherResponse, Response, decode
+from upriver.wire.message import Message, OtherResponse, Response, decode
 from upriver.wire.messages.cluster import GetClusterConfig
 from upriver.wire.messages.dcp import (
     BufferAck,
@@ -37,13 +38,13 @@ from upriver.wire.messages.dcp import (
 )
 from upriver.wire.messages.events import SystemEvent
 
-ACK_AFTER_S = 5.0  # freed bytes do not wait longer than this for company (protocol.md 8.1)
+ACK_AFTER_S = 5.0  # freed bytes are given back after this time, however few (protocol.md 8.1)
 PREPARE_SURCHARGE = 2
 _CONFIG_OPAQUE = 0xC0FF_EE00
 
 
 @dataclass(slots=True)
-class Ready:
+class LinkReady:
     """The handshake is over; ``config`` is the cluster map's JSON."""
 
     config: bytes
@@ -57,7 +58,7 @@ class NewConfig:
 
 
 @dataclass(slots=True)
-class Rows:
+class RowsReceived:
     """Documents ``first`` to ``last`` (excluded) of ``columns``; ``full`` columns must be taken before going on."""
 
     columns: Columns
@@ -68,13 +69,13 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Opened:
+class StreamOpened:
     vbucket: int
     log: FailoverLog
 
 
 @dataclass(slots=True)
-class RolledBack:
+class RollbackAsked:
     """The producer wants us to go back to ``seqno`` or lower."""
 
     vbucket: int
@@ -82,7 +83,7 @@ class RolledBack:
 
 
 @dataclass(slots=True)
-class Refused:
+class StreamRefused:
     """A stream request was answered with another status; ``value`` is a cluster map for NOT_MY_VBUCKET."""
 
     vbucket: int
@@ -91,13 +92,13 @@ class Refused:
 
 
 @dataclass(slots=True)
-class Ended:
+class StreamEnded:
     vbucket: int
     status: int
 
 
 @dataclass(slots=True)
-class Event:
+class CollectionEventReceived:
     """A collection or scope event."""
 
     vbucket: int
@@ -105,23 +106,33 @@ class Event:
 
 
 @dataclass(slots=True)
-class Moved:
+class SeqnoMoved:
     """The vbucket's seqno moved without a row: a marker's promise was kept, or an out-of-order snapshot ended."""
 
     vbucket: int
     seqno: int
 
 
-LinkEvent = Ready | NewConfig | Rows | Opened | RolledBack | Refused | Ended | Event | Moved
+LinkEvent = (
+    LinkReady
+    | NewConfig
+    | RowsReceived
+    | StreamOpened
+    | RollbackAsked
+    | StreamRefused
+    | StreamEnded
+    | CollectionEventReceived
+    | SeqnoMoved
+)
 _MARKERS = (SnapshotMarker, SnapshotMarkerV20, SnapshotMarkerV22)
 
 
 @dataclass(slots=True)
-class FeedLink:
+class NodeLink:
     """One connection of a feed. ``window`` is the flow-control buffer that was asked for; 0 switches it off."""
 
     session: Session
-    standing: Standing
+    table: PositionTable
     window: int
     heard_at: float = 0.0  # when the last bytes came
     begun_at: float = 0.0  # when we began to connect
@@ -172,7 +183,7 @@ class FeedLink:
         self.streams[request.vbucket] = request.opaque
         self._requests[request.opaque] = request.vbucket
         self._upto[request.vbucket] = upto
-        self.standing.open(request.vbucket, request.opaque, upto)
+        self.table.open(request.vbucket, request.opaque, upto)
         self._send(request)
 
     def close_stream(self, vbucket: int) -> None:
@@ -225,9 +236,9 @@ class FeedLink:
         if part.last > at or part.full:
             yield self._rows(part.columns, at, part.last, part.row_bytes - given, part.full)
 
-    def _rows(self, columns: Columns, first: int, last: int, size: int, full: bool) -> Rows:
+    def _rows(self, columns: Columns, first: int, last: int, size: int, full: bool) -> RowsReceived:
         at = first
-        while (bad := self.standing.advance(columns, at, last)) >= 0:
+        while (bad := self.table.advance(columns, at, last)) >= 0:
             if int(columns["opaque"][bad]) not in self._gone:
                 vbucket, seqno = int(columns["vbucket"][bad]), int(columns["seqno"][bad])
                 what = f"vbucket {vbucket}: seqno {seqno} is out of order, outside its snapshot, or of no stream"
@@ -235,7 +246,7 @@ class FeedLink:
             columns["event"][bad] = 0  # trailing data of a stream that we closed: charged, not read (trap 44)
             columns.dropped += 1
             at = bad + 1
-        return Rows(columns, first, last, size, full)
+        return RowsReceived(columns, first, last, size, full)
 
     def _control(self, data: memoryview) -> Iterator[LinkEvent]:
         frame = cut_frame(data)
@@ -260,10 +271,10 @@ class FeedLink:
                 self._gone.discard(message.opaque)
         elif isinstance(message, _MARKERS):
             start, end, _ = marker_range(message)
-            self.standing.begin_snapshot(vb, start, end)
+            self.table.begin_snapshot(vb, start, end)
         elif isinstance(message, StreamEnd):
             self._forget(vb)
-            yield Ended(vb, message.status)
+            yield StreamEnded(vb, message.status)
         elif isinstance(message, SeqnoAdvanced | SystemEvent):
             yield from self._moved(vb, message)
         elif isinstance(message, OsoSnapshot):
@@ -272,19 +283,19 @@ class FeedLink:
             raise RemoteProtocolError(f"vbucket {vb}: {type(message).__name__} was not asked for", "opcode", 1)
 
     def _moved(self, vb: int, message: SeqnoAdvanced | SystemEvent) -> Iterator[LinkEvent]:
-        if not self.standing.move(vb, message.by_seqno):
+        if not self.table.move(vb, message.by_seqno):
             what = f"vbucket {vb}: seqno {message.by_seqno} is out of order, or outside its snapshot"
             raise RemoteProtocolError(what, "by_seqno", 24)
         if isinstance(message, SystemEvent) and message.by_seqno <= self._upto[vb]:
-            yield Event(vb, message)
+            yield CollectionEventReceived(vb, message)
         else:
-            yield Moved(vb, message.by_seqno)
+            yield SeqnoMoved(vb, message.by_seqno)
 
     def _oso(self, vb: int, message: OsoSnapshot) -> Iterator[LinkEvent]:
         if message.flags == OsoFlag.START:
-            self.standing.begin_out_of_order(vb)
+            self.table.begin_out_of_order(vb)
         else:
-            yield Moved(vb, self.standing.end_out_of_order(vb))
+            yield SeqnoMoved(vb, self.table.end_out_of_order(vb))
 
     def _response(self, response: Response) -> Iterator[LinkEvent]:
         if not self.session.done:
@@ -300,23 +311,23 @@ class FeedLink:
         self._context = self.decoder.context = Context(collections=self.session.collections)
         if self.session.done:
             self.ready = True
-            yield Ready(self.session.config or b"")
+            yield LinkReady(self.session.config or b"")
 
     def _stream_response(self, vb: int, response: Response) -> Iterator[LinkEvent]:
         if self.streams.get(vb) != response.opaque:
             return  # closed before it was opened
         if isinstance(response, FailoverLogResponse):
-            yield Opened(vb, FailoverLog(response.entries))
+            yield StreamOpened(vb, FailoverLog(response.entries))
             return
         self._forget(vb)
         if isinstance(response, RollbackResponse):
-            yield RolledBack(vb, response.seqno)
+            yield RollbackAsked(vb, response.seqno)
         else:
-            yield Refused(vb, response.status, getattr(response, "value", b""))
+            yield StreamRefused(vb, response.status, getattr(response, "value", b""))
 
     def _forget(self, vb: int) -> None:
         del self.streams[vb]
-        self.standing.close(vb)
+        self.table.close(vb)
 
     def _send(self, message: Message) -> None:
         self._out += message.encode()
@@ -328,4 +339,4 @@ class FeedLink:
 
 def is_temporary(status: int) -> bool:
     """A refusal that a later try may not meet."""
-    return status in (Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_INITIALIZED, Status.KEY_EEXISTS)
+    return status in TEMPORARY or status == Status.KEY_EEXISTS  # the stream before it is not closed yet

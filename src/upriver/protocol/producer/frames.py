@@ -19,7 +19,7 @@ from upriver.wire.keys import decode_leb128
 from upriver.wire.message import Message
 from upriver.wire.messages import dcp, upr
 from upriver.wire.messages.events import SystemEvent, of_record
-from upriver.wire.packed import Kind, Packed
+from upriver.wire.packed import RecordHead, RecordKind
 from upriver.wire.values import deflate, inflate, join_xattrs, split_xattrs
 
 _MARKER_V1 = Struct(">BBHBBHIIQQQI")
@@ -95,36 +95,36 @@ class StreamFrames:
         made = upr.UprSetVbucketState if self.upr else dcp.SetVbucketState
         return made(state, vbucket=self.vbucket, opaque=self.opaque).encode()
 
-    def system_event(self, head: Packed, key: bytes, value: bytes) -> bytes:
+    def system_event(self, head: RecordHead, key: bytes, value: bytes) -> bytes:
         """An event from the store, in the plain layout or as FlatBuffers."""
         content = of_record(head.extra >> 8, head.extra & 0xFF, key, value)
         return SystemEvent.of(head.seqno, content, flat=self._options.flatbuffers, **self._header).encode()
 
     # ------------------------------------------------------------------------------------------ documents
 
-    def document(self, head: Packed, key: bytes, value: bytes, deleted: bool | None = None) -> bytes:
+    def document(self, head: RecordHead, key: bytes, value: bytes, deleted: bool | None = None) -> bytes:
         """A mutation, deletion or expiration whose value has to be changed on the way; commits come as these too."""
         kind = head.kind & 0x7F
-        gone = kind in (Kind.DELETION, Kind.EXPIRATION) if deleted is None else deleted
+        gone = kind in (RecordKind.DELETION, RecordKind.EXPIRATION) if deleted is None else deleted
         datatype, value = self._value(head.datatype, value, gone)
         common = {**self._header, "cas": head.cas, "datatype": datatype}
         key = key if self._options.collections else key[1:]
         if not gone:
             return self._mutation(head, key, value, common)
-        return self._tombstone(head, key, value, common, expired=kind == Kind.EXPIRATION)
+        return self._tombstone(head, key, value, common, expired=kind == RecordKind.EXPIRATION)
 
-    def _mutation(self, head: Packed, key: bytes, value: bytes, common: dict[str, Any]) -> bytes:
+    def _mutation(self, head: RecordHead, key: bytes, value: bytes, common: dict[str, Any]) -> bytes:
         if self.upr:
             return upr.UprMutation(
                 head.seqno, head.rev_seqno, head.flags, head.time, key=key, value=value, **common
             ).encode()
-        nru = head.extra & 0xFF if head.kind == Kind.MUTATION else 0
+        nru = head.extra & 0xFF if head.kind == RecordKind.MUTATION else 0
         shown = nru if self._options.hifi_mfu else min(nru, 3)
-        return dcp.Mutation(
+        return dcp.DcpMutation(
             head.seqno, head.rev_seqno, head.flags, head.time, nru=shown, key=key, value=value, **common
         ).encode()
 
-    def _tombstone(self, head: Packed, key: bytes, value: bytes, common: dict[str, Any], expired: bool) -> bytes:
+    def _tombstone(self, head: RecordHead, key: bytes, value: bytes, common: dict[str, Any], expired: bool) -> bytes:
         seqnos = head.seqno, head.rev_seqno
         made: Message
         if self.upr:
@@ -134,10 +134,10 @@ class StreamFrames:
         elif OpenFlag.INCLUDE_DELETE_TIMES in self._options.flags:
             made = dcp.DeletionV2(*seqnos, head.time, key=key, value=value, **common)
         else:
-            made = dcp.Deletion(*seqnos, key=key, value=value, **common)
+            made = dcp.DcpDeletion(*seqnos, key=key, value=value, **common)
         return made.encode()
 
-    def prepare(self, head: Packed, key: bytes, value: bytes) -> bytes:
+    def prepare(self, head: RecordHead, key: bytes, value: bytes) -> bytes:
         datatype, value = self._value(head.datatype, value, gone=False)
         level, deleted = head.extra >> 8, head.extra & 0xFF
         return dcp.Prepare(
@@ -145,15 +145,15 @@ class StreamFrames:
             key=self._key(key), value=value, cas=head.cas, datatype=datatype, **self._header,
         ).encode()  # fmt: skip
 
-    def commit(self, head: Packed, key: bytes) -> bytes:
+    def commit(self, head: RecordHead, key: bytes) -> bytes:
         prepared = head.extra & ~_COMMIT_DELETES
         return dcp.Commit(prepared, head.seqno, self._key(key), **self._header).encode()
 
-    def abort(self, head: Packed, key: bytes) -> bytes:
+    def abort(self, head: RecordHead, key: bytes) -> bytes:
         return dcp.Abort(head.extra & ~_COMMIT_DELETES, head.seqno, self._key(key), **self._header).encode()
 
     @staticmethod
-    def commit_deletes(head: Packed) -> bool:
+    def commit_deletes(head: RecordHead) -> bool:
         return bool(head.extra & _COMMIT_DELETES)
 
     def _key(self, key: bytes) -> bytes:

@@ -14,21 +14,13 @@ from typing import Any, TypeVar
 from upriver.client._requests.operations import Ask, Operation
 from upriver.client.blocking import Database
 from upriver.client.options import redacted
-from upriver.errors import (
-    Busy,
-    ConnectFailed,
-    NotMyVbucket,
-    RemoteProtocolError,
-    StatusError,
-    TemporaryFailure,
-)
+from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError, UpriverError, is_retryable
 from upriver.model import FailoverLog, VbucketState
 from upriver.protocol.topology import Address, Topology
 from upriver.spark.options import ConnectionOptions
 from upriver.wire.messages.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse
 
 T = TypeVar("T")
-TRANSIENT = (ConnectFailed, RemoteProtocolError, NotMyVbucket, TemporaryFailure, Busy, OSError)
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
@@ -40,8 +32,10 @@ def patiently(attempt: Callable[[], T], what: str, timeout_s: float, close: Call
     while True:
         try:
             return attempt()
-        except TRANSIENT as error:
+        except (UpriverError, OSError) as error:
             close()
+            if not (is_retryable(error) or isinstance(error, RemoteProtocolError)):
+                raise
             if time.monotonic() + pause > deadline:
                 waited = f"gave up after {timeout_s:.0f} s (timeoutSeconds)"
                 raise ConnectFailed(f"cannot {what}: {error}; {waited}") from error
@@ -122,7 +116,7 @@ class Cluster:
             for number in collections:
                 for vb, seqno in self._connected().high_seqnos(number, complete=False).items():
                     found[vb] = max(seqno, found.get(vb, 0))
-        except (StatusError, *TRANSIENT):
+        except (StatusError, ConnectFailed, RemoteProtocolError, OSError):
             return None
         return found
 
@@ -138,7 +132,7 @@ class Cluster:
         """Statistics of every node; none if they do not say."""
         try:
             return list(self._connected().stats(group).values())
-        except (StatusError, *TRANSIENT):
+        except (StatusError, ConnectFailed, RemoteProtocolError, OSError):
             self.close()
             return []
 

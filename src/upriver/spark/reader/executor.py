@@ -12,25 +12,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.client._feed.arrow import BatchMaker
-from upriver.client._feed.bundle import Made
+from upriver.client._feed.bundle import Bundle
 from upriver.client._feed.pump import Pump
-from upriver.client._feed.reconnects import Pacing, jitter
-from upriver.client._requests.blocking import make_session
+from upriver.client._feed.reconnects import Reconnects, jitter
+from upriver.client._requests.connections import make_session
 from upriver.client.blocking import Database, default_name
 from upriver.client.names import Names
 from upriver.client.options import redacted
 from upriver.client.reading import Content, settings_of
 from upriver.client.reading import ReadOptions as ClientReadOptions
 from upriver.errors import ConnectFailed, HistoryLost, UnknownCollection, UnknownScope
-from upriver.protocol.feed.cluster_feed import Documents, Feed, FeedRequest, OnRollback
-from upriver.records.batches import row_batch
-from upriver.records.schema import Event
+from upriver.model import OnRollback
+from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedRequest, FeedRows
+from upriver.records.batches import rollback_row, row_batch
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import patiently
 from upriver.spark.reader.planning import Range
@@ -65,7 +65,9 @@ class TaskReader:
         reporter.begin()
         rolled_back = [one for one in self.task.ranges if one.rolled_back]
         if rolled_back:
-            yield row_batch(_rollback_row(one) for one in rolled_back)
+            yield row_batch(
+                rollback_row(one.vbucket, one.start.seqno, one.lost_vbuuid, one.start.epoch) for one in rolled_back
+            )
         for todo in self._groups():
             yield from self._follow(todo) if self.task.follow else self._as_planned(todo)
         reporter.end(self.summary)
@@ -94,16 +96,16 @@ class TaskReader:
             raise error
         self.summary.unread += [(one.vbucket, one.end) for one in todo]
 
-    def _sum_up(self, feed: Feed, todo: list[Range]) -> None:
+    def _sum_up(self, feed: ClusterFeed, todo: list[Range]) -> None:
         """Note which vbuckets were read to their end, and which are left to the next plan."""
         unread = [one for one in todo if one.vbucket in feed.left or one.vbucket in feed.refused]
         if unread and self.options.on_rollback is OnRollback.FAIL:
-            raise HistoryLost(unread[0].vbucket, unread[0].claim.snap_start, unread[0].claim.vbuuid)
+            raise HistoryLost(unread[0].vbucket, unread[0].start.snap_start, unread[0].start.vbuuid)
         purged = self._still_on_top([one for one in unread if one.vbucket in feed.refused])
         self.summary.unread += [(one.vbucket, 0 if one.vbucket in purged else one.end) for one in unread]
         self.summary.complete += [
             (one.vbucket, one.vbuuid, one.end) for one in todo
-            if one not in unread and not one.addition and feed.standing.covered(one.vbucket) <= one.end
+            if one not in unread and not one.addition and feed.table.covered(one.vbucket) <= one.end
         ]  # fmt: skip
 
     def _still_on_top(self, refused: list[Range]) -> set[int]:
@@ -133,7 +135,7 @@ class TaskReader:
                 self.summary.size_bytes += documents.rows.bytes
                 pump.feed.taken(documents)
 
-    def _made(self, pump: Pump) -> Iterator[Made]:
+    def _made(self, pump: Pump) -> Iterator[Bundle]:
         """Full batches if possible; smaller ones when nothing more comes, or when held rows take so much of the flow
         control window that the producer would have to stop."""
         options, feed = self.options, pump.feed
@@ -144,7 +146,7 @@ class TaskReader:
             came = False
             for event in pump.events(ROUND_S):
                 came = True
-                if isinstance(event, Documents):
+                if isinstance(event, FeedRows):
                     held += event.rows.bytes
                 for made in maker.add(event):
                     yield made
@@ -158,7 +160,7 @@ class TaskReader:
     def _still_patient(self, heard_at: float, pump: Pump) -> float:
         patience = self.options.timeout_seconds
         if time.monotonic() - heard_at > patience:
-            last = pump.pacing.last_error
+            last = pump.reconnects.last_error
             raise ConnectFailed(f"no data for {patience:.0f} s (timeoutSeconds); the last error was: {last}")
         return heard_at
 
@@ -176,7 +178,7 @@ class TaskReader:
         wanted = ClientReadOptions(content=content, xattrs=options.xattrs, expiry_events=True)
         connect = replace(database.options, window_bytes=options.flow_control_buffer)
         settings = settings_of(connect, wanted, default_name())
-        feed = Feed(
+        feed = ClusterFeed(
             self._request(todo, planned), database.topology, lambda: make_session(connect, settings),
             settings.buffer_bytes, parse=connect.parse_map, noop_interval_s=settings.noop_interval_s, jitter=jitter,
             opaques=POOL.opaques,
@@ -187,24 +189,16 @@ class TaskReader:
                 feed.use(database.refresh())
 
         kept = PooledConnections(POOL, (connect, content, options.xattrs))
-        return Pump(feed, connect, Pacing(), look_around, kept)
+        return Pump(feed, connect, Reconnects(), look_around, kept)
 
     def _request(self, todo: list[Range], planned: bool) -> FeedRequest:
         return FeedRequest(
-            starts={one.vbucket: one.claim for one in todo},
+            starts={one.vbucket: one.start for one in todo},
             ends={one.vbucket: one.end for one in todo},
-            epochs={one.vbucket: one.epoch for one in todo},
-            points={one.vbucket: tuple(reversed(one.points)) for one in todo},
             value=todo[0].filter,
             on_rollback=self.options.on_rollback,
             branches={one.vbucket: one.vbuuid for one in todo} if planned else {},
         )
-
-
-def _rollback_row(one: Range) -> dict[str, Any]:
-    vbuuid = one.lost_vbuuid - 2**64 if one.lost_vbuuid >= 2**63 else one.lost_vbuuid
-    return {"event": Event.ROLLBACK, "vbucket": one.vbucket, "seqno": one.claim.seqno, "epoch": one.epoch,
-            "vbuuid": vbuuid}  # fmt: skip
 
 
 def freeze_imports() -> None:

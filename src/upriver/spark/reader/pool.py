@@ -16,7 +16,7 @@ from socket import MSG_DONTWAIT, MSG_PEEK
 from upriver.client.blocking import Database
 from upriver.client.options import ConnectOptions
 from upriver.net.blocking import Pipe
-from upriver.protocol.feed.node_link import FeedLink
+from upriver.protocol.feed.node_link import NodeLink
 from upriver.protocol.topology import Address
 
 IDLE_S = 15.0
@@ -32,7 +32,7 @@ class IdleConnection:
     """A connection that no task uses."""
 
     pipe: Pipe
-    link: FeedLink
+    link: NodeLink
     since: float
 
 
@@ -58,7 +58,7 @@ class ConnectionPool:
         if database := self._databases.pop(options, None):
             database.close()
 
-    def take(self, kind: Hashable, address: Address) -> tuple[Pipe, FeedLink] | None:
+    def take(self, kind: Hashable, address: Address) -> tuple[Pipe, NodeLink] | None:
         """An open connection of this kind, if there is one that is alive."""
         with self._lock:
             kept = self._links.get((kind, address), [])
@@ -69,7 +69,7 @@ class ConnectionPool:
                 one.pipe.close()
         return None
 
-    def give(self, kind: Hashable, address: Address, pipe: Pipe, link: FeedLink) -> None:
+    def give(self, kind: Hashable, address: Address, pipe: Pipe, link: NodeLink) -> None:
         with self._lock:
             self._links.setdefault((kind, address), []).append(IdleConnection(pipe, link, time.monotonic()))
             if not self._sweeping:
@@ -100,10 +100,10 @@ class PooledConnections:
     pool: ConnectionPool
     kind: Hashable
 
-    def take(self, address: Address) -> tuple[Pipe, FeedLink] | None:
+    def take(self, address: Address) -> tuple[Pipe, NodeLink] | None:
         return self.pool.take(self.kind, address)
 
-    def give(self, address: Address, pipe: Pipe, link: FeedLink) -> None:
+    def give(self, address: Address, pipe: Pipe, link: NodeLink) -> None:
         self.pool.give(self.kind, address, pipe, link)
 
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from upriver.client.blocking import Database
 from upriver.errors import ConfigError
-from upriver.lake import bucket, upkeep
+from upriver.lake import bucket
+from upriver.lake.apply import upkeep
 from upriver.lake.apply.merge import run_inline
 from upriver.lake.apply.policy import MergePolicy, TableOptions
 from upriver.lake.change_log import WrittenFiles

@@ -41,10 +41,22 @@ class FrozenOverlay(NamedTuple):
     upto: int
 
 
+class IndexEntry(NamedTuple):
+    """What the key index knows of a key: seqno 0 if nothing; ``place`` is where it lies in memory."""
+
+    seqno: int
+    deleted: bool
+    rev_seqno: int
+    place: int
+
+
+UNKNOWN_KEY = IndexEntry(0, False, 0, 0)
+
+
 class KeyIndex:
     """The keys of one vbucket. Kernels take ``overlay``, and ``layers``: what lies below it, newest first."""
 
-    __slots__ = ("_id", "_registers", "_shared", "_stale", "_tables", "frozen", "layers", "overlay")
+    __slots__ = ("_id", "_registers", "_shared", "_tables", "frozen", "layers", "overlay", "ready")
 
     def __init__(self, shared: Shared, vbucket_id: int, registers: Words) -> None:
         self._shared = shared
@@ -53,7 +65,7 @@ class KeyIndex:
         self.overlay: Words = np.zeros(0, np.uint64)
         self.frozen: list[FrozenOverlay] = []
         self._tables: list[Words] = []
-        self._stale = True  # the tables on disk may be others than ``_tables``
+        self.ready = False  # for kernels: there is an overlay, and ``layers`` says which tables are on disk
         self.layers: Words = np.zeros(0, np.uint64)
 
     @property
@@ -63,12 +75,12 @@ class KeyIndex:
 
     def prepare(self) -> None:
         """Make ``overlay`` and ``layers`` fit for a kernel."""
-        if self.overlay.size == 0:
-            self.grow()
-        if self._stale:
+        if not self.ready:
+            if self.overlay.size == 0:
+                self.grow()
             self._tables = self._shared.disk.tables(self._id)
-            self._stale = False
             self._lay()
+            self.ready = True
 
     def _lay(self) -> None:
         """Tell the kernels where everything is; the arrays stay alive as long as their addresses are known."""
@@ -142,7 +154,7 @@ class KeyIndex:
         """These, the oldest, are tables on disk now."""
         del self.frozen[: len(frozen)]
         self._shared.index_gauge.bytes -= sum(overlay.table.nbytes for overlay in frozen)
-        self._stale = True
+        self.ready = False
 
     def count_newer(self, hashes: Words, older: int) -> int:
         """How many of these keys have an entry in memory that is not in the ``older`` oldest overlays."""
@@ -153,7 +165,7 @@ class KeyIndex:
 
     def clear(self) -> None:
         """Forget what is in memory; the tables will be looked up again."""
-        self._stale = True
+        self.ready = False
         if self.frozen or self.overlay.size:
             self.written(self.frozen[:])
             self._replace(np.zeros(0, np.uint64), 0)

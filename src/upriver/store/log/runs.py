@@ -36,12 +36,12 @@ from upriver.wire.packed import (
     AT_VALUE_LEN,
     HEADER_SIZE,
     SUPERSEDED,
-    Kind,
+    RecordKind,
 )
 
-_MUTATION, _DELETION, _EXPIRATION = int(Kind.MUTATION), int(Kind.DELETION), int(Kind.EXPIRATION)
-_SYSTEM = int(Kind.SYSTEM_EVENT)
-_PREPARE, _COMMIT, _ABORT = int(Kind.PREPARE), int(Kind.COMMIT), int(Kind.ABORT)
+_MUTATION, _DELETION, _EXPIRATION = int(RecordKind.MUTATION), int(RecordKind.DELETION), int(RecordKind.EXPIRATION)
+_SYSTEM = int(RecordKind.SYSTEM_EVENT)
+_PREPARE, _COMMIT, _ABORT = int(RecordKind.PREPARE), int(RecordKind.COMMIT), int(RecordKind.ABORT)
 _KIND_MASK = 0x7F
 
 

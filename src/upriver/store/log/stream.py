@@ -9,92 +9,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import kernels as k
-from upriver.store.core import Core
-from upriver.store.disk.file import Octets
 from upriver.store.log import surveys
+from upriver.store.log.blocks import blocks_after
 from upriver.store.log.scan import DiskScan
 from upriver.store.log.stretch import Stretch, stretch_after
+from upriver.wire.source_events import End, EndReason, Live, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
 
 MEMORY, DISK, CHECKPOINT = 0x01, 0x02, 0x04
 OSO_SHARE_SMALL, OSO_SHARE_LARGE, OSO_SMALL_BYTES = 0.005, 0.04, 256
 
 
-class SnapshotStart(NamedTuple):
-    """The runs that follow, up to the one whose ``upto`` is ``end``, form one snapshot.
-
-    ``last_matching`` is the last seqno in it that passes the stream's filter, 0 if none does.
-    """
-
-    start: int
-    end: int
-    flags: int
-    last_matching: int
-    max_visible: int
-    high_completed: int
-    high_prepared: int
-    purge_seqno: int
-
-
-class Run(NamedTuple):
-    """Packed records side by side, of which those with ``after < seqno <= upto`` are meant.
-
-    ``data`` is valid until the source is polled again or closed.
-    """
-
-    data: memoryview
-    after: int
-    upto: int
-    memory: bool
-
-
-class OsoStart(NamedTuple):
-    """Runs of one disk snapshot follow, in any order and without a marker (6.5)."""
-
-
-class OsoEnd(NamedTuple):
-    """All of it was handed out; ``max_seqno`` is where the disk snapshot ended."""
-
-    max_seqno: int
-
-
-class EndReason(Enum):
-    """Why a source has no more."""
-
-    OK = "ok"
-    STATE_CHANGED = "state changed"
-    ROLLBACK = "rollback"
-    BACKFILL_FAILED = "backfill failed"
-    FILTER_EMPTY = "filter empty"
-
-
-class End(NamedTuple):
-    """The last event of a source."""
-
-    reason: EndReason
-
-
-class Live(NamedTuple):
-    """A whole snapshot from memory, few records at ``address``; they live as long as ``data`` does."""
-
-    first: int
-    last: int
-    begins_checkpoint: bool
-    address: int
-    size: int
-    data: Octets
-
-
-StreamEvent: TypeAlias = SnapshotStart | Run | OsoStart | OsoEnd | End
-
-
-def live_after(vbucket: Core, position: int) -> Live | None:
+def live_after(vbucket: VBucket, position: int) -> Live | None:
     """What readers lack who have everything up to ``position``, if that is one whole snapshot in memory."""
     with vbucket.shared.lock:
         checkpoints = vbucket.memory.checkpoints
@@ -123,7 +57,7 @@ class StreamSource:
     )  # fmt: skip
 
     def __init__(
-        self, vbucket: Core, start: int, end: int = SEQNO_MAX, *, snap_start: int | None = None,
+        self, vbucket: VBucket, start: int, end: int = SEQNO_MAX, *, snap_start: int | None = None,
         snap_end: int | None = None, collections: frozenset[int] | None = None, wake: Callable[[], None] | None = None,
         ignore_purged: bool = False, purge_seqno: int = 0, disk_only: bool = False, oso: bool = False,
         visible_only: bool = False,
@@ -384,7 +318,7 @@ class StreamSource:
             return False
         if self.collections is None:
             return True
-        alive = [row for row in self._vbucket.collections if int(row[k.C_ID]) in self.collections]
+        alive = [row for row in self._vbucket.collection_table if int(row[k.C_ID]) in self.collections]
         high = max((int(row[k.C_HIGH]) for row in alive), default=0)
         return not (self.position >= high and high <= purge)
 
@@ -400,6 +334,6 @@ class StreamSource:
         return items == 0 or items < vbucket.item_count * (OSO_SHARE_LARGE if large else OSO_SHARE_SMALL)
 
     def _mean_item_bytes(self) -> float:
-        for _, block in self._vbucket.blocks(0):
+        for _, block in blocks_after(self._vbucket, 0):
             return (block.data.size - block.at) / max(1, block.records)
         return 0.0

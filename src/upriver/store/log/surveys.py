@@ -8,9 +8,18 @@ from numba import njit
 
 from upriver.store.intrinsics import load16, load32, load64
 from upriver.store.kernels import hash_key
-from upriver.wire.packed import AT_COLLECTION, AT_KEY_LEN, AT_KIND, AT_SEQNO, AT_SIZE, HEADER_SIZE, SUPERSEDED, Kind
+from upriver.wire.packed import (
+    AT_COLLECTION,
+    AT_KEY_LEN,
+    AT_KIND,
+    AT_SEQNO,
+    AT_SIZE,
+    HEADER_SIZE,
+    SUPERSEDED,
+    RecordKind,
+)
 
-_SYSTEM, _PREPARE, _ABORT = int(Kind.SYSTEM_EVENT), int(Kind.PREPARE), int(Kind.ABORT)
+_SYSTEM, _PREPARE, _ABORT = int(RecordKind.SYSTEM_EVENT), int(RecordKind.PREPARE), int(RecordKind.ABORT)
 _SEED = 0x5EED
 
 

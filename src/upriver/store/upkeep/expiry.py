@@ -68,5 +68,5 @@ def _expire(vbucket: VBucket, wire_keys: list[bytes]) -> int:
         for wire_key in wire_keys:
             collection_id, key = split_key(wire_key)
             with suppress(KeyNotFound):
-                vbucket.get(key, collection_id)  # reading it is what expires it
+                vbucket.documents.get(key, collection_id)  # reading it is what expires it
         return vbucket.expired_count - before

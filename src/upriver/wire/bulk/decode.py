@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from upriver.errors import FramingError, LocalProtocolError
 from upriver.model import Datatype
+from upriver.wire.checks import DEFAULT_CONTEXT, Context
 from upriver.wire.constants import Dialect
 from upriver.wire.framing import HEADER_SIZE, MAX_FRAME, frame_size
 from upriver.wire.keys import MAX_WIRE_KEY
-from upriver.wire.message import ANY_DATATYPE, DEFAULT_CONTEXT, Context
+from upriver.wire.layout import ANY_DATATYPE
 from upriver.wire.messages.dcp import DELETION_DATATYPES
 
 Array = npt.NDArray[Any]
@@ -65,7 +66,7 @@ _DATA = ("key", "value")
 _MOSTLY_ZERO = ("collection_id", "expiry", "delete_time", "lock_time", "stream_id", "nru")  # written only if not 0
 
 
-class Shape(NamedTuple):
+class ColumnSizes(NamedTuple):
     """How much fits into one ``Columns``."""
 
     rows: int = 32_768
@@ -79,7 +80,7 @@ class Shape(NamedTuple):
         return self.rows + 1
 
 
-DEFAULT_SHAPE = Shape()
+DEFAULT_SIZES = ColumnSizes()
 
 
 class Lease:
@@ -103,21 +104,21 @@ class Columns:
     reused only after the last of them is gone, unless it is the decoder's current set, which ``clear()`` rewinds.
     """
 
-    def __init__(self, shape: Shape = DEFAULT_SHAPE, pool: deque[Array] | None = None) -> None:
-        if shape.rows < 1 or shape.key_bytes < MAX_WIRE_KEY or not 0 < shape.value_bytes < 2**31 - SLACK:
-            raise ValueError(f"{shape}: at least one row and one key, and values that 32-bit offsets reach")
-        self.shape = shape
+    def __init__(self, sizes: ColumnSizes = DEFAULT_SIZES, pool: deque[Array] | None = None) -> None:
+        if sizes.rows < 1 or sizes.key_bytes < MAX_WIRE_KEY or not 0 < sizes.value_bytes < 2**31 - SLACK:
+            raise ValueError(f"{sizes}: at least one row and one key, and values that 32-bit offsets reach")
+        self.sizes = sizes
         self.rows = 0
         self.dropped = 0  # of those, how many have event 0 and do not count
-        offsets, size = _offsets(shape)
+        offsets, size = _offsets(sizes)
         self._memory = lend(pool, size)
         self._offsets = offsets
         address = address_of(self._memory)
-        ends = [address + offsets[name] + shape.count(name) for name in _DATA]
+        ends = [address + offsets[name] + sizes.count(name) for name in _DATA]
         self.table = np.array([address + at for at in offsets.values()] + ends, np.int64)
         self.address = address_of(self.table)  # what kernels take
         self.view("key_at")[0] = self.view("value_at")[0] = 0
-        self.zero(shape.rows)
+        self.zero(sizes.rows)
 
     def zero(self, rows: int) -> None:
         """Before the kernel starts at row 0: the columns that it does not write when there is nothing to say."""
@@ -127,7 +128,7 @@ class Columns:
     def view(self, name: str) -> Array:
         """A whole column, also beyond ``rows``."""
         dtype = LAYOUT[name]
-        return np.ndarray(self.shape.count(name), dtype, self._memory, self._offsets[name])
+        return np.ndarray(self.sizes.count(name), dtype, self._memory, self._offsets[name])
 
     def __getitem__(self, name: str) -> Array:
         if name in _DATA:
@@ -150,12 +151,12 @@ class Columns:
         return self.view(name)[at[row] : at[row + 1]].tobytes()
 
 
-def _offsets(shape: Shape) -> tuple[dict[str, int], int]:
+def _offsets(sizes: ColumnSizes) -> tuple[dict[str, int], int]:
     """Where each column starts in the arena, on cache lines, and the arena's size."""
     offsets, at = {}, 0
     for name, dtype in LAYOUT.items():
         offsets[name] = at
-        at += -(-shape.count(name) * np.dtype(dtype).itemsize // 64) * 64
+        at += -(-sizes.count(name) * np.dtype(dtype).itemsize // 64) * 64
     return offsets, at
 
 
@@ -179,7 +180,7 @@ def _kernel() -> Any:
 
 
 @lru_cache(256)
-def _rules(context: Context, limit: int, shape: Shape) -> tuple[Array, int]:
+def _rules(context: Context, limit: int, sizes: ColumnSizes) -> tuple[Array, int]:
     """What the kernel must know of a connection (the numbers of ``kernels.COLLECTIONS`` and so on), and its address."""
     checked = int(Datatype.SNAPPY | Datatype.XATTR) if context.check_values else 0  # the object reader inflates
 
@@ -189,11 +190,11 @@ def _rules(context: Context, limit: int, shape: Shape) -> tuple[Array, int]:
     tombstones = bits(DELETION_DATATYPES)
     v1_deletions = tombstones if context.dialect is Dialect.DCP else 1
     agreed = int(context.collections), limit, bits(ANY_DATATYPE), tombstones, v1_deletions
-    table = np.array(agreed + shape, np.int64)
+    table = np.array(agreed + sizes, np.int64)
     return table, address_of(table)
 
 
-class Control(NamedTuple):
+class ControlFrame(NamedTuple):
     """A frame for the object reader; it arrived before row ``row``. The bytes are valid until the next part."""
 
     row: int
@@ -207,7 +208,7 @@ class Decoded:
     columns: Columns
     first: int
     last: int
-    controls: list[Control]
+    controls: list[ControlFrame]
     row_bytes: int  # wire size of the rows, which flow control charges; controls are the caller's to charge
     full: bool  # ``take()`` or ``clear()`` before the next step
 
@@ -224,25 +225,25 @@ class BulkDecoder:
     def __init__(
         self,
         context: Context = DEFAULT_CONTEXT,
-        shape: Shape = DEFAULT_SHAPE,
+        sizes: ColumnSizes = DEFAULT_SIZES,
         *,
         limit: int = MAX_FRAME,
         receive_bytes: int = 1 << 20,
     ) -> None:
         self.context = context
         self.limit = limit
-        self.shape = shape
+        self.sizes = sizes
         self._pool: deque[Array] = deque(maxlen=4)
         self._state = np.zeros(8, np.int64)  # where the kernel stands, see ``kernels.AT``
         self._controls = np.empty((1024, 3), np.int64)
         self._controls_address = address_of(self._controls)
         self._receive_bytes = receive_bytes
         self._error: FramingError | None = None
-        self._agreed, self._limited, self._shaped = context, limit, shape  # what ``_rules`` were made for
-        self._rules = _rules(context, limit, shape)
+        self._agreed, self._limited, self._sized = context, limit, sizes  # what ``_rules`` were made for
+        self._rules = _rules(context, limit, sizes)
         self._allocate(receive_bytes)
         self._begin = self._end = 0
-        self._use(Columns(shape, self._pool))
+        self._use(Columns(sizes, self._pool))
 
     def _allocate(self, size: int) -> None:
         self._buffer = np.empty(size + SLACK, np.uint8)
@@ -260,13 +261,13 @@ class BulkDecoder:
     def take(self) -> Columns:
         """The rows so far, yours for as long as you like; the decoder goes on with other memory."""
         taken = self.columns
-        self._use(Columns(self.shape, self._pool))
+        self._use(Columns(self.sizes, self._pool))
         return taken
 
     def clear(self) -> None:
         """Forget the rows so far; their memory is written over by what comes next."""
-        if self.columns.shape != self.shape:  # made for one large document
-            self._use(Columns(self.shape, self._pool))
+        if self.columns.sizes != self.sizes:  # made for one large document
+            self._use(Columns(self.sizes, self._pool))
             return
         if self._state[4]:
             self.columns.zero(self.columns.rows)
@@ -356,13 +357,13 @@ class BulkDecoder:
     def _step(self, source: memoryview, address: int, end: int, safe: int) -> tuple[Decoded, int]:
         columns, state = self.columns, self._state
         first = columns.rows
-        if self._agreed is not self.context or self._limited != self.limit or self._shaped is not columns.shape:
-            self._agreed, self._limited, self._shaped = self.context, self.limit, columns.shape
-            self._rules = _rules(self.context, self.limit, columns.shape)
+        if self._agreed is not self.context or self._limited != self.limit or self._sized is not columns.sizes:
+            self._agreed, self._limited, self._sized = self.context, self.limit, columns.sizes
+            self._rules = _rules(self.context, self.limit, columns.sizes)
         _kernel()(address, end, safe, self._rules[1], columns.address, self._controls_address, state)
         _, columns.rows, _, _, _, count, charged, reason = state.tolist()
         found = self._controls[:count].tolist() if count else ()
-        controls = [Control(row, source[at : at + size]) for row, at, size in found]
+        controls = [ControlFrame(row, source[at : at + size]) for row, at, size in found]
         return Decoded(columns, first, columns.rows, controls, charged, reason == _FULL), reason
 
     def _make_room(self, source: memoryview) -> None:
@@ -370,8 +371,8 @@ class BulkDecoder:
         if self.columns.rows:
             raise LocalProtocolError("the columns are full: take() or clear() them before going on")
         size = frame_size(source, int(self._state[0]))
-        if size > self.columns.shape.value_bytes:
-            self._use(Columns(self.shape._replace(value_bytes=size)))
+        if size > self.columns.sizes.value_bytes:
+            self._use(Columns(self.sizes._replace(value_bytes=size)))
 
     def _break(self, source: memoryview) -> None:
         try:

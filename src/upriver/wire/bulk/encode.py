@@ -143,7 +143,7 @@ class PackedEncoder:
         self._state = np.zeros(7, np.int64)
 
     @property
-    def as_they_are(self) -> PackedEncoder:
+    def plain_encoder(self) -> PackedEncoder:
         """The encoder for values that need no change: this one."""
         return self
 

@@ -16,7 +16,7 @@ from upriver.wire.framing import HEADER_SIZE, MAX_FRAME, frame_size
 VBUCKETS = 65536
 
 
-class Found(IntEnum):
+class ScanStop(IntEnum):
     """Why a scan stopped."""
 
     NOTHING = 0  # the rest is a partial frame
@@ -32,7 +32,7 @@ class FrameScanner:
         self._own = own_opaques_from
         self._state = np.zeros(2, np.int64)
 
-    def scan(self, data: Any, at: int) -> tuple[int, Found]:
+    def scan(self, data: Any, at: int) -> tuple[int, ScanStop]:
         """Walk from ``at`` to the next frame of interest; where it starts (or where the whole frames end)."""
         from upriver.wire.kernels import scan as scan_kernel
 
@@ -40,7 +40,7 @@ class FrameScanner:
         self._state[0] = at
         scan_kernel.scan(view.__array_interface__["data"][0], len(view), MAX_FRAME, self._own, self.seqnos, self._state)
         stopped, reason = self._state.tolist()
-        return stopped, Found(reason)
+        return stopped, ScanStop(reason)
 
 
 class SpanSplitter:
@@ -58,13 +58,13 @@ class SpanSplitter:
             stop, reason = self.scanner.scan(buffer, at)
             if stop > at:
                 found.append((False, view[at:stop]))
-            if reason is not Found.FRAME:
+            if reason is not ScanStop.FRAME:
                 break
             size = frame_size(buffer, stop)
             found.append((True, view[stop : stop + size]))
             at = stop + size
         self._rest = bytes(view[stop:])
-        if reason is Found.BROKEN:
+        if reason is ScanStop.BROKEN:
             frame_size(buffer, stop)
             raise FramingError("the frame cannot be forwarded", "magic", 0)
         if len(self._rest) >= HEADER_SIZE:

@@ -15,16 +15,16 @@ from upriver.errors import CorruptStore
 from upriver.model import SEQNO_MAX
 from upriver.wire.bulk.decode import SLACK, address_of
 from upriver.wire.bulk.encode import Buffer, Encoded, FrameOptions, PackedEncoder, SendBuffer, Stop
-from upriver.wire.packed import AT_KIND, AT_PREV, Kind
+from upriver.wire.packed import AT_KIND, AT_PREV, RecordKind
 
 _I64_MAX = 2**63 - 1
 _STRETCH = 64 * 1024  # bytes shaped at once: what a stream sends before another gets its turn
 _USUAL = 2 * _STRETCH
-_DOCUMENTS = frozenset({Kind.MUTATION, Kind.DELETION, Kind.EXPIRATION, Kind.COMMIT})
+_DOCUMENTS = frozenset({RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION, RecordKind.COMMIT})
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ValueShape:
     """What a stream wants of values (``protocol.md`` section 3)."""
 
     stop_datatypes: int = 0  # values with any of these bits have to be looked at
@@ -43,7 +43,7 @@ class Shape:
         return sum(1 << n for n, on in enumerate(switches) if on)
 
 
-class Workshop:
+class ScratchMemory:
     """Memory that values are changed in. One serves all encoders of a thread: nothing stays in it between calls."""
 
     def __init__(self) -> None:
@@ -79,16 +79,16 @@ class _Progress:
 
 
 class ShapingEncoder:
-    """Takes the place of a ``PackedEncoder``; for one thread, as its workshop is.
+    """Takes the place of a ``PackedEncoder``; for one thread, as its scratch is.
 
     The part for values that have to change is made when the first one comes: to most streams none ever does.
     """
 
-    __slots__ = ("_filter", "_options", "_plan", "_shape", "_shaped", "_wanted", "_workshop", "as_they_are")
+    __slots__ = ("_filter", "_options", "_plan", "_scratch", "_shape", "_shaped", "_wanted", "plain_encoder")
 
-    def __init__(self, options: FrameOptions, shape: Shape, workshop: Workshop) -> None:
-        self.as_they_are = PackedEncoder(options)  # stops at values that need a change, but knows no compression
-        self._options, self._shape, self._workshop = options, shape, workshop
+    def __init__(self, options: FrameOptions, shape: ValueShape, scratch: ScratchMemory) -> None:
+        self.plain_encoder = PackedEncoder(options)  # stops at values that need a change, but knows no compression
+        self._options, self._shape, self._scratch = options, shape, scratch
         self._shaped: PackedEncoder | None = None
         self._plan: npt.NDArray[np.int64] | None = None
 
@@ -101,7 +101,7 @@ class ShapingEncoder:
         begin, total, stop = out.used, _Progress(), Stop.SPECIAL
         while stop is Stop.SPECIAL:
             if not self._shape.force_compression:
-                done = self.as_they_are.encode(
+                done = self.plain_encoder.encode(
                     source, out, offset=offset, after=after, upto=upto, budget=budget - (out.used - begin)
                 )
                 total.add(done)
@@ -122,7 +122,7 @@ class ShapingEncoder:
         self, source: npt.NDArray[np.uint8], out: SendBuffer, offset: int, bounds: tuple[int, int, int],
         total: _Progress,
     ) -> tuple[int, Stop]:  # fmt: skip
-        """Shape and encode some of the run; returns where to go on. ``SPECIAL``: so far, and there may be more."""
+        """ValueShape and encode some of the run; returns where to go on. ``SPECIAL``: so far, and there may be more."""
         from upriver.wire.kernels import shape as k
 
         shaped, plan = self._prepared()
@@ -130,7 +130,7 @@ class ShapingEncoder:
         limit = max(1, min(_STRETCH, out.room - out.used, budget))
         plan[k.AFTER : k.LIMIT + 1] = min(after, _I64_MAX), min(upto, _I64_MAX), limit
         next_offset, written, scanned, reason, invisible = self._run(source, offset, plan)
-        stretch = self._workshop.out[:written]
+        stretch = self._scratch.out[:written]
         done = shaped.encode(stretch, out, budget=budget)
         total.add(done)
         if done.next_offset < written:  # full, the window used up, or a key that needs another way
@@ -157,7 +157,7 @@ class ShapingEncoder:
     ) -> tuple[int, int, int, int, int]:
         from upriver.wire.kernels import shape as k
 
-        shop = self._workshop
+        shop = self._scratch
         shop.fit(size)
         plan[k.TABLE : k.SCRATCH_SIZE + 1] = address_of(shop.table), address_of(shop.scratch), len(shop.scratch)
         shop.state[:] = offset, 0, 0, 0, 0, 0

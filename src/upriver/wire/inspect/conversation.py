@@ -67,7 +67,7 @@ class Conversation:
             self._learned = self._learned or Dialect.UPR
 
 
-class Reader:
+class DumpReader:
     """One direction of a conversation: bytes and gaps in, dumps out.
 
     Bytes that are no frame end it: ``stopped`` says so, and nothing more comes out until ``gap`` lets it look for

@@ -25,7 +25,7 @@ from upriver.wire.framing import (
     decode_frame_infos,
     mend_stream_id,
 )
-from upriver.wire.layout import Declaration, FieldInfo, Number, Packed, Repeated
+from upriver.wire.layout import Declaration, FieldInfo, Number, Repeated, ValueCodec
 from upriver.wire.message import Message, decode, message_class
 from upriver.wire.messages.dcp import StreamRequest
 from upriver.wire.messages.events import SystemEvent
@@ -44,7 +44,7 @@ _UNCOUNTED_STREAM_ID = InvalidMessage(
 )
 
 
-class Row(NamedTuple):
+class DumpRow(NamedTuple):
     """One line of a drawing: a field, where it lies, its bytes, and what they mean."""
 
     name: str
@@ -80,8 +80,14 @@ class FrameDump:
     @property
     def title(self) -> str:
         kind = _MAGIC_NOTES.get(self.raw[0], "not a frame") if self.raw else "nothing"
-        layout = f", {type(self.message).__qualname__}" if self.message else ""
+        layout = f", {_layout_name(self.message)}" if self.message else ""
         return f"{self.name} {kind}{layout}, {len(self.raw)} byte{'' if len(self.raw) == 1 else 's'}"
+
+
+def _layout_name(message: Message) -> str:
+    """The class of a message as a dump shows it: the opcode beside it already says DCP."""
+    name = type(message).__qualname__
+    return name if name == "DcpNoop" else name.removeprefix("Dcp")
 
 
 def opcode_name(opcode: int, server: bool = False) -> str:
@@ -119,55 +125,59 @@ def _look_inside(message: Message, frame: Frame) -> None:
 # ---------------------------------------------------------------------------------------------- rows
 
 
-def rows(dump: FrameDump) -> list[Row]:
+def rows(dump: FrameDump) -> list[DumpRow]:
     """The drawing of a frame, top to bottom."""
     found = list(_header_rows(dump.raw))
     if dump.frame:
         found += _framing_rows(dump.frame)
         found += _body_rows(dump)
     elif len(dump.raw) > HEADER_SIZE:
-        found.append(Row("Body", HEADER_SIZE, dump.raw[HEADER_SIZE:]))
+        found.append(DumpRow("Body", HEADER_SIZE, dump.raw[HEADER_SIZE:]))
     return [row._replace(broken=_is_culprit(row, dump.error)) for row in found]
 
 
-def _is_culprit(row: Row, error: RemoteProtocolError | None) -> bool:
+def _is_culprit(row: DumpRow, error: RemoteProtocolError | None) -> bool:
     return error is not None and row.offset <= error.offset < row.offset + max(1, len(row.raw))
 
 
-def _header_rows(raw: bytes) -> Iterator[Row]:
+def _header_rows(raw: bytes) -> Iterator[DumpRow]:
     if len(raw) < HEADER_SIZE:
-        yield Row("Header", 0, raw, f"cut short: {len(raw)} of {HEADER_SIZE} bytes")
+        yield DumpRow("Header", 0, raw, f"cut short: {len(raw)} of {HEADER_SIZE} bytes")
         return
     magic, opcode, _, _, datatype, specific, body, _, _ = HEADER.unpack_from(raw)
     flexible, response = magic in (0x08, 0x18), magic in (0x81, 0x18, 0x83)
-    yield Row("Magic", 0, raw[0:1], _MAGIC_NOTES.get(magic, "not a magic"))
-    yield Row("Opcode", 1, raw[1:2], opcode_name(opcode, server=magic in (0x82, 0x83)))
+    yield DumpRow("Magic", 0, raw[0:1], _MAGIC_NOTES.get(magic, "not a magic"))
+    yield DumpRow("Opcode", 1, raw[1:2], opcode_name(opcode, server=magic in (0x82, 0x83)))
     if flexible:
-        yield Row("Framing length", 2, raw[2:3], str(raw[2]))
-        yield Row("Key length", 3, raw[3:4], str(raw[3]))
+        yield DumpRow("Framing length", 2, raw[2:3], str(raw[2]))
+        yield DumpRow("Key length", 3, raw[3:4], str(raw[3]))
     else:
-        yield Row("Key length", 2, raw[2:4], str(int.from_bytes(raw[2:4], "big")))
-    yield Row("Extra length", 4, raw[4:5], str(raw[4]))
-    yield Row("Data type", 5, raw[5:6], _flag_names(Datatype, datatype) or "RAW")
-    yield Row("Status", 6, raw[6:8], status_name(specific)) if response else Row("Vbucket", 6, raw[6:8], str(specific))
-    yield Row("Total body", 8, raw[8:12], str(body))
-    yield Row("Opaque", 12, raw[12:16])
-    yield Row("CAS", 16, raw[16:24])
+        yield DumpRow("Key length", 2, raw[2:4], str(int.from_bytes(raw[2:4], "big")))
+    yield DumpRow("Extra length", 4, raw[4:5], str(raw[4]))
+    yield DumpRow("Data type", 5, raw[5:6], _flag_names(Datatype, datatype) or "RAW")
+    yield (
+        DumpRow("Status", 6, raw[6:8], status_name(specific))
+        if response
+        else DumpRow("Vbucket", 6, raw[6:8], str(specific))
+    )
+    yield DumpRow("Total body", 8, raw[8:12], str(body))
+    yield DumpRow("Opaque", 12, raw[12:16])
+    yield DumpRow("CAS", 16, raw[16:24])
 
 
-def _framing_rows(frame: Frame) -> Iterator[Row]:
+def _framing_rows(frame: Frame) -> Iterator[DumpRow]:
     if not frame.framing:
         return
     try:
         infos = decode_frame_infos(frame.framing)
     except InvalidMessage:
-        yield Row("Framing extras", HEADER_SIZE, frame.framing)  # the error itself is shown below the rows
+        yield DumpRow("Framing extras", HEADER_SIZE, frame.framing)  # the error itself is shown below the rows
         return
     at = HEADER_SIZE
     for info in infos:
         size = len(info.data) + 1 + (info.id >= 15) + (len(info.data) >= 15)
         raw = frame.framing[at - HEADER_SIZE : at - HEADER_SIZE + size]
-        yield Row("Framing extra", at, raw, _info_note(info, frame.magic.is_response))
+        yield DumpRow("Framing extra", at, raw, _info_note(info, frame.magic.is_response))
         at += size
 
 
@@ -180,7 +190,7 @@ def _info_note(info: FrameInfo, response: bool) -> str:
     return f"{name} {number}" if 0 < len(info.data) <= 2 else f"{name} {_preview(info.data)}".rstrip()
 
 
-def _body_rows(dump: FrameDump) -> Iterator[Row]:
+def _body_rows(dump: FrameDump) -> Iterator[DumpRow]:
     frame = dump.frame
     assert frame is not None
     fields = fields_of(frame, dump.context)
@@ -193,7 +203,7 @@ def _body_rows(dump: FrameDump) -> Iterator[Row]:
             yield from _field_rows(declared, info, content[info.name], frame)
     if declared.key.document and dump.context.collections and dump.message:
         collection_id, key = keys.split_key(frame.key)
-        yield Row("collection", 0, b"", f"{collection_id}, key {_preview(key)}")
+        yield DumpRow("collection", 0, b"", f"{collection_id}, key {_preview(key)}")
     yield from _content_rows(dump.message)
 
 
@@ -209,32 +219,32 @@ def fields_of(frame: Frame, context: Context) -> tuple[Declaration, dict[str, An
         return None
 
 
-def _plain_rows(frame: Frame) -> Iterator[Row]:
+def _plain_rows(frame: Frame) -> Iterator[DumpRow]:
     for name, at, raw in (
         ("Extras", frame.extras_at, frame.extras),
         ("Key", frame.key_at, frame.key),
         ("Value", frame.value_at, frame.value),
     ):
         if raw:
-            yield Row(name, at, raw, _preview(raw))
+            yield DumpRow(name, at, raw, _preview(raw))
 
 
-def _field_rows(declared: Declaration, info: FieldInfo, content: Any, frame: Frame) -> Iterator[Row]:
+def _field_rows(declared: Declaration, info: FieldInfo, content: Any, frame: Frame) -> Iterator[DumpRow]:
     at = offset_of(declared, info.name, frame)
     raw = _bytes_at(frame, at, size_of(declared, info, frame))
     if isinstance(info.layout, Number):
-        yield Row(info.name, at, raw, _number_note(info, content))
+        yield DumpRow(info.name, at, raw, _number_note(info, content))
     elif isinstance(info.layout, Repeated):
         each = info.layout.struct.size
         for index, entry in enumerate(content):
             start = index * each
-            yield Row(f"{info.name}[{index}]", at + start, raw[start : start + each], _entry_note(info, entry))
-    elif isinstance(info.layout, Packed):
-        yield Row(info.name, at, raw, f"{len(content)} entries")
+            yield DumpRow(f"{info.name}[{index}]", at + start, raw[start : start + each], _entry_note(info, entry))
+    elif isinstance(info.layout, ValueCodec):
+        yield DumpRow(info.name, at, raw, f"{len(content)} entries")
         for index, entry in enumerate(content):
-            yield Row(f"  [{index}]", at, b"", _entry_note(info, entry))
+            yield DumpRow(f"  [{index}]", at, b"", _entry_note(info, entry))
     elif raw:
-        yield Row(info.name, at, raw, _preview(raw))
+        yield DumpRow(info.name, at, raw, _preview(raw))
 
 
 def _bytes_at(frame: Frame, at: int, size: int) -> bytes:
@@ -242,9 +252,9 @@ def _bytes_at(frame: Frame, at: int, size: int) -> bytes:
     return body[at - HEADER_SIZE : at - HEADER_SIZE + size]
 
 
-def _content_rows(message: Message | None) -> Iterator[Row]:
+def _content_rows(message: Message | None) -> Iterator[DumpRow]:
     if isinstance(message, SystemEvent):
-        yield Row("content", 0, b"", str(message.content()))
+        yield DumpRow("content", 0, b"", str(message.content()))
 
 
 def _number_note(info: FieldInfo, number: int) -> str:
@@ -351,7 +361,7 @@ def _body_json(frame: Frame, dump: FrameDump) -> dict[str, Any]:
 
 def _fields_json(declared: Declaration, content: dict[str, Any]) -> dict[str, Any]:
     whole = {declared.key_name}
-    if declared.rest and not isinstance(declared.rest.layout, Packed | Repeated):
+    if declared.rest and not isinstance(declared.rest.layout, ValueCodec | Repeated):
         whole.add(declared.rest.name)  # the value as it is: shown once, as ``value``
     names = (info.name for info in declared.fields if info.name in content and info.name not in whole)
     return {name: _plain(content[name]) for name in names}

@@ -55,8 +55,8 @@ _AT_VALUE_LEN, _AT_COLLECTION, _AT_EXTRA = packed.AT_VALUE_LEN, packed.AT_COLLEC
 _RECORD = packed.HEADER_SIZE
 _SUPERSEDED = packed.SUPERSEDED
 _KIND_MASK = 0x7F
-_LAST_DOCUMENT_KIND = int(packed.Kind.EXPIRATION)
-_SYSTEM_EVENT, _COMMIT = int(packed.Kind.SYSTEM_EVENT), int(packed.Kind.COMMIT)
+_LAST_DOCUMENT_KIND = int(packed.RecordKind.EXPIRATION)
+_SYSTEM_EVENT, _COMMIT = int(packed.RecordKind.SYSTEM_EVENT), int(packed.RecordKind.COMMIT)
 UNSEEN = -1  # a prepare or an abort, to who sees only what they lead to
 
 

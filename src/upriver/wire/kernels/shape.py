@@ -176,7 +176,7 @@ def shape_run(base, size, out, room, plan, work, state):
         kind = load8(r + packed.AT_KIND)
         if kind < packed.SUPERSEDED and load_le64(r + packed.AT_SEQNO) > word(plan, AFTER):
             kind = plain_kind(kind, r, word(frames, FRAME_BITS))
-            if kind > packed.Kind.EXPIRATION:
+            if kind > packed.RecordKind.EXPIRATION:
                 reason = SPECIAL
                 break
             if is_wanted(max(kind, 0), load_le32(r + packed.AT_COLLECTION), frames):

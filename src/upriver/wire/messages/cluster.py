@@ -8,36 +8,33 @@ from typing import Annotated, NamedTuple
 
 from upriver.errors import InvalidMessage
 from upriver.model import FailoverEntry, VbucketState
+from upriver.wire.checks import Context
 from upriver.wire.constants import ObserveState, Opcode, ServerOpcode
 from upriver.wire.cut import cut_bytes, cut_struct
 from upriver.wire.framing import Frame
 from upriver.wire.keys import split_key
-from upriver.wire.message import (
+from upriver.wire.layout import (
     JSON_OR_RAW,
     U8,
     U16,
     U32,
     U64,
     Broken,
-    Context,
-    Message,
     Number,
     OptI64,
     OptKey,
     OptU32,
     OptValue,
-    Packed,
     Presence,
     Repeated,
-    Response,
     Section,
     Value,
+    ValueCodec,
     ValueU8,
     ValueU16,
     ValueU64,
-    message,
-    response,
 )
+from upriver.wire.message import Message, Response, message, response
 
 _NO_CAS = Presence.FORBIDDEN
 
@@ -216,7 +213,7 @@ def _decode_key_states(data: bytes, offset: int) -> tuple[KeyState, ...]:
 class Observe(Message):
     """Is this key on disk, and under which CAS?"""
 
-    observed: Annotated[tuple[ObservedKey, ...], Packed(_encode_observed, _decode_observed)]
+    observed: Annotated[tuple[ObservedKey, ...], ValueCodec(_encode_observed, _decode_observed)]
 
     def rules(self) -> Iterator[Broken]:
         if not self.observed:
@@ -232,7 +229,7 @@ class Observe(Message):
 
 @response(Opcode.OBSERVE)
 class ObserveResponse(Response):
-    states: Annotated[tuple[KeyState, ...], Packed(_encode_key_states, _decode_key_states), ObserveState]
+    states: Annotated[tuple[KeyState, ...], ValueCodec(_encode_key_states, _decode_key_states), ObserveState]
 
 
 def _is_compaction(frame: Frame) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, FailoverEntry, VbucketState
+from upriver.wire.checks import Context
 from upriver.wire.constants import (
     Dialect,
     DurabilityLevel,
@@ -18,7 +19,7 @@ from upriver.wire.constants import (
     StreamFlag,
 )
 from upriver.wire.framing import Frame
-from upriver.wire.message import (
+from upriver.wire.layout import (
     ANY_DATATYPE,
     JSON_OR_RAW,
     U8,
@@ -26,21 +27,17 @@ from upriver.wire.message import (
     U32,
     U64,
     Broken,
-    Context,
     DocKey,
     Key,
-    Message,
     Number,
     OptValue,
     Presence,
     Repeated,
-    Response,
     Section,
     Value,
     ValueU64,
-    message,
-    response,
 )
+from upriver.wire.message import Message, Response, message, response
 
 FailoverEntries = Annotated[tuple[FailoverEntry, ...], Repeated("QQ", FailoverEntry, at_least=1)]
 
@@ -252,7 +249,7 @@ class SnapshotMarkerV22(Message):
 
 
 @message(Opcode.DCP_MUTATION, datatypes=ANY_DATATYPE)
-class Mutation(Message):
+class DcpMutation(Message):
     """A document was written."""
 
     by_seqno: U64
@@ -272,7 +269,7 @@ class Mutation(Message):
 
 
 @message(Opcode.DCP_DELETION, datatypes=DELETION_DATATYPES)
-class Deletion(Message):
+class DcpDeletion(Message):
     """A document was removed."""
 
     by_seqno: U64
@@ -340,7 +337,7 @@ class BufferAck(Message):
 
 
 @message(Opcode.DCP_CONTROL)
-class Control(Message):
+class DcpControl(Message):
     """Sets an option of a producer connection."""
 
     key: Key

@@ -9,7 +9,8 @@ from typing import Annotated, NamedTuple
 
 from upriver.errors import InvalidMessage
 from upriver.wire.constants import Opcode, SystemEventId
-from upriver.wire.message import U8, U64, Broken, Message, Number, OptKey, OptValue, Packed, Presence, message
+from upriver.wire.layout import U8, U64, Broken, Number, OptKey, OptValue, Presence, ValueCodec
+from upriver.wire.message import Message, message
 from upriver.wire.messages.flatbuffer import Column, Schema, read_table, write_table
 
 
@@ -289,7 +290,7 @@ def _decode_items(data: bytes, offset: int) -> tuple[CachedItem, ...]:
 class CacheTransfer(Message):
     """Documents from the producer's cache, in no order, before the stream proper begins."""
 
-    items: Annotated[tuple[CachedItem, ...], Packed(_encode_items, _decode_items)]
+    items: Annotated[tuple[CachedItem, ...], ValueCodec(_encode_items, _decode_items)]
 
     def rules(self) -> Iterator[Broken]:
         if not self.items:

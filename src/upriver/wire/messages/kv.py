@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
+from upriver.wire.checks import Context
 from upriver.wire.constants import MetaOption, Opcode
-from upriver.wire.message import (
+from upriver.wire.layout import (
     ANY_DATATYPE,
     U32,
     U64,
     Broken,
-    Context,
     DocKey,
-    Message,
     Number,
     OptKey,
     OptU8,
@@ -25,11 +24,9 @@ from upriver.wire.message import (
     OptU64,
     OptValue,
     Presence,
-    Response,
     ValueU64,
-    message,
-    response,
 )
+from upriver.wire.message import Message, Response, message, response
 
 _NO_CAS = Presence.FORBIDDEN
 

@@ -6,22 +6,8 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from upriver.wire.constants import Feature, Opcode
-from upriver.wire.message import (
-    JSON_OR_RAW,
-    U32,
-    Broken,
-    Key,
-    Message,
-    OptKey,
-    OptU32,
-    OptValue,
-    Presence,
-    Repeated,
-    Response,
-    ValueU16,
-    message,
-    response,
-)
+from upriver.wire.layout import JSON_OR_RAW, U32, Broken, Key, OptKey, OptU32, OptValue, Presence, Repeated, ValueU16
+from upriver.wire.message import Message, Response, message, response
 
 _NO_CAS = Presence.FORBIDDEN
 

@@ -9,22 +9,8 @@ from typing import Annotated, NamedTuple
 from upriver.errors import Status
 from upriver.wire.constants import DocFlag, Opcode, PathFlag
 from upriver.wire.cut import cut_bytes, cut_struct
-from upriver.wire.message import (
-    JSON_OR_RAW,
-    U16,
-    Broken,
-    DocKey,
-    Message,
-    Number,
-    OptU32,
-    OptU64,
-    OptValue,
-    Packed,
-    Presence,
-    Response,
-    message,
-    response,
-)
+from upriver.wire.layout import JSON_OR_RAW, U16, Broken, DocKey, Number, OptU32, OptU64, OptValue, Presence, ValueCodec
+from upriver.wire.message import Message, Response, message, response
 
 _NO_CAS = Presence.FORBIDDEN
 
@@ -140,7 +126,7 @@ class SubdocMultiLookup(Message):
 
     doc_flags: Annotated[int | None, Number("B", optional=True), DocFlag] = None
     key: DocKey = b""
-    specs: Annotated[tuple[LookupSpec, ...], Packed(_encode_lookups, _decode_lookups)] = ()
+    specs: Annotated[tuple[LookupSpec, ...], ValueCodec(_encode_lookups, _decode_lookups)] = ()
 
     def rules(self) -> Iterator[Broken]:
         yield from _count_rules(len(self.specs))
@@ -154,7 +140,7 @@ class SubdocMultiMutation(Message):
     user_flags: OptU32 = None  # of the document; newer clients say what its body is encoded as
     doc_flags: Annotated[int | None, Number("B", optional=True), DocFlag] = None
     key: DocKey = b""
-    specs: Annotated[tuple[MutationSpec, ...], Packed(_encode_mutations, _decode_mutations)] = ()
+    specs: Annotated[tuple[MutationSpec, ...], ValueCodec(_encode_mutations, _decode_mutations)] = ()
 
     def rules(self) -> Iterator[Broken]:
         yield from _count_rules(len(self.specs))
@@ -238,11 +224,11 @@ class SubdocMultiMutationResponse(Response):
 
     vbuuid: OptU64 = None
     seqno: OptU64 = None
-    results: Annotated[tuple[MutationResult, ...], Packed(_encode_mutation_results, _decode_mutation_results)] = ()
+    results: Annotated[tuple[MutationResult, ...], ValueCodec(_encode_mutation_results, _decode_mutation_results)] = ()
 
 
 @response(Opcode.SUBDOC_MULTI_LOOKUP)
 class SubdocMultiLookupResponse(Response):
     """One status and value per path."""
 
-    results: Annotated[tuple[LookupResult, ...], Packed(_encode_lookup_results, _decode_lookup_results)]
+    results: Annotated[tuple[LookupResult, ...], ValueCodec(_encode_lookup_results, _decode_lookup_results)]

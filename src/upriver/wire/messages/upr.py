@@ -13,23 +13,8 @@ from upriver.errors import Status
 from upriver.model import SEQNO_MAX
 from upriver.wire.constants import Dialect, Opcode, StreamFlag, UprStreamEndStatus, UprVbucketState
 from upriver.wire.framing import Frame
-from upriver.wire.message import (
-    ANY_DATATYPE,
-    U16,
-    U32,
-    U64,
-    Broken,
-    DocKey,
-    Message,
-    Number,
-    OptValue,
-    Repeated,
-    Response,
-    Section,
-    Value,
-    message,
-    response,
-)
+from upriver.wire.layout import ANY_DATATYPE, U16, U32, U64, Broken, DocKey, Number, OptValue, Repeated, Section, Value
+from upriver.wire.message import Message, Response, message, response
 from upriver.wire.messages.dcp import DELETION_DATATYPES, is_rollback
 
 MAX_VBUCKETS_PER_REQUEST = 63  # the answer's extras hold no more (12.2)

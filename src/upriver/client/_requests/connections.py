@@ -1,0 +1,52 @@
+"""Conversations with a node as the options of a connection say."""
+
+from __future__ import annotations
+
+import upriver
+from upriver.client._feed.reconnects import refusal
+from upriver.client.options import ConnectOptions
+from upriver.errors import StatusError
+from upriver.net import conversation
+from upriver.net.aio_conversation import AsyncConversation
+from upriver.net.conversation import Conversation
+from upriver.protocol.session import Credentials, FeedSettings, Session
+from upriver.protocol.topology import Address
+
+
+def make_session(options: ConnectOptions, feed: FeedSettings | None = None) -> Session:
+    """The handshake for a connection with these options."""
+    credentials = Credentials(options.username, options.password, options.allow_plain or options.tls)
+    return conversation.make_session(f"upriver/{upriver.__version__}", credentials, options.bucket, feed)
+
+
+def converse(address: Address, options: ConnectOptions, *, again: bool = False) -> Conversation:
+    """A blocking conversation with a node, its bucket selected.
+
+    ``again``: the cluster has accepted us before, so a bucket that is not there is a node that restarts.
+    """
+    try:
+        return Conversation(
+            address,
+            make_session(options),
+            connect_timeout_s=options.connect_timeout_s,
+            request_timeout_s=options.request_timeout_s,
+            tls=options.ssl_context(),
+        )
+    except StatusError as error:
+        raise refusal(error, address, again) from error
+
+
+async def converse_async(address: Address, options: ConnectOptions, *, again: bool = False) -> AsyncConversation:
+    """The same on asyncio."""
+    made = AsyncConversation(
+        address,
+        make_session(options),
+        connect_timeout_s=options.connect_timeout_s,
+        request_timeout_s=options.request_timeout_s,
+        tls=options.ssl_context(),
+    )
+    try:
+        await made.open()
+    except StatusError as error:
+        raise refusal(error, address, again) from error
+    return made

@@ -206,11 +206,11 @@ class _Demo:
         """Whether `current` alone has all that the fresh view has."""
         from deltalake import DeltaTable
 
-        from upriver.lake.read import read_arrow
+        from upriver.lake import read
 
         columns = ["_key", "_epoch", "_seqno"]
         current = DeltaTable(str(self.sync.lake / "current" / "shop.orders")).to_pyarrow_table(columns=columns)
-        fresh = read_arrow(str(self.sync.lake), "shop.orders").select(columns)
+        fresh = read(str(self.sync.lake), "shop.orders").select(columns)
         time.sleep(0.5)
         return bool(current.sort_by("_key").equals(fresh.sort_by("_key")))
 

@@ -13,7 +13,7 @@ from upriver.cli.lake_options import lake_options, sync_options
 from upriver.lake.report import counted
 
 if TYPE_CHECKING:
-    from upriver.lake.verify.judge import Comparison
+    from upriver.lake.verify.comparison import Comparison
 
 
 @click.command(cls=ConnectingCommand)
@@ -33,13 +33,13 @@ def verify(view: str, strict: bool, as_json: bool, **given: Any) -> None:
     A change after the offsets that the sync has committed counts as late, not as a difference. Exit code 0: equal; 1:
     something differs (its keys are shown), or could not be compared.
     """
-    from upriver.lake.verify.judge import verify as compare
+    from upriver.lake import compare
 
     found = compare(sync_options(given), view=view)
     wrong = False
     for result in found:
         wrong |= not result.equal or (strict and result.late > 0)
-        click.echo(json.dumps(result.plain()) if as_json else _sentence(result))
+        click.echo(json.dumps(result.to_json()) if as_json else _sentence(result))
     if not as_json:
         total = sum(result.differences for result in found)
         judged = "current with its tail" if view == "fresh" else "current alone, without its tail"
@@ -48,7 +48,7 @@ def verify(view: str, strict: bool, as_json: bool, **given: Any) -> None:
 
 
 def _sentence(result: Comparison) -> str:
-    from upriver.lake.verify.judge import KINDS, MAX_KEYS
+    from upriver.lake.verify.comparison import KINDS, MAX_KEYS
 
     rows = f"{result.table_rows:,} rows" if result.has_table else "no table"
     text = f"{result.name}: {result.bucket_rows:,} documents, {rows}: "

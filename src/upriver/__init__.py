@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from upriver.version import __version__
+
 if TYPE_CHECKING:
     from upriver import aio, errors, lake, spark, testing
     from upriver.client._feed.blocking_feed import ChangeFeed
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from upriver.client.shared_values import SharedDocument, SharedFile, SharedRow
     from upriver.model import Document, FailoverLog, OnRollback
     from upriver.protocol.position import Position
-
-__version__ = "0.1.0"
 
 _MODULES = ("aio", "errors", "lake", "spark", "testing")
 

@@ -1,7 +1,7 @@
-"""Where positions are kept between two lives of a reader: a file, an SQLite database, or documents in a bucket.
+"""Checkpoints: positions that are kept between two lives of a reader, in a file, an SQLite database or a bucket.
 
 A store keeps one value per name. Saving replaces it in one step, so that a crash leaves the old or the new one. What
-cannot be read raises ``CorruptCheckpoint``; ``delete()`` is the way on, and means reading from the beginning.
+cannot be read raises ``CorruptCheckpoint``; after ``delete()``, everything is read from the beginning.
 """
 
 from __future__ import annotations
@@ -84,8 +84,10 @@ class FileCheckpoint:
 
 
 class SqliteCheckpoint:
-    """A row of the table ``upriver_checkpoints``. With ``connection``, it is part of the caller's transactions:
-    commit positions together with what was made of the changes, and neither is ever ahead of the other.
+    """A row of the table ``upriver_checkpoints`` of an SQLite database.
+
+    With ``connection``, saving is part of the caller's transactions: commit the positions together with what was made
+    of the changes, and neither is ever ahead of the other.
     """
 
     def __init__(

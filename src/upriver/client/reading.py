@@ -1,7 +1,7 @@
-"""What to read of a bucket, as one frozen dataclass, and how that becomes stream requests.
+"""What a feed reads of a bucket, as one frozen dataclass, and the stream requests that it leads to.
 
-Names of collections are looked up when reading begins, and again when they are gone, so that a collection which is
-dropped and created anew is followed.
+Names of collections are looked up when a feed is opened, and again when they are gone, so that a collection which is
+dropped and created again is followed.
 """
 
 from __future__ import annotations
@@ -212,9 +212,9 @@ def _starts(operations: Operations, read: FeedOptions, wanted: Iterable[int]) ->
 
 
 def missed(operations: Operations, read: FeedOptions) -> Operation[list[FeedOptions]]:
-    """What was not read up to the positions where reading is to begin, because another filter was used until then.
+    """Feeds for what the positions to start at lack, because they were reached with a narrower filter.
 
-    Read it first, from the beginning. A stream has one filter and one start, so it takes streams of its own.
+    They are to be read first. A stream has one filter and one start, so this takes streams of its own.
     """
     if not isinstance(read.start, Positions):
         return []

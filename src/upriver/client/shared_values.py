@@ -1,7 +1,7 @@
 """A JSON object that several processes change, one at a time: in a file, an SQLite database, or a document.
 
 ``update`` gives the old value to a function and stores what it returns; an exception in it changes nothing, nor does
-returning the old value itself. The function may be called more than once, when somebody else was quicker.
+returning the old value itself. The function is called again if another process was quicker.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class SharedDocument:
             try:
                 self._write(json.dumps(new).encode(), cas)
             except (KeyExists, KeyNotFound):
-                continue  # somebody else was quicker
+                continue  # another process was quicker
             return new
 
     def _write(self, value: bytes, cas: int) -> None:

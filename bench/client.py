@@ -110,9 +110,9 @@ def _request(rounds: int) -> dict[str, Any]:
 
 
 def blocking_arrow(port: int, total: int, rounds: int) -> int:
-    from upriver.client.blocking import connect
+    import upriver
 
-    with connect(f"couchbase://127.0.0.1:{port}") as db:
+    with upriver.connect(f"couchbase://127.0.0.1:{port}") as db:
         return sum(batch.num_rows for batch in db.change_batches(**_request(rounds)))
 
 

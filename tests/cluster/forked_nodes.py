@@ -100,9 +100,7 @@ def _serve_forks(requests: socket.socket) -> None:
     import_module("upriver.node.server")
     from upriver.cli import cli
     from upriver.node import warmup
-    from upriver.node.commands import handlers as commands
 
-    commands.register_all()
     warmup.warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     while True:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+Advance = Callable[[int, int], None]
+
 
 @contextmanager
-def progress_bar(
-    what: str, total: int, *, quiet: bool = False, unit: str = "rows"
-) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function: how far we are of ``total``, and how many more rows that were."""
+def progress_bar(what: str, total: int, *, quiet: bool = False, unit: str = "rows") -> Iterator[Advance]:
+    """A bar; call what it gives with how much of ``total`` is done, and how many rows were added."""
     if quiet:
         yield lambda done, rows: None
         return

@@ -1,6 +1,6 @@
-"""``upriver replicate``: keeps streams between two clusters (or nodes) up, and says how far each vbucket is.
+"""``upriver replicate``: keeps streams between two clusters (or nodes) open, and reports how far each vbucket is.
 
-Everything that the consumer and the producer say to each other passes through this process untouched.
+The bytes between consumer and producer pass through this process unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from upriver.client.blocking import Database
 from upriver.client.options import ConnectOptions
 from upriver.cluster.connection import ReplicationConnection
-from upriver.cluster.relay import RelayEvent, Seen, Side
+from upriver.cluster.relay import RelayEvent, SeenMessage, Side
 from upriver.errors import ConfigError, Status, StatusError, UpriverError
 from upriver.model import VbucketState
 from upriver.protocol.topology import Address
@@ -23,14 +23,14 @@ from upriver.wire.messages.dcp import StreamEnd
 from upriver.wire.messages.upr import UprStreamEnd
 
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-MISSING_S = 30.0  # that a vbucket may be on the move
-AT_ONCE = 128  # handshakes that are under way at the same time
+MISSING_S = 30.0  # how long a vbucket may be active nowhere because it moves
+AT_ONCE = 128  # stream handshakes at the same time
 Pair = tuple[Address, Address]
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far the replication is: seqnos at the source, and of what has passed, by vbucket."""
+class ReplicationProgress:
+    """How far the replication is: by vbucket, the seqno at the source and the last one that was forwarded."""
 
     source: dict[int, int] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)  # active nowhere at the source when it was last asked
@@ -64,12 +64,14 @@ class ThirdParty:
         self.vbuckets = sorted(range(count) if vbuckets is None else set(vbuckets))
         if self.vbuckets and self.vbuckets[-1] >= count:
             raise ConfigError(f"there is no vbucket {self.vbuckets[-1]}: the last is {count - 1}")
-        self.progress = Progress(source=dict.fromkeys(self.vbuckets, 0))
+        self.progress = ReplicationProgress(source=dict.fromkeys(self.vbuckets, 0))
         self._connections: dict[Pair, ReplicationConnection] = {}
         self._missing_since = time.monotonic()
 
-    async def run(self, on_progress: Callable[[Progress], None], *, once: bool = False, every_s: float = 0.5) -> None:
-        """Replicate; with ``once`` until everything that the source has at some moment has passed."""
+    async def run(
+        self, on_progress: Callable[[ReplicationProgress], None], *, once: bool = False, every_s: float = 0.5
+    ) -> None:
+        """Replicate; with ``once``, stop as soon as everything that the source has was forwarded."""
         async with asyncio.TaskGroup() as group:
             pairs = [group.create_task(self._keep_up(pair, vbs)) for pair, vbs in self._pairs().items()]
             while True:
@@ -106,7 +108,7 @@ class ThirdParty:
                     self.progress.passed[vb] = seqno
 
     def _look_for_missing(self, missing: set[int]) -> None:
-        """What is on the move comes back; what stays away, nobody can replicate. Other vbuckets do not matter."""
+        """Raise if one of our vbuckets has been active nowhere for too long to be on the move."""
         self.progress.missing = missing
         if not missing:
             self._missing_since = time.monotonic()
@@ -114,7 +116,7 @@ class ThirdParty:
             raise UpriverError(f"vbucket {min(missing)} is active at no node of the source")
 
     async def _keep_up(self, pair: Pair, vbuckets: list[int]) -> None:
-        """One connection; when it breaks, another."""
+        """Keep one pair of nodes connected, again and again."""
         delay = RETRY_S
         while True:
             began = time.monotonic()
@@ -146,12 +148,12 @@ class ThirdParty:
             await connection.close()
 
     def _seen(self, event: RelayEvent, ended: asyncio.Queue[int]) -> None:
-        if isinstance(event, Seen) and isinstance(event.message, StreamEnd | UprStreamEnd):
+        if isinstance(event, SeenMessage) and isinstance(event.message, StreamEnd | UprStreamEnd):
             self.progress.streaming.discard(event.message.vbucket)
             ended.put_nowait(event.message.vbucket)
 
     async def _renew(self, connection: ReplicationConnection, ended: asyncio.Queue[int]) -> None:
-        """Until the connection is gone: streams that end begin again."""
+        """Open streams again that end, until the connection closes."""
         gone = asyncio.ensure_future(connection.wait_closed())
         try:
             while True:

@@ -117,7 +117,7 @@ class Memory:
 
     def release(self, conn: ClientConnection) -> None:
         for waiting in self._shares.release(conn, time.monotonic()):
-            waiting.memory_is_there()
+            waiting.memory_granted()
 
     def unread(self, conn: ClientConnection, size: int) -> None:
         for leaving in self._unread.hold(conn, size):

@@ -1,8 +1,8 @@
-"""One client connection: bytes in, requests to their handlers, answers out in order (asyncio protocol).
+"""One client connection: bytes in, requests to their handlers, answers out in order (an asyncio protocol).
 
-Everything that arrived in one receive is answered with one send. A handler that has to wait holds back the requests
-behind it, so that answers keep the order of requests; on a DCP connection only its own answer waits. A client that
-does not read its answers is not read from either.
+All requests of one receive are answered with one send. A handler that has to wait holds back the requests behind it,
+so that answers keep the order of requests; on a DCP connection only its own answer waits. A client that does not read
+its answers is not read from either.
 """
 
 from __future__ import annotations
@@ -11,38 +11,36 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from upriver.errors import FramingError, InvalidMessage, NoBucket, Status, StatusError
-from upriver.model import Datatype
 from upriver.node import dispatch, log, tracing
 from upriver.node.access.roles import Access, Privilege
 from upriver.node.commands import answers, kv_fast
-from upriver.node.commands.stored_values import body_of
-from upriver.wire import Context, Message
-from upriver.wire.constants import Feature, RequestFrameId
+from upriver.wire import Context
+from upriver.wire.constants import Feature
 from upriver.wire.framing import HEADER, HEADER_SIZE, MAX_FRAME, MAX_UNAUTHENTICATED_FRAME, Frame, cut_frame, frame_size
 from upriver.wire.keys import split_key
 
 if TYPE_CHECKING:
+    from upriver.node.access.auth import ScramExchange
     from upriver.node.buckets import NodeBucket
     from upriver.node.dcp.consumer import ConsumerRole
-    from upriver.node.dcp.producer import Producer
+    from upriver.node.dcp.producer import ProducerRole
     from upriver.node.server import Node
     from upriver.store import Stored, VBucket
 
-DCP_OUTPUT = 32  # in units of the output limit: a turn of the producer and one large document fit in
-TURN_S = 0.003  # requests of one connection, before the others have a turn
-LARGE_REQUEST = 1 << 17  # from here on a request needs a share of the memory for unfinished ones
-MOST_INPUT = 1 << 20  # unread requests of a connection that waits only for its next turn
+DCP_OUTPUT = 32  # in units of the output limit: room for a turn of the producer and one large document
+TURN_S = 0.003  # how long one connection's requests are handled before the other connections get a turn
+LARGE_REQUEST = 1 << 17  # a request of this size or more needs a share of the memory for unfinished requests
+MOST_INPUT = 1 << 20  # bytes of requests kept for a connection that only waits for its next turn
 _numbers = itertools.count(1)
 _RESPONSE = 0x81
 _REQUEST = 0x80
-_MUTATION_FRAMES = frozenset({RequestFrameId.DURABILITY, RequestFrameId.PRESERVE_TTL})
 
 
 class Answerable(Protocol):
-    """What an answer needs of the request: a message, or the frame that could not become one."""
+    """What an answer needs to know of a request: a message, or a frame that could not be decoded."""
 
     @property
     def opcode(self) -> int: ...
@@ -51,7 +49,7 @@ class Answerable(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """The state of one client, and the doors that command modules use."""
+    """The state of one client, and what handlers need of it."""
 
     def __init__(self, node: Node, tls: bool = False) -> None:
         self.node = node
@@ -63,14 +61,13 @@ class ClientConnection(asyncio.Protocol):
         self.user = ""
         self.authenticated = False
         self.access = Access()  # of the user
-        self.privileges = 0  # of the user in the selected bucket; these two for the short way of kv_fast
-        self.may_read = self.may_write = False
-        self.sasl: object | None = None
+        self.privileges = 0  # of the user in the selected bucket
+        self.sasl: ScramExchange | None = None
         self.features: frozenset[int] = frozenset()
-        self.tracing = False  # every answer says how long it took
+        self.tracing = False  # whether every answer says how long it took
         self.context = Context(datatypes=0, check_values=True)
         self.bucket: NodeBucket | None = None
-        self.dcp: Producer | ConsumerRole | None = None
+        self.dcp: ProducerRole | ConsumerRole | None = None
         self.receive_raw: Callable[[bytes | memoryview], None] | None = None  # a consumer takes its bytes in bulk
         self.map_revision_sent = (0, 0)  # of the cluster map that the last NOT_MY_VBUCKET carried
         self.created = self.last_received = self.last_progress = time.monotonic()
@@ -93,9 +90,9 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        # Zero: write() then sends at once, and what it could not send pauses us until the very last byte has gone.
-        # Only so may the producer write over its buffer again.
-        self.transport.set_write_buffer_limits(high=1 if self.tls else 0)  # an empty TLS transport is at 0, and pauses
+        # With a limit of 0, write() sends at once, and what it could not send pauses writing until the last byte is
+        # sent; only then may the producer write over its buffer. TLS: an empty transport is at 0 and would pause.
+        self.transport.set_write_buffer_limits(high=1 if self.tls else 0)
         self.host, port, *_ = self.transport.get_extra_info("peername") or ("?", 0)
         self.peer = f"{self.host}:{port}"
         self.node.connected(self)
@@ -138,14 +135,14 @@ class ClientConnection(asyncio.Protocol):
             task.cancel()
         if self.dcp is not None:
             self.dcp.close()
-            self.dcp = self.receive_raw = None  # which lead back to us; so all of it is freed now
+            self.dcp = self.receive_raw = None  # both refer to this connection; without the cycle all is freed now
         self.node.disconnected(self, str(exc) if exc else "end of stream")
 
     # ------------------------------------------------------------------------------------------ requests
 
     @property
     def _held(self) -> bool:
-        """Requests have to wait: for an answer that is under way, or for the client to read."""
+        """Whether requests have to wait: for an answer that is under way, or for the client to read."""
         if self.closed or self._yielded:
             return True
         if self.dcp is None:
@@ -153,61 +150,61 @@ class ClientConnection(asyncio.Protocol):
         limits = self.node.options.limits
         if self._waiting >= limits.parked_ops or self._waiting_bytes > DCP_OUTPUT * limits.output_bytes:
             return True
-        # Acknowledgements must be read while data waits to be sent; a flood of other requests must not.
+        # Acknowledgements must be read while data waits to be sent, but not a flood of other requests.
         return self._write_paused and self.transport.get_write_buffer_size() > DCP_OUTPUT * limits.output_bytes
 
     def _take_frames(self) -> None:
+        """Handle every complete frame of the input, in order, until the turn is over or requests have to wait."""
         if self._taking:
             return
         self._taking = True
-        taken = 0
+        data, at, end, clock = self._input, 0, len(self._input), time.monotonic
+        deadline = clock() + TURN_S
         try:
-            taken = self._take_all()
+            while end - at >= HEADER_SIZE and not self._held:
+                size = frame_size(data, at, self._limit)
+                if end - at < size:
+                    if size > LARGE_REQUEST and not self._share:
+                        self._ask_for_memory(size)
+                    break
+                if self._share:
+                    self._give_memory_back()
+                if self.tracing:
+                    tracing.begin()
+                fast = kv_fast.HANDLERS.get(data[at + 1]) if data[at] == _REQUEST else None
+                try:
+                    if fast is None or not fast(self, data, at, size):
+                        self.handle(cut_frame(data, at))
+                except Exception:  # such as a damaged file of the store: it must not cost the client its connection
+                    self._fail_unexpectedly(cut_frame(data, at))
+                at += size
+                if self.receive_raw is not None:
+                    rest, at = bytes(memoryview(data)[at:]), end
+                    self.receive_raw(rest)
+                    break
+                if clock() > deadline:
+                    self._yield()
+                if self._output_bytes > self.node.options.limits.output_bytes:
+                    self.flush()
         except FramingError as error:
             self.close(f"broken frame: {error}")
         finally:
             self._taking = False
-            self._forget_input(taken)
+            if at == end or self.closed:
+                self._input = b""
+            elif isinstance(data, bytes):
+                self._input = data[at:]
+            else:
+                del data[:at]
             self.flush()
         self._throttle()
-
-    def _take_all(self) -> int:
-        """Handle every complete frame; returns how many bytes they were."""
-        data, at, end = self._input, 0, len(self._input)
-        fast, clock = kv_fast.HANDLERS, time.monotonic
-        deadline = clock() + TURN_S
-        while end - at >= HEADER_SIZE and not self._held:
-            size = frame_size(data, at, self._limit)
-            if end - at < size:
-                if size > LARGE_REQUEST and not self._share:
-                    self._ask_for_memory(size)
-                break
-            if self._share:
-                self._give_memory_back()
-            if self.tracing:
-                tracing.begin()
-            handler = fast.get(data[at + 1]) if data[at] == _REQUEST else None
-            try:
-                if handler is None or not handler(self, data, at, size):
-                    self.handle(cut_frame(data, at))
-            except Exception:  # of the store's: a damaged file must not cost the reader its connection
-                self._fail_unexpectedly(cut_frame(data, at))
-            at += size
-            if self.receive_raw is not None:
-                self.receive_raw(bytes(memoryview(data)[at:]))
-                return end
-            if clock() > deadline:
-                self._yield()
-            if self._output_bytes > self.node.options.limits.output_bytes:
-                self.flush()
-        return at
 
     def _ask_for_memory(self, size: int) -> None:
         self._share = self.node.memory.ask(self, size)
         self._starved = not self._share
 
-    def memory_is_there(self) -> None:
-        """The rest of a large request may come now."""
+    def memory_granted(self) -> None:
+        """There is memory for the rest of a large request now."""
         self._share, self._starved = True, False
         self._throttle()
 
@@ -216,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
         self.node.memory.release(self)
 
     def _yield(self) -> None:
-        """Let the other connections have a turn before the rest of the requests."""
+        """Give the other connections a turn before the rest of the requests."""
         self._yielded = True
         self.node.loop.call_soon(self._after_yield)
 
@@ -224,16 +221,8 @@ class ClientConnection(asyncio.Protocol):
         self._yielded = False
         self._go_on()
 
-    def _forget_input(self, taken: int) -> None:
-        if taken == len(self._input) or self.closed:
-            self._input = b""
-        elif isinstance(self._input, bytes):
-            self._input = self._input[taken:]
-        else:
-            del self._input[:taken]
-
     def _throttle(self) -> None:
-        """Read no more while requests have to wait; the kernel's buffers then slow the client."""
+        """Stop reading while requests have to wait, so that TCP slows the client down."""
         if self.closed:
             return
         if self._starved or (self._held and (len(self._input) > MOST_INPUT if self._yielded else self._input)):
@@ -246,6 +235,7 @@ class ClientConnection(asyncio.Protocol):
             self._take_frames()
 
     def handle(self, frame: Frame) -> None:
+        """Answer one request, now or when its handler is done."""
         try:
             pending = dispatch.dispatch(self, frame)
         except (StatusError, InvalidMessage) as error:
@@ -258,7 +248,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _fail_unexpectedly(self, frame: Frame) -> None:
         log.failure("request_failed", connection=self.id, opcode=f"0x{frame.opcode:02x}")
-        self.fail(frame, Status.EINTERNAL, "internal error")
+        answers.fail(self, frame, Status.EINTERNAL, "internal error")
 
     def _wait_for(self, frame: Frame, pending: Awaitable[None]) -> None:
         self._waiting += 1
@@ -274,7 +264,7 @@ class ClientConnection(asyncio.Protocol):
             answers.fail_with(self, frame, error)
         except asyncio.CancelledError:
             if not self.closed:
-                self.fail(frame, Status.ETMPFAIL, "the bucket is closing")
+                answers.fail(self, frame, Status.ETMPFAIL, "the bucket is closing")
         except Exception:
             self._fail_unexpectedly(frame)
         finally:
@@ -285,13 +275,14 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------ answers
 
     def write(self, data: bytes) -> None:
-        """Bytes to the client, behind everything written before."""
+        """Send bytes to the client, after everything written before."""
         self._output.append(data)
         self._output_bytes += len(data)
         if not self._taking:
             self.flush()
 
     def flush(self) -> None:
+        """Send what was written so far."""
         if self._output and not self.closed:
             data = b"".join(self._output) if len(self._output) > 1 else self._output[0]
             self._output.clear()
@@ -302,6 +293,7 @@ class ClientConnection(asyncio.Protocol):
         self, request: Answerable, *, extras: bytes = b"", key: bytes = b"", value: bytes = b"", cas: int = 0,
         datatype: int = 0, status: int = 0,
     ) -> None:  # fmt: skip
+        """Answer a request; without a status, that it succeeded."""
         if self.bucket is not None:
             self.bucket.responses[status] += 1
         body = len(extras) + len(key) + len(value)
@@ -312,10 +304,6 @@ class ClientConnection(asyncio.Protocol):
                 _RESPONSE, request.opcode, len(key), len(extras), datatype, status, body, request.opaque, cas
             )
         self.write(b"".join((head, extras, key, value)) if body else head)
-
-    def fail(self, request: Answerable, status: Status, context: str = "") -> None:
-        """An error answer, remapped for clients without extended errors; may end the connection instead (1.6)."""
-        answers.fail(self, request, status, context)
 
     def close(self, reason: str) -> None:
         """Send what is queued, then disconnect."""
@@ -333,7 +321,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.abort()
 
     def note_progress(self, now: float) -> None:
-        """A slow reader is not a dead one: what waits for it gets less, if only by a few bytes."""
+        """See whether the client has read anything: one that reads slowly is not idle."""
         unsent = self.transport.get_write_buffer_size()
         if unsent < self._unsent:
             self.last_progress = now
@@ -353,30 +341,26 @@ class ClientConnection(asyncio.Protocol):
         self.node.connection_limits.logged_in(self)
 
     def forget_user(self) -> None:
-        """Back to the limits of a stranger."""
+        """Back to the limits of a connection that has not logged in."""
         self.authenticated, self.user = False, ""
         self._limit = MAX_UNAUTHENTICATED_FRAME
         self.grant(Access())
 
     def grant(self, access: Access) -> None:
-        """What the user may do has changed. A DCP connection that is no longer allowed ends."""
+        """Set what the user may do. A DCP connection that is no longer allowed ends."""
         self.access = access
         self._update_privileges()
         if self.dcp is not None and not self.privileges & (Privilege.DCP_PRODUCER | Privilege.DCP_CONSUMER):
             self.abort("its user may no longer use DCP here")
 
     def select(self, bucket: NodeBucket | None) -> None:
-        """Make it the bucket of the requests that follow."""
+        """Set the bucket that the following requests mean."""
         self.bucket = bucket
         self._update_privileges()
 
     def _update_privileges(self) -> None:
         found = self.access.outside if self.bucket is None else self.access.inside(self.bucket.name)
         self.privileges = int(found)
-        self.may_read, self.may_write = bool(found & Privilege.READ), bool(found & Privilege.WRITE)
-
-    def has(self, feature: Feature) -> bool:
-        return feature in self.features
 
     def require_bucket(self) -> NodeBucket:
         if self.bucket is None:
@@ -390,36 +374,8 @@ class ClientConnection(asyncio.Protocol):
         """Collection id and logical key of a document key."""
         return split_key(key) if self.context.collections else (0, key)
 
-    def datatype_out(self, datatype: int, value: bytes) -> tuple[int, bytes]:
-        """A stored value as this client may see it in a GET: never xattrs, snappy and JSON as HELLO agreed."""
-        if datatype & Datatype.XATTR or (datatype & Datatype.SNAPPY and not self.context.datatypes & Datatype.SNAPPY):
-            value = body_of(datatype, value)
-            datatype &= Datatype.JSON
-        return datatype & self.context.datatypes, value
-
-    def mutation_extras(self, stored: Stored) -> bytes:
-        """The mutation token, where HELLO asked for it."""
+    def mutation_token(self, stored: Stored) -> bytes:
+        """Where in history a write is, for a client that asked HELLO for it: the extras of its answer."""
         if Feature.MUTATION_SEQNO not in self.features:
             return b""
         return stored.vbuuid.to_bytes(8, "big") + stored.seqno.to_bytes(8, "big")
-
-    def frame_info(self, request: Message, wanted: RequestFrameId) -> bytes | None:
-        for info in request.frame_infos:
-            if info.id == wanted:
-                return info.data
-        return None
-
-    def preserve_ttl(self, request: Message) -> bool:
-        return bool(request.frame_infos) and self.frame_info(request, RequestFrameId.PRESERVE_TTL) is not None
-
-    def durability(self, request: Message) -> int | None:
-        """The durability level asked for, or None."""
-        data = self.frame_info(request, RequestFrameId.DURABILITY) if request.frame_infos else None
-        return data[0] if data else None
-
-    @staticmethod
-    def is_quiet(request: Answerable) -> bool:
-        return request.opcode in dispatch.QUIET
-
-    def stats(self) -> dict[str, Any]:
-        return {"connection": self.id, "peer": self.peer, "user": self.user, "agent": self.agent}

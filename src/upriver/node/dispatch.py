@@ -1,56 +1,83 @@
-"""From a frame to its handler: the gates of ``protocol.md`` 1.6, then a table from message class to function."""
+"""From a frame to its handler: every check of ``protocol.md`` 1.6 in order, then a table of handlers by message class.
+
+A handler is a function of the connection and one message; mypy checks that the two belong together. It answers and
+returns None, or returns an awaitable that answers later. A ``StatusError`` that it raises becomes the answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from upriver.errors import AccessDenied, InvalidArguments, NoBucket, NotSupported, Status, UnknownCommand
+from upriver.errors import (
+    AccessDenied,
+    InvalidArguments,
+    NoBucket,
+    NotMyVbucket,
+    Status,
+    TemporaryFailure,
+    UnknownCommand,
+)
+from upriver.model import VbucketState
 from upriver.node.access.roles import NEEDED, Privilege, lacking
 from upriver.wire import Frame, Message, Opcode, OtherResponse, decode
-from upriver.wire.constants import Magic, OpenFlag, RequestFrameId, ServerOpcode
+from upriver.wire.constants import DCP_OPCODES, Magic, OpenFlag, RequestFrameId, ServerOpcode
 from upriver.wire.messages.dcp import Open as DcpOpen
 
 if TYPE_CHECKING:
     from upriver.node.connection import ClientConnection
+    from upriver.store import VBucket
 
-Handler = Callable[["ClientConnection", Any], Awaitable[None] | None]
+M = TypeVar("M", bound=Message)
+Pending = Awaitable[None] | None  # what a handler returns: None if it has answered
+Handler = Callable[["ClientConnection", Any], Pending]
 
-QUIET = frozenset(
-    {
-        Opcode.GETQ, Opcode.GETKQ, Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.INCREMENTQ,
-        Opcode.DECREMENTQ, Opcode.QUITQ, Opcode.FLUSHQ, Opcode.APPENDQ, Opcode.PREPENDQ, Opcode.GATQ,
-        Opcode.GETQ_META, Opcode.SETQ_WITH_META, Opcode.ADDQ_WITH_META, Opcode.DELQ_WITH_META,
-    }
-)  # fmt: skip
 _BEFORE_LOGIN = frozenset(
     {Opcode.HELLO, Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP, Opcode.GET_ERROR_MAP}
 )
-_SUBDOC_WRITES = frozenset({*range(Opcode.SUBDOC_DICT_ADD, Opcode.SUBDOC_COUNTER + 1), Opcode.SUBDOC_MULTI_MUTATION,
-                            Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR})  # fmt: skip
-_COUNTERS = frozenset({Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ})
-_WITH_TTL = _SUBDOC_WRITES | _COUNTERS | {
-    Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ,
-}  # fmt: skip
-_DURABLE = _WITH_TTL | {
-    Opcode.DELETE, Opcode.DELETEQ, Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ,
-}  # fmt: skip
 _IMPERSONATION = frozenset(
     {RequestFrameId.IMPERSONATE_USER, RequestFrameId.IMPERSONATE_PRIVILEGE, RequestFrameId.IMPERSONATE_TOKEN}
 )
-_FIRST_DCP, _LAST_DCP = Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END
-
-_handlers: dict[type[Message], Handler] = {}
-_bucketless: set[type[Message]] = set()
-
-
-def register(handlers: dict[Any, Handler], bucketless: frozenset[type[Message]] = frozenset()) -> None:
-    """Add a module's commands; ``bucketless`` are those that need no bucket."""
-    _handlers.update(handlers)
-    _bucketless.update(bucketless)
+_READS = frozenset(
+    {
+        Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GET_META, Opcode.GETQ_META, Opcode.SUBDOC_GET,
+        Opcode.SUBDOC_EXISTS, Opcode.SUBDOC_GET_COUNT, Opcode.SUBDOC_MULTI_LOOKUP,
+    }
+)  # fmt: skip
 
 
-def dispatch(conn: ClientConnection, frame: Frame) -> Awaitable[None] | None:
+class Command(NamedTuple):
+    """One row of the table: a message and its handler."""
+
+    message: type[Message]
+    handler: Callable[..., Pending]
+    needs_bucket: bool = True
+    on_active: bool = False  # the handler also takes the active vbucket
+
+
+def command(
+    message: type[M], handler: Callable[[ClientConnection, M], Pending], *, needs_bucket: bool = True
+) -> Command:
+    """A command that any connection may send, by default with a bucket selected."""
+    return Command(message, handler, needs_bucket)
+
+
+def document_command(message: type[M], handler: Callable[[ClientConnection, M, VBucket], Pending]) -> Command:
+    """A command that only the active vbucket carries out."""
+    return Command(message, handler, on_active=True)
+
+
+def table(*modules: Iterable[Command]) -> dict[type[Message], Command]:
+    """All commands by message class, quiet and other variants included; a later row replaces an earlier one."""
+    found: dict[type[Message], Command] = {}
+    for commands in modules:
+        for each in commands:
+            variants = each.message.variants.values()
+            found.update({variant: each for variant in variants if issubclass(variant, each.message)})
+    return found
+
+
+def dispatch(conn: ClientConnection, frame: Frame) -> Pending:
     """Check, decode and handle one frame; raises the error that answers it."""
     if frame.magic.is_response:
         _response(conn, frame)
@@ -61,37 +88,58 @@ def dispatch(conn: ClientConnection, frame: Frame) -> Awaitable[None] | None:
     if not conn.authenticated and frame.opcode not in _BEFORE_LOGIN:
         raise AccessDenied
     request = decode(frame, conn.context)
-    if _FIRST_DCP <= request.opcode <= _LAST_DCP and conn.dcp is None and request.opcode != Opcode.DCP_OPEN:
+    opcode = request.opcode
+    if opcode in DCP_OPCODES and conn.dcp is None and opcode != Opcode.DCP_OPEN:
         raise InvalidArguments("not a DCP connection: open it first")
-    entry = _entry_of(type(request))
-    if entry is None:
+    found = conn.node.commands.get(type(request))
+    if found is None:
         raise UnknownCommand
-    if request.frame_infos:
-        _check_frame_infos(request)
-    handler, needs_bucket = entry
-    if needs_bucket and conn.bucket is None:
+    if request.frame_infos and any(info.id in _IMPERSONATION for info in request.frame_infos):
+        raise AccessDenied("no user may act for another here")
+    if conn.bucket is None and found.needs_bucket:
         raise NoBucket
-    needed = _privilege(request)
+    needed = NEEDED.get(opcode, 0)
+    if isinstance(request, DcpOpen):
+        needed = Privilege.DCP_PRODUCER if request.flags & OpenFlag.PRODUCER else Privilege.DCP_CONSUMER
     if needed & ~conn.privileges:
         raise AccessDenied(lacking(Privilege(needed & ~conn.privileges)))
-    return handler(conn, request)
+    return on_active(conn, request, found.handler) if found.on_active else found.handler(conn, request)
 
 
-def _privilege(request: Message) -> int:
-    if isinstance(request, DcpOpen):
-        return Privilege.DCP_PRODUCER if request.flags & OpenFlag.PRODUCER else Privilege.DCP_CONSUMER
-    return NEEDED.get(request.opcode, 0)
+def on_active(
+    conn: ClientConnection, request: M, handler: Callable[[ClientConnection, M, VBucket], Pending]
+) -> Pending:
+    """Call a handler with the active vbucket (7.4), for a durable write in the mode that only prepares it.
+
+    A command for a pending vbucket waits until its state has changed.
+    """
+    bucket = conn.require_bucket()
+    if not bucket.traffic:
+        raise TemporaryFailure("traffic is disabled")
+    vbucket = bucket.store.vbucket(request.vbucket)
+    if vbucket.state is VbucketState.PENDING:
+        return _when_not_pending(conn, request, handler)
+    if vbucket.state is not VbucketState.ACTIVE:
+        raise NotMyVbucket
+    if bucket.backed_up and request.vbucket in bucket.backed_up and request.opcode not in _READS:
+        raise TemporaryFailure("the takeover of this vbucket has to catch up first")
+    durability = request.durability
+    if durability is None:
+        return handler(conn, request, vbucket)
+    bucket.sync_writes.replicas_needed(vbucket.id)
+    with vbucket.durable.preparing(durability.level):
+        return handler(conn, request, vbucket)
 
 
-def _check_frame_infos(request: Message) -> None:
-    """Framing extras that mean something only on some commands (1.2)."""
-    for info in request.frame_infos:
-        if info.id == RequestFrameId.DURABILITY and request.opcode not in _DURABLE:
-            raise InvalidArguments("this command cannot be durable")
-        if info.id == RequestFrameId.PRESERVE_TTL and request.opcode not in _WITH_TTL:
-            raise NotSupported("this command has no expiry to preserve")
-        if info.id in _IMPERSONATION:
-            raise AccessDenied("nobody may act for somebody else here")
+async def _when_not_pending(
+    conn: ClientConnection, request: M, handler: Callable[[ClientConnection, M, VBucket], Pending]
+) -> None:
+    bucket = conn.require_bucket()
+    while bucket.store.vbucket(request.vbucket).state is VbucketState.PENDING:
+        await bucket.state_change(request.vbucket)
+    pending = on_active(conn, request, handler)
+    if pending is not None:
+        await pending
 
 
 def _server_request(conn: ClientConnection, frame: Frame) -> None:
@@ -102,19 +150,8 @@ def _server_request(conn: ClientConnection, frame: Frame) -> None:
 
 
 def _response(conn: ClientConnection, frame: Frame) -> None:
-    """Only a DCP peer has something to answer; a reply to a pushed cluster map is dropped."""
+    """Only a DCP peer answers something; an answer to a pushed cluster map is dropped."""
     if frame.magic is Magic.SERVER_RESPONSE or frame.opcode == Opcode.NOOP:
         return
     if conn.dcp is None or not conn.dcp.on_response(OtherResponse.from_frame(frame, conn.context)):
         conn.close(f"response 0x{frame.opcode:02x} that answers nothing")
-
-
-_entries: dict[type[Message], tuple[Handler, bool] | None] = {}
-
-
-def _entry_of(cls: type[Message]) -> tuple[Handler, bool] | None:
-    """The handler of a class or of the class it is a variant of, and whether it needs a bucket."""
-    if cls not in _entries:
-        known = next((base for base in cls.__mro__ if base in _handlers), None)
-        _entries[cls] = (_handlers[known], known not in _bucketless) if known is not None else None
-    return _entries[cls]

@@ -1,4 +1,4 @@
-"""Runs every compiled kernel once before the node says that it is ready, so that no request pays for loading it."""
+"""Runs every compiled kernel once before the node is ready, so that no request waits until one is loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 from upriver.model import VbucketState
-from upriver.node.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
 from upriver.wire import Context, json_text
 from upriver.wire.bulk.decode import BulkDecoder
@@ -17,7 +16,7 @@ from upriver.wire.packed import RecordKind, pack
 
 
 def warm_up() -> None:
-    """Encode a record of each kind of document, and receive it; write, read, stream and persist where nobody minds."""
+    """Encode and receive a record of each kind; write, read, stream and persist in a temporary bucket."""
     run = b"".join(
         pack(kind, b"\0k", b"v", seqno=1) for kind in (RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION)
     )
@@ -26,7 +25,6 @@ def warm_up() -> None:
     encoder.encode(run, out)
     _receive(bytes(out.view()))
     ShapingEncoder(FrameOptions(), ValueShape(force_compression=True, snappy=True), ScratchMemory()).encode(run, out)
-    crc32c(run)
     json_text.find_member(b"[[]]", json_text.depth_of(b"[]"))
     with tempfile.TemporaryDirectory(prefix="upriver-warm-up-") as scratch:
         _warm_up_store(Path(scratch) / "active", encoder, out)
@@ -37,11 +35,11 @@ def _warm_up_store(path: Path, encoder: PackedEncoder, out: SendBuffer) -> None:
     with Bucket.open(path, name="warm-up", vbuckets=1, options=StoreOptions(background=False)) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         for key in (b"one", b"two", b"one"):
-            vb.set(key, b"{}")
-        vb.delete(b"two")
-        vb.get(b"one")
+            vb.documents.set(key, b"{}")
+        vb.documents.delete(b"two")
+        vb.documents.get(b"one")
         vb.stream(0, vb.high_seqno).poll()
-        vb.set(b"one", b"{}")  # in a segment of its own: the streams below get both as one
+        vb.documents.set(b"one", b"{}")  # in a segment of its own: the streams below get both as one
         for disk_only in (False, True):
             bucket.flush()
             source = vb.stream(0, vb.high_seqno, disk_only=disk_only, collections=frozenset((0,)))
@@ -65,5 +63,5 @@ def _warm_up_replica(path: Path) -> None:
     run = b"".join(pack(RecordKind.MUTATION, b"\0k%d" % n, b"v" * 300, seqno=n, cas=n) for n in range(1, count + 1))
     with Bucket.open(path, name="warm-up", vbuckets=1, options=StoreOptions(background=False)) as bucket:
         vb = bucket.set_state(0, VbucketState.REPLICA)
-        vb.begin_snapshot(1, count)
-        vb.apply_records(run)
+        vb.replication.begin_snapshot(1, count)
+        vb.replication.apply_records(run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from upriver.errors import InvalidMessage, Status
 from upriver.model import Datatype
 from upriver.wire import keys, values
-from upriver.wire.constants import DCP_OPCODES, DURABLE_OPCODES, Dialect, RequestFrameId
+from upriver.wire.constants import DURABLE_OPCODES, TTL_OPCODES, Dialect, RequestFrameId
 from upriver.wire.framing import HEADER_SIZE, Frame, check_request_frame_infos, decode_frame_infos
 from upriver.wire.layout import Bytes, Declaration, Presence, Repeated
 
@@ -27,7 +27,6 @@ class Context:
 
 
 DEFAULT_CONTEXT = Context()
-UPR_CONTEXT = Context(dialect=Dialect.UPR)
 
 
 def check_frame(declared: Declaration, frame: Frame, context: Context, max_key: int) -> None:
@@ -118,11 +117,7 @@ def _check_framing(declared: Declaration, frame: Frame) -> None:
         raise InvalidMessage("this message cannot carry a stream-id", "framing extras", HEADER_SIZE)
     if RequestFrameId.DURABILITY in present and frame.opcode not in DURABLE_OPCODES:
         raise InvalidMessage("this command knows no durability", "framing extras", HEADER_SIZE)
-    if RequestFrameId.PRESERVE_TTL in present and not _has_expiry(declared, frame):
+    if RequestFrameId.PRESERVE_TTL in present and frame.opcode not in TTL_OPCODES:
         raise InvalidMessage(
             "this command has no expiry to preserve", "framing extras", HEADER_SIZE, Status.NOT_SUPPORTED
         )
-
-
-def _has_expiry(declared: Declaration, frame: Frame) -> bool:
-    return frame.opcode not in DCP_OPCODES and any(info.name == "expiry" for info in declared.fields)

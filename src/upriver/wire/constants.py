@@ -200,6 +200,18 @@ DURABLE_OPCODES = frozenset(
         Opcode.SUBDOC_REPLACE_BODY_WITH_XATTR,
     }
 )
+# Commands that may preserve the expiry of the document they replace.
+TTL_OPCODES = DURABLE_OPCODES - {
+    Opcode.DELETE, Opcode.DELETEQ, Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ,
+}  # fmt: skip
+# Commands that are answered only if something goes wrong, or a GET finds something.
+QUIET_OPCODES = frozenset(
+    {
+        Opcode.GETQ, Opcode.GETKQ, Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.INCREMENTQ,
+        Opcode.DECREMENTQ, Opcode.QUITQ, Opcode.FLUSHQ, Opcode.APPENDQ, Opcode.PREPENDQ, Opcode.GATQ,
+        Opcode.GETQ_META, Opcode.SETQ_WITH_META, Opcode.ADDQ_WITH_META, Opcode.DELQ_WITH_META,
+    }
+)  # fmt: skip
 DCP_OPCODES = range(Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END + 1)
 
 

@@ -31,6 +31,13 @@ from upriver.wire.sections import decode_sections, encode_sections, offset_of
 When = Callable[[Frame], bool]
 
 
+class RequestedDurability(NamedTuple):
+    """The durability framing extra of a write; timeout 0 leaves it to the server."""
+
+    level: int
+    timeout_ms: int
+
+
 @plain
 class Message:
     """What every message carries in its header; keyword-only in all subclasses."""
@@ -49,13 +56,25 @@ class Message:
     datatype: int = field(default=0, kw_only=True)
     frame_infos: tuple[FrameInfo, ...] = field(default=(), kw_only=True)
 
+    def _frame_info(self, wanted: RequestFrameId) -> bytes | None:
+        return next((info.data for info in self.frame_infos if info.id == wanted), None)
+
     @property
     def stream_id(self) -> int | None:
         """The stream-id framing extra, if there is one."""
-        for info in self.frame_infos:
-            if info.id == RequestFrameId.STREAM_ID:
-                return int.from_bytes(info.data, "big")
-        return None
+        data = self._frame_info(RequestFrameId.STREAM_ID) if self.frame_infos else None
+        return None if data is None else int.from_bytes(data, "big")
+
+    @property
+    def durability(self) -> RequestedDurability | None:
+        """How durable a write must be before it is answered; None if the request does not say."""
+        data = self._frame_info(RequestFrameId.DURABILITY) if self.frame_infos else None
+        return RequestedDurability(data[0], int.from_bytes(data[1:], "big")) if data else None
+
+    @property
+    def preserve_ttl(self) -> bool:
+        """Whether a write keeps the expiry of the document that it replaces."""
+        return bool(self.frame_infos) and self._frame_info(RequestFrameId.PRESERVE_TTL) is not None
 
     @classmethod
     def under(cls, opcode: int) -> type[Self]:

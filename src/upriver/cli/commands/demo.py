@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ import click
 
 from upriver.cli.demo_data import SHARES, documents, manifest
 from upriver.errors import UpriverError
+from upriver.lake.report import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,9 +113,7 @@ class _Demo:
         self.say(f"loaded {count:,} documents (users, orders, devices) in {spent:.1f} s, {count / spent:,.0f}/s")
 
     def start_sync(self, count: int) -> None:
-        from upriver.lake.report import counted
-
-        self.sync = Sync(self.connection, self.directory)
+        self.sync = SyncProcess(self.connection, self.directory)
         self.stack.callback(self.sync.stop)
         self.say(f"upriver sync {self.connection} --to {self.sync.lake}")
         with self.console.status("  starting Spark ..."):
@@ -124,18 +123,18 @@ class _Demo:
         self.say(f"{self.sync.rows:,} rows are in the tables after {batches}, {speed:,.0f} rows/s at best")
 
     def write_on(self) -> None:
-        self.writer = Writer(self.connection)
+        self.writer = BusyWriter(self.connection)
         self.stack.callback(self.writer.stop)
         before = self.sync.rows
         self.sync.wait_for(lambda: self.sync.rows > before + 1000, 60.0)
         self.say(f"writes go on; {self.sync.rows - before:,} more changes have arrived")
 
     def lose_history(self) -> None:
-        """The replica stops hearing from node a; what a acknowledges from now on dies with it."""
+        """Node a stops replicating, so what it acknowledges from now on is lost when it dies."""
         a, b = self.nodes
         name = f"replication:127.0.0.1:{a.kv_port}->127.0.0.1:{b.kv_port}:default"
         subprocess.run(  # noqa: S603
-            _upriver("fault", "--node", f"http://127.0.0.1:{a.http_port}", "stall", "--name", name, "--seconds", "60"),
+            _upriver("fault", "stall", a.connection_string, "--name", name, "--seconds", "60"),
             check=True, capture_output=True,
         )  # fmt: skip
         before = self.sync.rows
@@ -159,8 +158,6 @@ class _Demo:
         return lost
 
     def wait_for_repair(self) -> None:
-        from upriver.lake.report import counted
-
         started = time.monotonic()
         self.sync.wait_for(lambda: self.sync.rollbacks > 0, 90.0)
         after = self.sync.rows
@@ -206,14 +203,14 @@ class _Demo:
         self.sync.stop()
 
     def _current_is_fresh(self) -> bool:
-        """Has `current` alone all that the fresh view has?"""
+        """Whether `current` alone has all that the fresh view has."""
         from deltalake import DeltaTable
 
-        from upriver.lake.read import read_arrow
+        from upriver.lake import read
 
         columns = ["_key", "_epoch", "_seqno"]
         current = DeltaTable(str(self.sync.lake / "current" / "shop.orders")).to_pyarrow_table(columns=columns)
-        fresh = read_arrow(str(self.sync.lake), "shop.orders").select(columns)
+        fresh = read(str(self.sync.lake), "shop.orders").select(columns)
         time.sleep(0.5)
         return bool(current.sort_by("_key").equals(fresh.sort_by("_key")))
 
@@ -225,7 +222,7 @@ class _Demo:
             yield db
 
 
-class Sync:
+class SyncProcess:
     """`upriver sync --json` in a process of its own, and what it has said so far."""
 
     def __init__(self, connection: str, directory: Path) -> None:
@@ -251,7 +248,7 @@ class Sync:
                 self.rows += said["rows"]
                 self.rollbacks += said["rollbacks"]
 
-    def wait_for(self, done: Any, timeout_s: float) -> None:
+    def wait_for(self, done: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not done():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -260,7 +257,7 @@ class Sync:
             time.sleep(0.05)
 
     def drain(self) -> None:
-        """Until two batches in a row had nothing to do."""
+        """Wait until no change has arrived for four seconds."""
         quiet = time.monotonic()
         seen = self.rows
         while time.monotonic() - quiet < 4.0:
@@ -275,8 +272,8 @@ class Sync:
             self._reader.join(5)
 
 
-class Writer:
-    """Someone who keeps writing, through failovers and all."""
+class BusyWriter:
+    """A thread that keeps writing, and connects again after a failover."""
 
     def __init__(self, connection: str) -> None:
         self._connection = connection

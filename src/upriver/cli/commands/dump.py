@@ -1,8 +1,8 @@
 """``upriver dump``: all changes of a bucket up to now, into Parquet or JSON-lines files; can be resumed.
 
 The directory holds numbered parts and ``checkpoint.json``, which says how many parts it covers, and of which
-collections. A dump that was killed goes on behind its last covered part; parts that the checkpoint does not know of are
-written again. A part is on disk before a checkpoint names it.
+collections. A dump that was killed goes on after its last covered part; parts that the checkpoint does not cover are
+written again. A part is on disk before a checkpoint covers it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from upriver.cli.connecting import connection_options, open_database, split_options
+from upriver.cli.connecting import ConnectingCommand, connection_options
 from upriver.errors import ConfigError
 from upriver.files import sync_file, sync_folder
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
     from upriver.client._feed.blocking_feed import BlockingFeed
     from upriver.client.checkpoints import FileCheckpoint
+    from upriver.client.options import ConnectOptions
 
 _NAME = re.compile(r"part-\d{6,}\.(parquet|jsonl|unfinished)")
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @connection_options
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Directory of the parts.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
@@ -38,20 +39,24 @@ _NAME = re.compile(r"part-\d{6,}\.(parquet|jsonl|unfinished)")
     "--part-rows", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Rows of one file, about."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON, and no progress bar.")
-def dump(**options: Any) -> None:
+def dump(
+    connect_to: ConnectOptions, out: Path, kind: str, scope: str, collections: tuple[str, ...], part_rows: int,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Write every change of a bucket up to now; run it again to add what has changed since, or after a crash."""
+    from upriver.client.blocking import connect
     from upriver.client.checkpoints import FileCheckpoint
 
-    connecting, rest = split_options(options)
-    out: Path = rest["out"]
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = FileCheckpoint(out / "checkpoint.json")
     _remove_unfinished(out, checkpoint)
-    reading = {"scope": rest["scope"], "collections": rest["collections"], "end": "now"}
-    with open_database(connecting) as db, db.feed(checkpoint=checkpoint, **reading) as feed:
-        summary = _Dump(feed, checkpoint, out, rest["kind"], rest["part_rows"], quiet=rest["as_json"]).run()
+    with (
+        connect(connect_to) as db,
+        db.feed(checkpoint=checkpoint, scope=scope, collections=collections, end="now") as feed,
+    ):
+        summary = _Dump(feed, checkpoint, out, kind, part_rows, quiet=as_json).run()
     text = f"{summary['rows']:,} rows in {summary['parts']} new part" + ("" if summary["parts"] == 1 else "s")
-    click.echo(json.dumps(summary) if rest["as_json"] else text)
+    click.echo(json.dumps(summary) if as_json else text)
 
 
 def _number(part: Path) -> int:
@@ -59,12 +64,12 @@ def _number(part: Path) -> int:
 
 
 def _parts(out: Path) -> list[Path]:
-    """Ours alone: other programs call their files part-something, too."""
+    """The files that a dump wrote; other programs name their files part-something, too."""
     return [path for path in out.glob("part-*.*") if _NAME.fullmatch(path.name)]
 
 
 def _remove_unfinished(out: Path, checkpoint: FileCheckpoint) -> None:
-    """Parts that the checkpoint does not know of yet will be read again. Without one they may be anybody's."""
+    """Remove parts that the checkpoint does not cover; without a checkpoint, refuse, as they may be somebody else's."""
     if checkpoint.load() is None:
         if _parts(out):
             what = "remove them to begin again, or dump into another directory"
@@ -94,14 +99,15 @@ class _JsonLines:
         self._file.close()
 
 
-def _sink(kind: str, path: Path) -> Any:
+def _sink(kind: str, path: Path) -> _Sink:
     if kind == "jsonl":
         return _JsonLines(path)
     import pyarrow.parquet as pq
 
     from upriver.records.schema import CHANGES
 
-    return pq.ParquetWriter(path, CHANGES, compression="zstd")
+    sink: _Sink = pq.ParquetWriter(path, CHANGES, compression="zstd")
+    return sink
 
 
 class _Dump:
@@ -147,7 +153,7 @@ class _Dump:
         if not self._feed.catching_up:  # or a dump that dies now would write these parts twice
             self._checkpoint.save(self._feed.positions(), parts=self._next - 1)
 
-    def _with_progress(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _with_progress(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from upriver.cli.progress import progress_bar
 
         ends, starts = self._feed.feed.request.ends, self._feed.feed.request.starts

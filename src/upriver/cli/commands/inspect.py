@@ -1,6 +1,6 @@
 """``upriver inspect``: who owns which vbucket, seqnos, failover logs, and how far behind a checkpoint is.
 
-With ``--check`` it looks at a data directory instead.
+With ``--check`` it reads a data directory instead.
 """
 
 from __future__ import annotations
@@ -12,31 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.connecting import connection_options, open_database, split_options
+from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments, split_options
 from upriver.cli.inspect_store import check_directory
 from upriver.errors import ConfigError
 
 if TYPE_CHECKING:
     from upriver.client.blocking import Database
     from upriver.client.positions import Positions
+    from upriver.model import FailoverLog
 
 
-@click.command()
-@connection_options
+@click.command(cls=ConnectingCommand)
+@connection_arguments
 @click.option("--vbucket", "vbuckets", type=int, multiple=True, help="Only this vbucket; may be repeated.")
 @click.option("--checkpoint", type=click.Path(path_type=Path, dir_okay=False), help="Show the lag of this checkpoint.")
-@click.option("--check", is_flag=True, help="CONNECTION is a data directory: read it all and name what is damaged.")
+@click.option("--check", metavar="DIR", help="Instead of a node, read a data directory and name what is damaged.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(**options: Any) -> None:
     """Show the vbuckets of a bucket: owner, high seqno, branch and failover log; with --checkpoint, its lag.
 
-    With --check, CONNECTION is the data directory of a node (which may be running) or of one bucket: everything in it
-    is read and compared with its checksums. The exit code is 1 if something is damaged.
+    With --check, DIR is the data directory of a node (which may be running) or of one bucket: everything in it is read
+    and compared with its checksums. The exit code is 1 if something is damaged.
     """
+    from upriver.client.blocking import connect
+
     connecting, rest = split_options(options)
     if rest["check"]:
-        sys.exit(0 if check_directory(Path(connecting["connection"]), rest["as_json"]) else 1)
-    with open_database(connecting) as db:
+        sys.exit(0 if check_directory(Path(rest["check"]), rest["as_json"]) else 1)
+    with connect(connect_options(connecting)) as db:
         found = report(db, rest["vbuckets"], _saved(rest["checkpoint"]))
     if rest["as_json"]:
         click.echo(json.dumps(found, indent=2))
@@ -56,7 +59,7 @@ def _saved(path: Path | None) -> Positions | None:
 
 
 def report(db: Database, only: tuple[int, ...], saved: Positions | None) -> dict[str, Any]:
-    """What there is to say, as one JSON value."""
+    """All of it as one JSON value."""
     topology, seqnos = db.topology, db.high_seqnos(complete=False)
     wanted = [vb for vb in (only or range(topology.vbuckets)) if vb in seqnos]
     logs = db.failover_logs(wanted)
@@ -72,7 +75,7 @@ def report(db: Database, only: tuple[int, ...], saved: Positions | None) -> dict
     return found
 
 
-def _vbucket(db: Database, vb: int, high: int, log: Any, saved: Positions | None) -> dict[str, Any]:
+def _vbucket(db: Database, vb: int, high: int, log: FailoverLog, saved: Positions | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "vbucket": vb, "node": str(db.topology.active(vb)), "high_seqno": high, "vbuuid": f"{log.uuid:x}",
         "failover_log": [{"uuid": f"{e.uuid:x}", "seqno": e.seqno} for e in log],

@@ -19,24 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from upriver.cli.connecting import ConnectingCommand
+from upriver.cli.lake_options import lake_options, sync_options
 from upriver.errors import UpriverError
+from upriver.lake.report import amount, counted, duration, size
 
 if TYPE_CHECKING:
     from upriver.lake.journal import Batch
     from upriver.lake.options import SyncOptions
-    from upriver.spark.sync.run import Live
+    from upriver.spark.sync.run import SyncProgress
 
 AWAY_S = 3.0  # a bucket that fails over is away for a moment
 TELL_AGAIN_S = 60.0
 
 
-@click.command()
-@click.argument("connection", required=False)
-@click.option("--bucket", help="[default: default]")
-@click.option("--to", help="Directory (or s3://, gs://, hdfs:// address) of the tables.")
+@click.command(cls=ConnectingCommand)
+@lake_options
 @click.option("--checkpoint", help="Directory of Spark's checkpoint, which belongs to the tables.  [default: in --to]")
-@click.option("--collections", help="Only these: scope.collection, separated by commas.")
-@click.option("--scope", help="Only the collections of this scope.")
 @click.option("--format", type=click.Choice(["delta"]), help="[default: delta]")
 @click.option("--once", is_flag=True, default=None, help="Bring the tables up to the bucket, and end.")
 @click.option(
@@ -58,39 +57,18 @@ TELL_AGAIN_S = 60.0
 @click.option("--max-bytes", type=int, help="Bytes of changes per batch, about.  [default: 1073741824]")
 @click.option("--adopt", is_flag=True, default=None, help="Go on with a bucket that was deleted and created again.")
 @click.option("--partitions", type=int, help="Tasks per batch.  [default: one per core]")
-@click.option("--username")
-@click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
-@click.option("--password-file", help="File that holds the password.")
-@click.option("--ca-file", help="PEM file of the authority that signed the nodes' certificates.")
-@click.option("--client-cert", help="PEM file of our own certificate.")
-@click.option("--client-key", help="PEM file of its private key.")
-@click.option("--network", type=click.Choice(["auto", "default", "external"]), help="Which addresses to use.")
-@click.option("--config", type=click.Path(), help="TOML file with any of these options, under their own names.")
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark runs, unless spark-submit says it.")
 @click.option("--ui", is_flag=True, help="Serve Spark's own web page; its address is printed.")
 @click.option("--dry-run", is_flag=True, help="Explain what would be done, and do nothing.")
 @click.option("--report", type=click.Path(), help="Draw the run into this HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per batch on stdout.")
 @click.option("--verbose", is_flag=True, help="Show what happens to the tables, and Spark's warnings.")
-def sync(
-    config: str | None,
-    master: str,
-    ui: bool,
-    dry_run: bool,
-    report: str | None,
-    as_json: bool,
-    verbose: bool,
-    **given: Any,
-) -> None:
+def sync(master: str, ui: bool, dry_run: bool, report: str | None, as_json: bool, verbose: bool, **given: Any) -> None:
     """Keep Delta tables equal to the bucket at CONNECTION (couchbase://host, or host:port).
 
     The first run loads what is there; every run goes on where the last one stopped. Ctrl-C stops between batches.
     """
-    from upriver.lake.options import SyncOptions
-
-    if config is None and not (given["connection"] and given["to"]):
-        raise click.UsageError("sync needs CONNECTION and --to, or a --config file that has them")
-    options = SyncOptions.load(config, {name: value for name, value in given.items() if value is not None})
+    options = sync_options(given)
     logging.basicConfig(level="ERROR", stream=sys.stderr, format="%(asctime)s %(message)s")
     if verbose:
         logging.getLogger("upriver").setLevel("INFO")
@@ -108,14 +86,14 @@ def sync(
 def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool, ui: bool) -> None:
     import upriver.spark
     from upriver.lake.bucket import check
-    from upriver.spark.sync.run import session
+    from upriver.spark.sessions import sync_session
 
     stop = threading.Event()
     shown = JsonLines() if as_json else Display(options)
     check(options)  # a wrong password or name is told before Spark has started
     shown.say("starting Spark ...")
     with nullcontext() if verbose else _stderr_to(options):
-        spark = session(master, ui=ui)
+        spark = sync_session(master, ui=ui)
     if ui:
         shown.say(f"Spark's page is at {spark.sparkContext.uiWebUrl}")
     # Only now: Spark sets a handler of its own, which would cancel the batch that is running.
@@ -135,7 +113,7 @@ def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool, ui: bo
 
 @contextmanager
 def _stderr_to(options: SyncOptions) -> Iterator[None]:
-    """Give what starts now, the JVM and its workers, a log file beside the tables for their chatter."""
+    """Send the stderr of what starts now, the JVM and its workers, to a log file beside the tables."""
     if "://" in options.to:
         yield
         return
@@ -155,21 +133,21 @@ def _stderr_to(options: SyncOptions) -> Iterator[None]:
 class JsonLines:
     """For machines: every batch, and the end, as a line of JSON."""
 
-    def __call__(self, live: Live) -> None:
-        for batch in live.news:
+    def __call__(self, live: SyncProgress) -> None:
+        for batch in live.new_batches:
             click.echo(json.dumps({"type": "batch", **asdict(batch), "lag": live.lag}))
 
     def say(self, text: str) -> None:
-        """People only."""
+        """Text for people is left out."""
 
-    def done(self, live: Live) -> None:
+    def done(self, live: SyncProgress) -> None:
         click.echo(json.dumps({"type": "end", "batches": live.count, "rows": live.rows, "lag": live.lag}))
 
 
 class Display:
     """For people: a bar while much is to be loaded, then one line that stays up to date.
 
-    Without a terminal every line has its time and stays whole, and the bucket's absence is told once a minute.
+    Without a terminal, each line is complete and has its time; that the bucket is away is repeated once a minute.
     """
 
     def __init__(self, options: SyncOptions) -> None:
@@ -189,13 +167,13 @@ class Display:
         else:
             click.echo(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z} {text}", err=True)
 
-    def __call__(self, live: Live) -> None:
+    def __call__(self, live: SyncProgress) -> None:
         if self._live:
             self._status.update(line(live, self._options))
-        elif live.news or self._must_tell_away(live):
+        elif live.new_batches or self._must_tell_away(live):
             self.say(line(live, self._options))
 
-    def _must_tell_away(self, live: Live) -> bool:
+    def _must_tell_away(self, live: SyncProgress) -> bool:
         if live.away_s < AWAY_S:
             self._away_told = -math.inf
             return False
@@ -204,11 +182,9 @@ class Display:
         self._away_told = live.away_s
         return True
 
-    def done(self, live: Live) -> None:
+    def done(self, live: SyncProgress) -> None:
         if self._live:
             self._status.stop()
-        from upriver.lake.report import counted
-
         spent = time.time() - live.started
         rolled = f", {counted(live.rollbacks, 'rollback')} repaired" if live.rollbacks else ""
         batches = counted(live.count, "batch", "batches")
@@ -220,10 +196,8 @@ class Display:
             self.say(text)
 
 
-def line(live: Live, options: SyncOptions) -> str:
+def line(live: SyncProgress, options: SyncOptions) -> str:
     """The state of a run in one line: that the bucket is away, a bar with the time left, or lag and last batch."""
-    from upriver.lake.report import duration
-
     if live.away_s >= AWAY_S:
         limit = f"gives up after {options.give_up_after}" if options.give_up_after else "goes on when it does"
         return f"the bucket has not answered for {duration(live.away_s)} ({live.away_because}); the sync {limit}"
@@ -233,9 +207,7 @@ def line(live: Live, options: SyncOptions) -> str:
     return _following(live, batches)
 
 
-def _loading(live: Live, batches: list[Batch]) -> str:
-    from upriver.lake.report import amount, duration, size
-
+def _loading(live: SyncProgress, batches: list[Batch]) -> str:
     recent = batches[-5:]
     spent = max(sum(batch.total_s for batch in recent), 1e-3)
     speed, bytes_s = sum(batch.rows for batch in recent) / spent, sum(batch.value_bytes for batch in recent) / spent
@@ -247,9 +219,7 @@ def _loading(live: Live, batches: list[Batch]) -> str:
     return f"loading {bar} {share:4.0%}  {amount(live.rows)} rows, {amount(speed)}/s, {size(bytes_s)}/s, {left}"
 
 
-def _following(live: Live, batches: list[Batch]) -> str:
-    from upriver.lake.report import amount, counted, duration
-
+def _following(live: SyncProgress, batches: list[Batch]) -> str:
     if not batches:
         return "in step with the bucket, nothing has changed"
     last = batches[-1]
@@ -269,7 +239,8 @@ def _explain(options: SyncOptions, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(f"bucket '{found['bucket']}': {found['vbuckets']} vbuckets, {found['changes']:,} changes so far")
+    sizes = f"{counted(found['vbuckets'], 'vbucket')}, {counted(found['changes'], 'change')} so far"
+    click.echo(f"bucket '{found['bucket']}': {sizes}")
     click.echo(f"tables under {found['to']}: " + ("new" if found["new"] else f"at batch {found['batch']}"))
     for table in found["tables"]:
         click.echo(f"  {table['name']:30} {table['plan']}")

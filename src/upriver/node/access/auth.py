@@ -20,6 +20,7 @@ from upriver.node import log
 from upriver.node.access.roles import ADMIN
 from upriver.node.access.tls import certificate_users
 from upriver.node.access.users import Users
+from upriver.node.dispatch import command
 from upriver.node.options import NodeOptions
 from upriver.protocol.scram import SCRAM_MECHANISMS, Mechanism, ScramServer, client_name, decode_plain
 from upriver.wire.constants import Opcode
@@ -67,7 +68,7 @@ class Logins:
         return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(count - 1, 30))
 
 
-class Exchange:
+class ScramExchange:
     """A SCRAM exchange between its two steps."""
 
     def __init__(self, user: str, mechanism: str, server: ScramServer) -> None:
@@ -124,7 +125,7 @@ async def authenticate(conn: ClientConnection, request: SaslAuth) -> None:
         raise NotSupported("a DCP connection cannot change its user")
     exchange, conn.sasl = conn.sasl, None
     mechanism = _mechanism(conn, request)
-    user = exchange.user if isinstance(exchange, Exchange) else ""
+    user = exchange.user if exchange is not None else ""
     try:
         if request.opcode == Opcode.SASL_STEP:
             _finish(conn, request, exchange)
@@ -169,17 +170,19 @@ def _challenge(conn: ClientConnection, request: SaslAuth, mechanism: Mechanism) 
     name = client_name(request.value)
     server = ScramServer(mechanism, conn.node.users.credentials(name, mechanism), secrets.token_urlsafe(24))
     challenge = server.challenge(request.value)
-    conn.sasl = Exchange(name, mechanism, server)
+    conn.sasl = ScramExchange(name, mechanism, server)
     conn.reply(request, status=Status.AUTH_CONTINUE, value=challenge)
 
 
-def _finish(conn: ClientConnection, request: SaslAuth, exchange: object) -> None:
-    if not isinstance(exchange, Exchange) or request.mechanism != exchange.mechanism.encode():
+def _finish(conn: ClientConnection, request: SaslAuth, exchange: ScramExchange | None) -> None:
+    if exchange is None or request.mechanism != exchange.mechanism.encode():
         raise InvalidArguments("SASL_STEP continues a SASL_AUTH of the same mechanism")
     signature = exchange.server.finish(request.value)
     _let_in(conn, exchange.user)
     conn.reply(request, value=signature)
 
 
-HANDLERS = {SaslListMechanisms: list_mechanisms, SaslAuth: authenticate}
-BUCKETLESS = frozenset({SaslListMechanisms, SaslAuth})
+COMMANDS = (
+    command(SaslListMechanisms, list_mechanisms, needs_bucket=False),
+    command(SaslAuth, authenticate, needs_bucket=False),
+)

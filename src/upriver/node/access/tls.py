@@ -15,7 +15,7 @@ from upriver.errors import ConfigError
 from upriver.node.options import NodeOptions
 
 
-def context(options: NodeOptions) -> ssl.SSLContext:
+def tls_context(options: NodeOptions) -> ssl.SSLContext:
     """An SSL context for listening; ``ConfigError`` names the option that is missing or the file that is unusable."""
     if options.certificate is None or options.private_key is None:
         raise ConfigError("--tls-port needs --certificate and --private-key, files in PEM format")

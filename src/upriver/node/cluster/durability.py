@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upriver.errors import DurabilityImpossible, KeyNotFound, NotMyVbucket, SyncWriteAmbiguous, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.cluster.durable_chains import chains_of
-from upriver.wire.constants import DurabilityLevel, RequestFrameId
+from upriver.wire import kv, subdoc
+from upriver.wire.constants import DurabilityLevel
 from upriver.wire.keys import split_key
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
     from upriver.node.connection import ClientConnection
+    from upriver.node.dispatch import Pending
     from upriver.node.server import Node
     from upriver.store import Stored, VBucket
 
-DocumentHandler = Callable[["ClientConnection", Any, "VBucket"], Awaitable[None] | None]
+DurableRequest = (
+    kv.Set | kv.Add | kv.Delete | kv.Append | kv.Counter | subdoc.SubdocMutation | subdoc.SubdocMultiMutation
+)
 
 
 @dataclass(slots=True)
@@ -111,7 +115,7 @@ class SyncWrites:
                     await self._bucket.waits.until(vb.id, seqno)
                 if needed:
                     await wait.done
-            return vb.commit(key, collection_id, seqno)
+            return vb.durable.commit(key, collection_id, seqno)
         except DurabilityImpossible:  # the map has changed since it was prepared
             self._abort(vb, key, collection_id, seqno)
             raise
@@ -126,7 +130,7 @@ class SyncWrites:
     @staticmethod
     def _abort(vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
         try:
-            vb.abort(key, collection_id, seqno)
+            vb.durable.abort(key, collection_id, seqno)
         except (NotMyVbucket, KeyNotFound):
             return  # it is somebody else's to resolve now
 
@@ -150,7 +154,7 @@ class SyncWrites:
 
     def resume(self, vb: VBucket) -> None:
         """Resolve prepares that nobody here is waiting for: from before a restart, or of the node that was active."""
-        vb.drop_completed()
+        vb.durable.drop_completed()
         for wire_key, seqno in list(vb.pending.items()):
             if (vb.id, seqno) not in self._tasks:
                 collection_id, key = split_key(wire_key)
@@ -172,63 +176,42 @@ class SyncWrites:
     def _commit_old(vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
         """Nobody else can have decided otherwise. One that cannot be read must not keep the others from opening."""
         try:
-            vb.commit(key, collection_id, seqno)
+            vb.durable.commit(key, collection_id, seqno)
         except UpriverError as error:
             log.warning("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=error)
 
     def commit_all(self, vb: VBucket) -> None:
         """After a failover: what a majority had may have been acknowledged to a client, so none of it may be lost."""
-        vb.drop_completed()
+        vb.durable.drop_completed()
         for wire_key, seqno in list(vb.pending.items()):
             collection_id, key = split_key(wire_key)
-            vb.commit(key, collection_id, seqno)
+            vb.durable.commit(key, collection_id, seqno)
 
     def cancel(self) -> None:
         for task in list(self._tasks.values()):
             task.cancel()
 
 
-def durably(handler: DocumentHandler) -> DocumentHandler:
-    """A command whose write is only prepared if the request asks for durability."""
-
-    def run(conn: ClientConnection, request: Any, vb: VBucket) -> Awaitable[None] | None:
-        level = conn.durability(request)
-        if level is None:
-            return handler(conn, request, vb)
-        conn.require_bucket().sync_writes.replicas_needed(vb.id)
-        with vb.preparing(level):
-            return handler(conn, request, vb)
-
-    return run
-
-
-def finish(
-    conn: ClientConnection, request: Any, vb: VBucket, stored: Stored, reply: Callable[[Stored], None]
-) -> Awaitable[None] | None:
+def when_durable(
+    conn: ClientConnection, request: DurableRequest, vb: VBucket, stored: Stored, reply: Callable[[Stored], None]
+) -> Pending:
     """Call ``reply`` with what was stored: now, or when it is as durable as the request asks for."""
-    level = conn.durability(request)
-    if level is None:
+    durability = request.durability
+    if durability is None:
         reply(stored)
         return None
     collection_id, key = conn.split(request.key)
-    if not vb.is_prepared(key, collection_id, stored.seqno):
+    if not vb.durable.is_prepared(key, collection_id, stored.seqno):
         reply(stored)  # nothing had to be written
         return None
     sync_writes = conn.require_bucket().sync_writes
-    if level == DurabilityLevel.MAJORITY and not sync_writes.replicas_needed(vb.id):
-        reply(vb.commit(key, collection_id, stored.seqno))
+    if durability.level == DurabilityLevel.MAJORITY and not sync_writes.replicas_needed(vb.id):
+        reply(vb.durable.commit(key, collection_id, stored.seqno))
         return None
-    task = sync_writes.resolve(vb, key, collection_id, stored, level, _timeout_s(conn, request))
-    return _reply_when(task, reply)
+    longest_s = conn.node.options.limits.persistence_wait_s
+    timeout_s = min(durability.timeout_ms / 1000, longest_s) if durability.timeout_ms else longest_s
+    return _reply_when(sync_writes.resolve(vb, key, collection_id, stored, durability.level, timeout_s), reply)
 
 
 async def _reply_when(task: asyncio.Task[Stored], reply: Callable[[Stored], None]) -> None:
     reply(await asyncio.shield(task))
-
-
-def _timeout_s(conn: ClientConnection, request: Any) -> float:
-    """The client's own, in milliseconds behind the level, or ours."""
-    data = conn.frame_info(request, RequestFrameId.DURABILITY) or b""
-    given = int.from_bytes(data[1:3], "big")
-    longest = conn.node.options.limits.persistence_wait_s
-    return min(given / 1000, longest) if given else longest

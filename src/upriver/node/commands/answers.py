@@ -42,6 +42,7 @@ def fail_with(conn: ClientConnection, request: Answerable, error: StatusError | 
 
 
 def fail(conn: ClientConnection, request: Answerable, status: Status, context: str = "") -> None:
+    """Answer with an error, remapped for a client without extended errors; some errors end its connection instead."""
     if Feature.XERROR not in conn.features:
         if status in _DISCONNECT:
             conn.close(f"{status.name} and no extended errors")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upriver.errors import CannotApplyManifest, InvalidArguments, TemporaryFailure
 from upriver.model import Datatype
 from upriver.node import log
 from upriver.node.cluster.manifest_edits import EditRefused
 from upriver.node.cluster.proposals import change_manifest
-from upriver.node.dispatch import Handler
-from upriver.wire import Message, Opcode
+from upriver.node.dispatch import command
+from upriver.wire import Opcode
 from upriver.wire.messages import cluster
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def get_manifest(conn: ClientConnection, request: cluster.GetManifest) -> None:
     conn.reply(request, value=value, datatype=Datatype.JSON & conn.context.datatypes)
 
 
-def get_id(conn: ClientConnection, request: Any) -> None:
+def get_id(conn: ClientConnection, request: cluster.GetCollectionId) -> None:
     manifest = conn.require_bucket().store.manifest
     is_scope = request.opcode == Opcode.COLLECTIONS_GET_SCOPE_ID
     path = request.path.decode("utf-8", "backslashreplace")
@@ -57,9 +57,8 @@ def get_id(conn: ClientConnection, request: Any) -> None:
     conn.reply(request, extras=_ID.pack(manifest.uid, found.id))
 
 
-HANDLERS: dict[type[Message], Handler] = {
-    cluster.SetManifest: set_manifest,
-    cluster.GetManifest: get_manifest,
-    cluster.GetCollectionId: get_id,
-}
-BUCKETLESS: frozenset[type[Message]] = frozenset()
+COMMANDS = (
+    command(cluster.SetManifest, set_manifest),
+    command(cluster.GetManifest, get_manifest),
+    command(cluster.GetCollectionId, get_id),
+)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import Status as S  # noqa: N817 - a table of eighty rows reads better
 from upriver.errors import StatusError
 from upriver.model import Datatype
+from upriver.node.dispatch import command
 from upriver.wire.messages.session import GetErrorMap
 
 if TYPE_CHECKING:
@@ -131,7 +132,6 @@ def get_error_map(conn: ClientConnection, request: GetErrorMap) -> None:
     conn.reply(request, value=error_map(min(request.version, VERSIONS[-1])), datatype=datatype)
 
 
-HANDLERS = {GetErrorMap: get_error_map}
-BUCKETLESS = frozenset({GetErrorMap})
+COMMANDS = (command(GetErrorMap, get_error_map, needs_bucket=False),)
 
 assert set(_TABLE) == set(S), f"statuses without a row: {set(S) - set(_TABLE)}"

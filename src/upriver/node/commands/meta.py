@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.model import Datatype
 from upriver.node.commands.kv import reply_stored
-from upriver.node.commands.vbucket_gate import on_active
-from upriver.node.dispatch import Handler
-from upriver.wire import Message, Opcode
-from upriver.wire.constants import Feature, MetaOption
+from upriver.node.commands.values import shown_value
+from upriver.node.dispatch import command, document_command
+from upriver.wire import Opcode
+from upriver.wire.constants import QUIET_OPCODES, Feature, MetaOption
 from upriver.wire.keys import join_key
 from upriver.wire.messages import kv
 from upriver.wire.values import inflate
@@ -25,12 +25,23 @@ _DELETES = frozenset({Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META})
 _ADDS = frozenset({Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META})
 
 
+class _Metadata(TypedDict):
+    """What both with-meta writes of a vbucket take."""
+
+    rev_seqno: int
+    meta_cas: int
+    flags: int
+    datatype: int
+    cas: int
+    options: MetaOption
+
+
 def get_meta(conn: ClientConnection, request: kv.GetMeta, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     try:
-        document = vb.get_meta(key, collection)
+        document = vb.documents.get_meta(key, collection)
     except KeyNotFound:
-        if not conn.is_quiet(request):
+        if request.opcode not in QUIET_OPCODES:
             raise
         return
     time = document.delete_time if document.deleted else document.expiry
@@ -40,21 +51,21 @@ def get_meta(conn: ClientConnection, request: kv.GetMeta, vb: VBucket) -> None:
     conn.reply(request, extras=extras, cas=document.cas)
 
 
-def with_meta(conn: ClientConnection, request: Any, vb: VBucket) -> None:
+def with_meta(conn: ClientConnection, request: kv.WithMeta, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     if request.datatype & Datatype.XATTR:
         conn.require_bucket().expect_xattrs()
     options = MetaOption(request.options or 0)
     value = request.value[: len(request.value) - (request.nmeta or 0)]
-    common: dict[str, Any] = {
-        "rev_seqno": request.rev_seqno, "meta_cas": request.new_cas, "flags": request.flags,
-        "datatype": request.datatype, "cas": request.cas, "options": options,
-    }  # fmt: skip
+    common = _Metadata(
+        rev_seqno=request.rev_seqno, meta_cas=request.new_cas, flags=request.flags, datatype=request.datatype,
+        cas=request.cas, options=options,
+    )  # fmt: skip
     if request.opcode in _DELETES:
-        stored = vb.delete_with_meta(key, collection, delete_time=request.expiry, value=value, **common)
+        stored = vb.with_meta.delete(key, collection, delete_time=request.expiry, value=value, **common)
     else:
         add = request.opcode in _ADDS
-        stored = vb.set_with_meta(key, value, collection, expiry=request.expiry, add=add, **common)
+        stored = vb.with_meta.set(key, value, collection, expiry=request.expiry, add=add, **common)
     reply_stored(conn, request, stored)
 
 
@@ -63,7 +74,7 @@ def get_random_key(conn: ClientConnection, request: kv.GetRandomKey) -> None:
     collection = _random_collection(conn, request)
     for vb in conn.require_bucket().store.existing():
         try:
-            document = vb.get_random_key(collection)
+            document = vb.documents.get_random(collection)
         except KeyNotFound:
             continue
         key = join_key(collection, document.key) if conn.context.collections else document.key
@@ -82,17 +93,16 @@ def _random_collection(conn: ClientConnection, request: kv.GetRandomKey) -> int:
 
 def _random_value(conn: ClientConnection, request: kv.GetRandomKey, datatype: int, value: bytes) -> tuple[int, bytes]:
     if not request.include_xattr:
-        return conn.datatype_out(datatype, value)
-    if not conn.has(Feature.GET_RANDOM_KEY_INCLUDE_XATTR):
+        return shown_value(conn.context, datatype, value)
+    if Feature.GET_RANDOM_KEY_INCLUDE_XATTR not in conn.features:
         raise InvalidArguments("xattrs were not agreed on in HELLO")
     if datatype & Datatype.SNAPPY and not conn.context.datatypes & Datatype.SNAPPY:
         return datatype & ~Datatype.SNAPPY, inflate(value)
     return datatype, value
 
 
-HANDLERS: dict[type[Message], Handler] = {
-    kv.GetMeta: on_active(get_meta),
-    kv.WithMeta: on_active(with_meta),
-    kv.GetRandomKey: get_random_key,
-}
-BUCKETLESS: frozenset[type[Message]] = frozenset()
+COMMANDS = (
+    document_command(kv.GetMeta, get_meta),
+    document_command(kv.WithMeta, with_meta),
+    command(kv.GetRandomKey, get_random_key),
+)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket, TemporaryFailure, UnknownCollection
 from upriver.model import VbucketState
-from upriver.node.dispatch import Handler
-from upriver.wire import Message
+from upriver.node.dispatch import command
 from upriver.wire.constants import ObserveState
 from upriver.wire.messages import cluster
 from upriver.wire.messages.cluster import KeyState, ObservedKey, SeqnoPersistence
@@ -26,7 +25,7 @@ _FAILED_OVER = Struct(">BHQQQQQ")
 _ALIVE = (VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.PENDING)
 
 
-def failover_log(conn: ClientConnection, request: Message) -> None:
+def failover_log(conn: ClientConnection, request: cluster.GetFailoverLog) -> None:
     log = conn.vbucket(request.vbucket).failover_log
     conn.reply(request, value=b"".join(_ENTRY.pack(*entry) for entry in log))
 
@@ -82,7 +81,7 @@ def _observe_one(conn: ClientConnection, observed: ObservedKey) -> KeyState:
         raise NotMyVbucket
     collection, key = conn.split(observed.key)
     try:
-        document = vb.get_meta(key, collection)
+        document = vb.documents.get_meta(key, collection)
     except KeyNotFound:
         return KeyState(observed.vbucket, observed.key, ObserveState.NOT_FOUND, 0)
     if document.deleted:
@@ -110,11 +109,10 @@ async def _wait_for_seqno(conn: ClientConnection, request: SeqnoPersistence) -> 
     conn.reply(request)
 
 
-HANDLERS: dict[type[Message], Handler] = {
-    cluster.GetFailoverLog: failover_log,
-    cluster.GetAllVbSeqnos: all_vb_seqnos,
-    cluster.ObserveSeqno: observe_seqno,
-    cluster.Observe: observe,
-    cluster.SeqnoPersistence: seqno_persistence,
-}
-BUCKETLESS: frozenset[type[Message]] = frozenset()
+COMMANDS = (
+    command(cluster.GetFailoverLog, failover_log),
+    command(cluster.GetAllVbSeqnos, all_vb_seqnos),
+    command(cluster.ObserveSeqno, observe_seqno),
+    command(cluster.Observe, observe),
+    command(cluster.SeqnoPersistence, seqno_persistence),
+)

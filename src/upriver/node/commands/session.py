@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
 from upriver.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported, StatusError
 from upriver.model import Datatype
 from upriver.node import log
-from upriver.node.dispatch import Handler
-from upriver.wire import Context, Message, Opcode
-from upriver.wire.constants import Feature
+from upriver.node.dispatch import command
+from upriver.wire import Context, Opcode
+from upriver.wire.constants import QUIET_OPCODES, Feature
 from upriver.wire.messages import session
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _no_such_bucket(conn: ClientConnection, name: bytes) -> StatusError:
     """SDKs take "no such key" for a bucket that is being made and ask again until they time out; access is final."""
     shown = name.decode("utf-8", "backslashreplace")
     reason = f"there is no bucket {shown!r} for you: it is misspelt, not created or dropped, or you have no role"
-    return AccessDenied(reason) if conn.has(Feature.XERROR) else KeyNotFound(reason)
+    return AccessDenied(reason) if Feature.XERROR in conn.features else KeyNotFound(reason)
 
 
 def list_buckets(conn: ClientConnection, request: session.ListBuckets) -> None:
@@ -99,40 +99,39 @@ def list_buckets(conn: ClientConnection, request: session.ListBuckets) -> None:
     conn.reply(request, value=" ".join(visible).encode())
 
 
-def bodiless(conn: ClientConnection, request: Any) -> None:
-    """NOOP, VERSION, QUIT."""
-    if request.opcode == Opcode.VERSION:
-        conn.reply(request, value=conn.node.version.encode())
-    elif request.opcode == Opcode.NOOP:
-        conn.reply(request)
-    else:
-        if not conn.is_quiet(request):
-            conn.reply(request)
-        conn.close("client quit")
-
-
-def verbosity(conn: ClientConnection, request: session.Verbosity) -> None:
+def noop(conn: ClientConnection, request: session.Noop | session.Verbosity) -> None:
     conn.reply(request)
 
 
-async def flush_bucket(conn: ClientConnection, request: Any) -> None:
-    """Empties the bucket, where the operator allowed it: every vbucket starts a new history."""
+def version(conn: ClientConnection, request: session.Noop) -> None:
+    conn.reply(request, value=conn.node.version.encode())
+
+
+def leave(conn: ClientConnection, request: session.Noop) -> None:
+    """QUIT."""
+    if request.opcode not in QUIET_OPCODES:
+        conn.reply(request)
+    conn.close("client quit")
+
+
+async def flush_bucket(conn: ClientConnection, request: session.Flush) -> None:
+    """Empty the bucket, if the operator allows it: every vbucket starts a new history."""
     bucket = conn.require_bucket()
     if not conn.node.may_flush(bucket):
         raise NotSupported("start the node with --enable-flush, or set the bucket's flushEnabled")
     await bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name, connection=conn.id)
-    if not conn.is_quiet(request):
+    if request.opcode not in QUIET_OPCODES:
         conn.reply(request)
 
 
-def traffic(conn: ClientConnection, request: Any) -> None:
+def traffic(conn: ClientConnection, request: session.Traffic) -> None:
     conn.require_bucket().traffic = request.opcode == Opcode.ENABLE_TRAFFIC
     conn.reply(request)
 
 
-async def persistence(conn: ClientConnection, request: Any) -> None:
-    """For tests of what is not yet on disk; to ask for what is so already is an error, as with a real server."""
+async def persistence(conn: ClientConnection, request: session.Persistence) -> None:
+    """Stop or start the flusher, for tests. It is an error if it is so already, as in a real server."""
     bucket = conn.require_bucket()
     stop = request.opcode == Opcode.STOP_PERSISTENCE
     change = bucket.store.stop_persistence if stop else bucket.store.start_persistence
@@ -143,16 +142,16 @@ async def persistence(conn: ClientConnection, request: Any) -> None:
     conn.reply(request)
 
 
-HANDLERS: dict[type[Message], Handler] = {
-    session.Hello: hello,
-    session.SelectBucket: select_bucket,
-    session.ListBuckets: list_buckets,
-    session.Noop: bodiless,
-    session.Verbosity: verbosity,
-    session.Flush: flush_bucket,
-    session.Traffic: traffic,
-    session.Persistence: persistence,
-}
-BUCKETLESS: frozenset[type[Message]] = frozenset(
-    {session.Hello, session.SelectBucket, session.ListBuckets, session.Noop, session.Verbosity}
+COMMANDS = (
+    command(session.Hello, hello, needs_bucket=False),
+    command(session.SelectBucket, select_bucket, needs_bucket=False),
+    command(session.ListBuckets, list_buckets, needs_bucket=False),
+    command(session.Noop, noop, needs_bucket=False),
+    command(session.Noop.under(Opcode.VERSION), version, needs_bucket=False),
+    command(session.Noop.under(Opcode.QUIT), leave, needs_bucket=False),
+    command(session.Noop.under(Opcode.QUITQ), leave, needs_bucket=False),
+    command(session.Verbosity, noop, needs_bucket=False),
+    command(session.Flush, flush_bucket),
+    command(session.Traffic, traffic),
+    command(session.Persistence, persistence),
 )

@@ -10,7 +10,7 @@ import orjson
 from upriver.errors import InvalidArguments, NotMyVbucket
 from upriver.model import Datatype, VbucketState
 from upriver.node import log
-from upriver.node.dispatch import Handler
+from upriver.node.dispatch import command
 from upriver.wire import Message
 from upriver.wire.messages import cluster
 
@@ -124,12 +124,11 @@ def cluster_config(conn: ClientConnection, request: cluster.GetClusterConfig) ->
     conn.reply(request, value=conn.node.cluster_json(conn.bucket), datatype=datatype)
 
 
-HANDLERS: dict[type[Message], Handler] = {
-    cluster.SetVbucket: set_vbucket,
-    cluster.SetVbucketWide: set_vbucket,
-    cluster.GetVbucket: get_vbucket,
-    cluster.DeleteVbucket: delete_vbucket,
-    cluster.CompactDb: compact,
-    cluster.GetClusterConfig: cluster_config,
-}
-BUCKETLESS: frozenset[type[Message]] = frozenset({cluster.GetClusterConfig})
+COMMANDS = (
+    command(cluster.SetVbucket, set_vbucket),
+    command(cluster.SetVbucketWide, set_vbucket),
+    command(cluster.GetVbucket, get_vbucket),
+    command(cluster.DeleteVbucket, delete_vbucket),
+    command(cluster.CompactDb, compact),
+    command(cluster.GetClusterConfig, cluster_config, needs_bucket=False),
+)

@@ -1,8 +1,8 @@
-"""The server of the management port around ``http_wire``, and the table of routes.
+"""The server of the management port, and its table of routes.
 
-A route is a method, a path whose ``*`` parts become arguments, and a function. Add one with ``route``. Without users
-everything is open to clients on this machine that call it by its own name: a web page whose name was made to point
-here is refused, as is a browser's request from another site in any case.
+A route is a method, a path whose ``*`` parts become arguments, and a function. Add one with ``route``. Without users,
+everything is open to clients on this machine. Requests that a browser sends for another site are refused, and so are,
+without users, requests for another host name: an attacker's name may point here.
 """
 
 from __future__ import annotations
@@ -19,18 +19,7 @@ from upriver.errors import ConfigError, KeyExists, KeyNotFound, StatusError, Upr
 from upriver.node import log
 from upriver.node.access.connection_limits import NewConnections
 from upriver.node.access.roles import ADMIN, NOTHING, Access, Privilege, lacking
-from upriver.node.http.wire import (
-    IDLE_S,
-    MAX_HEAD,
-    Answer,
-    HttpError,
-    Request,
-    Stream,
-    error_answer,
-    read_request,
-    send,
-    send_stream,
-)
+from upriver.node.http.wire import IDLE_S, MAX_HEAD, Answer, HttpConnection, HttpError, Request, Stream
 
 if TYPE_CHECKING:
     from upriver.node.server import Node
@@ -108,7 +97,7 @@ class HttpServer:
         if leaving is not None:
             leaving.cancel()
         try:
-            await self._serve(reader, writer, task, host)
+            await self._serve(HttpConnection(reader, writer), task, host)
         except (ConnectionError, TimeoutError):
             pass  # the client has gone, or does not read: there is nobody to tell
         except asyncio.CancelledError:
@@ -120,30 +109,22 @@ class HttpServer:
             self._new_connections.remove(task, host)
             writer.close()
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None], host: str
-    ) -> None:
+    async def _serve(self, connection: HttpConnection, task: asyncio.Task[None], host: str) -> None:
         idle_s = self._limits.silent_s
-        while True:
+        while connection.is_open:
             try:
-                request = await read_request(reader, idle_s)
+                request = await connection.receive(idle_s)
                 if request is None:
                     return
                 idle_s = IDLE_S
                 self._take_place(task, host)
             except HttpError as error:
-                await send(writer, error_answer(error).encode(keep_alive=False))
+                await connection.refuse(error)
                 return
-            result = await self._answer(request, host)
-            if isinstance(result, Stream):
-                await send_stream(writer, result)
-                return
-            await send(writer, result.encode(request.keep_alive, with_body=request.method != "HEAD"))
-            if not request.keep_alive:
-                return
+            await connection.send(await self._answer(request, host))
 
     def _take_place(self, task: asyncio.Task[None], host: str) -> None:
-        """Whoever has sent a request is no stranger any more."""
+        """Count the connection as known, now that it has sent a request; 503 if there are too many."""
         was_new = self._new_connections.remove(task, host)
         known = len(self._tasks) - len(self._new_connections)
         if was_new and known > self._limits.max_http_connections:
@@ -157,15 +138,16 @@ class HttpServer:
             result = view(self._node, request, *arguments)
             return await result if isinstance(result, Awaitable) else result
         except HttpError as error:
-            return error_answer(error)
+            return Answer.refusing(error)
         except (KeyNotFound, KeyExists, StatusError, ConfigError) as error:
-            return error_answer(HttpError(_status_of(error), str(error)))
+            return Answer.refusing(HttpError(_status_of(error), str(error)))
         except Exception:
             log.failure("http_request_failed", method=request.method, path=request.path)
-            return error_answer(HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the node's log says more"))
+            reason = "internal error; the node's log says more"
+            return Answer.refusing(HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, reason))
 
     async def _access(self, request: Request, host: str) -> Access:
-        """What whoever sent this may do; ``HttpError`` for strangers."""
+        """What the sender of a request may do; ``HttpError`` if they are nobody we know."""
         node = self._node
         origin = request.headers.get("origin")
         if origin and origin.partition("://")[2] != request.headers.get("host"):
@@ -185,7 +167,7 @@ class HttpServer:
 
 
 def _check_host(given: str, own: str) -> None:
-    """Without passwords, the name by which a browser found us is all that tells our pages from a stranger's."""
+    """Refuse other host names: without passwords, only the name shows that a browser was sent here by another site."""
     try:
         name = urlsplit(f"//{given}").hostname or ""
     except ValueError:
@@ -195,7 +177,7 @@ def _check_host(given: str, own: str) -> None:
 
 
 def _check_rights(request: Request) -> None:
-    """Every user may look at what concerns no bucket, or a bucket of theirs; to change things needs more."""
+    """Every user may read what concerns no bucket, or a bucket of theirs; to change anything takes a privilege."""
     needed, bucket = _needed(request)
     have = request.access.inside(bucket) if bucket else request.access.outside
     allowed = bool(have) if needed is NOTHING and bucket else not needed & ~have
@@ -205,7 +187,7 @@ def _check_rights(request: Request) -> None:
 
 
 def _needed(request: Request) -> tuple[Privilege, str]:
-    """The privilege that a request needs, and the bucket where."""
+    """The privilege that a request needs, and in which bucket."""
     parts = request.segments
     is_read = request.method in ("GET", "HEAD")
     if parts[:1] == ["upriver"]:

@@ -1,4 +1,4 @@
-"""Statistics about DCP connections and their streams (``protocol.md`` 10.10)."""
+"""Statistics of DCP connections and their streams (``protocol.md`` 10.10)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from upriver.errors import InvalidArguments
 from upriver.node.dcp.consumer import ConsumerRole
-from upriver.node.dcp.producer import Producer
+from upriver.node.dcp.producer import ProducerRole
 from upriver.node.stats.query import Figures, Query, vbucket_number
 
 if TYPE_CHECKING:
     from upriver.node.connection import ClientConnection
-    from upriver.node.dcp.producer_stream import ProducerStream
+    from upriver.protocol.producer.stream import ProducerStream
     from upriver.store import VBucket
 
 _FORMATS = ("legacy", "json", "skip")
 
 
 def dcp(query: Query) -> Figures:
-    """Every DCP connection and its streams, narrowed by ``filter`` and shaped by ``stream_format``."""
-    shape = query.options.get("stream_format", "legacy")
-    if shape not in _FORMATS:
+    """Every DCP connection and its streams; ``filter`` selects connections, ``stream_format`` says how streams look."""
+    stream_format = query.options.get("stream_format", "legacy")
+    if stream_format not in _FORMATS:
         raise InvalidArguments(f"stream_format is one of {', '.join(_FORMATS)}")
     shown = [(name, conn) for name, conn in query.bucket.dcp_connections.items() if _passes(conn, query.options)]
     producers = total_bytes = 0
@@ -31,7 +31,7 @@ def dcp(query: Query) -> Figures:
         figures = _figures(conn)
         producers += figures["type"] == "producer"
         total_bytes += _number(figures, "total_bytes_sent")
-        yield from _dcp_connection(f"eq_dcpq:{name}:", conn, figures, shape)
+        yield from _dcp_connection(f"eq_dcpq:{name}:", conn, figures, stream_format)
     yield "ep_dcp_count", len(query.bucket.dcp_connections)
     yield "ep_dcp_producer_count", producers
     yield "ep_dcp_total_bytes", total_bytes
@@ -45,15 +45,15 @@ def _passes(conn: ClientConnection, options: dict[str, Any]) -> bool:
     return (user is None or conn.user == user) and (port is None or conn.peer.endswith(f":{port}"))
 
 
-def _dcp_connection(prefix: str, conn: ClientConnection, figures: dict[str, object], shape: str) -> Figures:
+def _dcp_connection(prefix: str, conn: ClientConnection, figures: dict[str, object], stream_format: str) -> Figures:
     for name, value in figures.items():
         yield prefix + name, value
     yield prefix + "agent", conn.agent
     yield prefix + "connected", not conn.closed
     yield prefix + "user", conn.user
     yield prefix + "peer", conn.peer
-    for vbucket_id, stream in _streams(conn) if shape != "skip" else ():
-        if shape == "json":
+    for vbucket_id, stream in _streams(conn) if stream_format != "skip" else ():
+        if stream_format == "json":
             yield f"{prefix}stream_{vbucket_id}", json.dumps(stream)
         else:
             for name, value in stream.items():
@@ -61,21 +61,20 @@ def _dcp_connection(prefix: str, conn: ClientConnection, figures: dict[str, obje
 
 
 def _figures(conn: ClientConnection) -> dict[str, object]:
-    """What is known of a connection as a whole."""
-    producer = conn.dcp
-    if not isinstance(producer, Producer):
-        return dict(producer.stats()) if producer is not None else {"type": "consumer", "created": 0}
+    """Figures of a connection as a whole."""
+    role = conn.dcp
+    if not isinstance(role, ProducerRole):
+        return dict(role.stats()) if role is not None else {"type": "consumer", "created": 0}
+    producer = role.machine
     options, window = producer.options, producer.options.window
-    for stream in producer.streams.values():
-        producer.settle(stream)
     return {
         "type": "producer",
-        "created": int(producer.created),
+        "created": int(role.created),
         "paused": not conn.can_write or not window.is_open,
         "priority": options.priority.name.lower(),
         "items_sent": producer.items_sent,
         "items_remaining": sum(_remaining(stream) for stream in producer.streams.values()),
-        "total_bytes_sent": producer.total_bytes_sent,
+        "total_bytes_sent": producer.bytes_sent,
         "noop_enabled": options.noop.enabled,
         "noop_tx_interval": options.noop.interval_s,
         "noop_wait": options.noop.outstanding,
@@ -93,10 +92,10 @@ def _figures(conn: ClientConnection) -> dict[str, object]:
 
 
 def _streams(conn: ClientConnection) -> Iterator[tuple[int, dict[str, object]]]:
-    """What is known of each stream, with its vbucket."""
+    """Figures of each stream, with its vbucket."""
     if isinstance(conn.dcp, ConsumerRole):
         yield from conn.dcp.stream_stats()
-    streams = list(conn.dcp.streams.values()) if isinstance(conn.dcp, Producer) else []
+    streams = list(conn.dcp.streams.values()) if isinstance(conn.dcp, ProducerRole) else []
     for stream in streams:
         yield (
             stream.vbucket_id,
@@ -145,7 +144,7 @@ def dcp_aggregated(query: Query) -> Figures:
 
 
 def dcp_takeover(query: Query) -> Figures:
-    """How much a takeover of a vbucket over a connection has still to send."""
+    """How much the takeover of a vbucket over a connection still has to send."""
     if len(query.arguments) != 2:
         raise InvalidArguments("write: dcp-vbtakeover VBUCKET CONNECTION-NAME")
     vb = query.bucket.store.vbucket(vbucket_number(query.arguments[0]))
@@ -153,7 +152,9 @@ def dcp_takeover(query: Query) -> Figures:
     yield "name", name
     conn = query.bucket.dcp_connections.get(name.removeprefix("eq_dcpq:"))
     producer = conn.dcp if conn is not None else None
-    found = [s for s in producer.streams.values() if s.vbucket_id == vb.id] if isinstance(producer, Producer) else []
+    found = (
+        [s for s in producer.streams.values() if s.vbucket_id == vb.id] if isinstance(producer, ProducerRole) else []
+    )
     if not found:
         yield "status", "connection_does_not_exist" if conn is None else "stream_does_not_exist"
         yield "estimate", vb.item_count if conn is None else 0
@@ -161,7 +162,6 @@ def dcp_takeover(query: Query) -> Figures:
         yield from _takeover_items(vb, 0)
         return
     stream = found[-1]
-    stream.producer.settle(stream)
     remaining, backfilling = _remaining(stream), stream.state == "backfilling"
     yield "status", "backfilling" if backfilling else "stream_is_dead" if stream.ended else "in-memory"
     yield "estimate", remaining

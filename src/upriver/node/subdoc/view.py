@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from upriver.errors import Status
 from upriver.model import Datatype, Document
-from upriver.node.commands.stored_values import parts_of
+from upriver.node.commands.values import parts_of
 from upriver.node.subdoc import paths, specs, xattrs
 from upriver.node.subdoc.specs import Spec, text_of
 from upriver.node.subdoc.xattrs import Stamp

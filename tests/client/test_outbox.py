@@ -201,5 +201,8 @@ def test_a_caller_that_leaves_its_loop_and_comes_back_misses_nothing(db: Databas
     assert sorted(seen) == everything
 
 
-def reached(places: list[tuple[int, int]]) -> dict[int, int]:
-    return {vb: max(seqno for at, seqno in places if at == vb) for vb, _ in places}
+def reached(changes: list[tuple[int, int]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for vb, seqno in changes:
+        found[vb] = max(seqno, found.get(vb, 0))
+    return found

@@ -169,6 +169,9 @@ def test_a_consumer_joined_by_bytes_ends_with_an_equal_store(
         assert replica.bucket.vbucket(number).high_seqno == active.vbucket(number).high_seqno
         assert replica.bucket.vbucket(number).item_count == active.vbucket(number).item_count
     for number, name in alive:
-        assert replica.bucket.vbucket(number).documents.get_replica(name).value == active.vbucket(number).documents.get(name).value
+        assert (
+            replica.bucket.vbucket(number).documents.get_replica(name).value
+            == active.vbucket(number).documents.get(name).value
+        )
     active.abandon()
     replica.bucket.abandon()

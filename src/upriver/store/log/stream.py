@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from upriver.model import SEQNO_MAX, VbucketState
-from upriver.store import kernels as k
-from upriver.store.log import surveys
+from upriver.store import registers as r
 from upriver.store.log.blocks import blocks_after
+from upriver.store.log.kernels import surveys
 from upriver.store.log.scan import DiskScan
 from upriver.store.log.stretch import Stretch, stretch_after
 from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
@@ -292,9 +292,9 @@ class StreamSource:
         if self.collections is None:
             last = disk.visible if self._visible_only else self._vbucket.persisted_seqno
         else:
-            column = k.C_VISIBLE if self._visible_only else k.C_HIGH
+            column = r.C_VISIBLE if self._visible_only else r.C_HIGH
             rows = disk.collections.tolist()
-            last = max((row[column] for row in rows if row[k.C_ID] in self.collections), default=0)
+            last = max((row[column] for row in rows if row[r.C_ID] in self.collections), default=0)
         return last if last > self.position else 0
 
     def _continue_scan(self, scan: DiskScan) -> StreamEvent | None:
@@ -318,8 +318,8 @@ class StreamSource:
             return False
         if self.collections is None:
             return True
-        alive = [row for row in self._vbucket.collection_table if int(row[k.C_ID]) in self.collections]
-        high = max((int(row[k.C_HIGH]) for row in alive), default=0)
+        alive = [row for row in self._vbucket.collection_table if int(row[r.C_ID]) in self.collections]
+        high = max((int(row[r.C_HIGH]) for row in alive), default=0)
         return not (self.position >= high and high <= purge)
 
     def _may_go_out_of_order(self) -> bool:

@@ -8,7 +8,7 @@ from upriver.store.collections.manifest import CollectionEntry, Manifest, Manife
 from upriver.store.disk.file import claim
 from upriver.store.documents import Stored
 from upriver.store.log.blocks import record_on_disk
-from upriver.store.log.stream import StreamSource, live_after
+from upriver.store.log.stream import StreamSource, follow, live_after
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
 from upriver.store.withmeta import WithMetaOption
@@ -35,6 +35,7 @@ __all__ = [
     "VBucket",
     "WithMetaOption",
     "claim",
+    "follow",
     "live_after",
     "record_on_disk",
 ]

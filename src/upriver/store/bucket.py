@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -384,11 +384,6 @@ class Bucket:
         self._flusher.check_running()
 
     # ---- collections ----
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """While it is held, no other thread changes a vbucket or ends a stream."""
-        return self._shared.lock
 
     @property
     def manifest(self) -> Manifest:

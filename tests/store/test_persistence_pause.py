@@ -60,7 +60,7 @@ def test_the_background_thread_writes_by_itself_once_persistence_is_started(buck
         written.extend(told)
         done.set()
 
-    bucket.on_persisted = persisted
+    bucket.listeners.on_persisted = persisted
     bucket.start_persistence()
     assert done.wait(30)
     assert (2, 1) in written

@@ -16,11 +16,11 @@ from upriver.errors import ConfigError
 
 def check_directory(path: Path, as_json: bool) -> bool:
     """Print what is damaged below a data directory, or in one bucket's; True if nothing is."""
-    from upriver.store.upkeep.check import Finding, Looked, check_bucket
+    from upriver.store.upkeep.check import CheckedAmount, StoreFinding, check_bucket
 
     buckets = _buckets(path)
-    looked = Looked()
-    findings: list[Finding] = []
+    looked = CheckedAmount()
+    findings: list[StoreFinding] = []
     with progress_bar("checking", 1000 * len(buckets), quiet=as_json, unit="bytes") as advance:
         for number, bucket in enumerate(buckets):
             at_this, found = check_bucket(bucket, partial(_tell, advance, 1000 * number))

@@ -16,8 +16,8 @@ from upriver.wire.kernels.kernel import sources
 PACKAGE = Path(upriver.__file__).parent
 ENCODE = """
 from upriver.wire import packed
-from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_packed
-print(encode_packed(packed.pack(0, b"\\0k", seqno=1), 0, 9, SendBuffer(), FrameOptions()).records_sent)
+from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
+print(PackedEncoder(FrameOptions()).encode(packed.pack(0, b"\\0k", seqno=1), SendBuffer()).records_sent)
 """
 LOCATE = """
 import numpy as np

@@ -1,4 +1,4 @@
-"""Runs every compiled kernel once before the node says that it is ready, so that no request pays for loading it."""
+"""Runs every compiled kernel once before the node is ready, so that no request waits until one is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from upriver.wire.packed import RecordKind, pack
 
 
 def warm_up() -> None:
-    """Encode a record of each kind of document, and receive it; write, read, stream and persist where nobody minds."""
+    """Encode and receive a record of each kind; write, read, stream and persist in a temporary bucket."""
     run = b"".join(
         pack(kind, b"\0k", b"v", seqno=1) for kind in (RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION)
     )

@@ -150,10 +150,6 @@ class Bucket:
         self._flusher.resume()
         return True
 
-    @property
-    def persistence_stopped(self) -> bool:
-        return self._flusher.paused
-
     def close(self) -> None:
         """Persist everything and leave the mark of a clean shutdown."""
         if self._closed:

@@ -116,11 +116,6 @@ class StreamSource:
             return SEQNO_MAX
         return self.position if self._scan.after else self._scan.end
 
-    @property
-    def items_remaining(self) -> int:
-        """How many seqnos are ahead: an upper bound of the items."""
-        return max(0, min(self.end, self._vbucket.high_seqno) - self.position)
-
     def close(self) -> None:
         self._ended = True
         self._scan = None

@@ -142,13 +142,12 @@ class ProducerStream:
         producer = self.producer
         if not len(producer.live_table):
             producer.live_table = LiveTable(producer.store.vbuckets)
-        with producer.store.lock:  # whoever ends it in another thread finds it live, or not, and nothing in between
-            self.live = producer.live.join(self)
-            if self.live is not None:
-                producer.live_table.add(
-                    self.vbucket_id, encoder, self.end_seqno, can_advance=self.can_advance,
-                    is_filtered=self.filter.is_filtered, is_replica=self.options.sync_replication,
-                )  # fmt: skip
+        self.live = producer.live.join(self)
+        if self.live is not None:
+            producer.live_table.add(
+                self.vbucket_id, encoder, self.end_seqno, can_advance=self.can_advance,
+                is_filtered=self.filter.is_filtered, is_replica=self.options.sync_replication,
+            )  # fmt: skip
 
     def leave_live(self) -> None:
         """Read on alone, from the place that it has reached as a live stream."""

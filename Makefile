@@ -34,7 +34,7 @@ help:
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "upriver needs Python 3.11 or later; set PYTHON=")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,connect,metrics,srv,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,connect,metrics,srv,capture,dev]'
 	@touch $@
 
 install: $(INSTALLED)

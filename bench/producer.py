@@ -101,7 +101,7 @@ def load(data: Path, vbuckets: int, documents: int, value_bytes: int) -> int:
 def write(bucket: Bucket, vbucket: int, keys: list[bytes], value: bytes) -> None:
     while True:
         try:
-            bucket.vbucket(vbucket).set_many(keys, [value] * len(keys))
+            bucket.vbucket(vbucket).bulk.set_many(keys, [value] * len(keys))
         except TemporaryFailure:
             bucket.wait_for_room()
         else:

@@ -26,7 +26,7 @@ from upriver.client.options import ConnectOptions
 from upriver.cluster.local import LocalCluster, local_cluster
 from upriver.cluster.manager import Manager
 from upriver.cluster.plan import Move, with_replicas
-from upriver.cluster.third_party import Progress, ThirdParty
+from upriver.cluster.third_party import ThirdParty
 from upriver.net.aio import run
 from upriver.testing import node
 
@@ -95,7 +95,7 @@ def through_third_party(size: Size) -> Result:
         return Result(spent, {name: cpu_s(pid) - before[name] for name, pid in pids.items()})
 
 
-def _ignore(progress: Progress) -> None:
+def _ignore(progress: object) -> None:
     return
 
 

@@ -73,8 +73,8 @@ class InMemoryReader(DataSourceReader):
 
 def keep_batches(database: Database, folder: Path) -> int:
     """The rows of the bucket as files, one for each task that ``dcp`` would make; their size in bytes."""
-    from upriver.model import Position
     from upriver.protocol.feed.cluster_feed import FeedRequest
+    from upriver.protocol.position import Position
 
     highs = database.high_seqnos()
     size = 0

@@ -181,9 +181,9 @@ def patiently(bucket: Bucket, vb: VBucket, keys: list[bytes], value: bytes | Non
     while True:
         try:
             if value is None:
-                vb.delete_many(keys)
+                vb.bulk.delete_many(keys)
             else:
-                vb.set_many(keys, [value] * len(keys), datatype=0)
+                vb.bulk.set_many(keys, [value] * len(keys), datatype=0)
         except TemporaryFailure:
             bucket.wait_for_room()
         else:
@@ -295,12 +295,12 @@ def one_by_one(folder: Path, options: StoreOptions, documents: int = 50_000) -> 
         vbuckets = [bucket.set_state(number, VbucketState.ACTIVE) for number in range(64)]
         begin = time.perf_counter()
         for index, key in enumerate(keys):
-            vbuckets[index & 63].set(key, value)
+            vbuckets[index & 63].documents.set(key, value)
         writing = time.perf_counter() - begin
         bucket.flush()
         begin = time.perf_counter()
         for index, key in enumerate(keys):
-            vbuckets[index & 63].get(key)
+            vbuckets[index & 63].documents.get(key)
         return documents / writing, documents / (time.perf_counter() - begin)
 
 

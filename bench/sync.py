@@ -84,7 +84,7 @@ def fill(data: Path, rows: int, size: int) -> None:
 def _set(bucket: Any, vbucket: int, keys: list[bytes], values: list[bytes]) -> None:
     while True:
         try:
-            bucket.vbucket(vbucket).set_many(keys, values)
+            bucket.vbucket(vbucket).bulk.set_many(keys, values)
         except TemporaryFailure:
             bucket.wait_for_room(10)
         else:

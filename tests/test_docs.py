@@ -1,4 +1,4 @@
-"""Every ``python`` and ``console`` block in README.md and docs/ runs, and prints what the page says it prints.
+"""Every ``python`` and ``console`` block in README.md, ARCHITECTURE.md and docs/ runs, and prints what the page says.
 
 A python block is a program, or an interactive session with its output. A console block is ``$ command`` lines, each
 followed by its output; ``...`` stands for anything. Blocks of one page run in order in one empty directory, with the
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECONDS = 120
 

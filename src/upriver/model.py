@@ -1,4 +1,4 @@
-"""The nouns that every layer shares: vbucket states, failover logs, documents, positions.
+"""The nouns that every layer shares: vbucket states, failover logs, documents, claims.
 
 Plain immutable values without behaviour that touches the outside world.
 """
@@ -125,11 +125,11 @@ class OnRollback(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """Where a reader stands in one vbucket, honest about the snapshot it was in.
+class Claim:
+    """What a stream request says of a reader's position (``protocol.position``).
 
-    ``snap_end`` is at least the end of every snapshot that data was taken from, and ``snap_start`` is a seqno
-    where the reader really was consistent.
+    It is honest if ``snap_end`` is at least the end of every snapshot that the reader took changes from, and
+    ``snap_start`` a seqno at which it had every key.
     """
 
     vbuuid: int = 0
@@ -140,6 +140,24 @@ class Position:
     def __post_init__(self) -> None:
         if not self.snap_start <= self.seqno <= self.snap_end:
             raise ValueError(f"seqno {self.seqno} is outside its snapshot {self.snap_start}..{self.snap_end}")
+
+
+def signed(number: int) -> int:
+    """A u64 as Arrow, Spark and the kernels have it: the same 64 bits, read as a signed number.
+
+    >>> signed(2**64 - 1), signed(7)
+    (-1, 7)
+    """
+    return number - 2**64 if number >= 2**63 else number
+
+
+def unsigned(number: int) -> int:
+    """The u64 behind a signed number.
+
+    >>> unsigned(-1) == 2**64 - 1, unsigned(7)
+    (True, 7)
+    """
+    return number & SEQNO_MAX
 
 
 def vbucket_of(key: bytes, vbuckets: int) -> int:

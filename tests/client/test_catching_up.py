@@ -80,7 +80,7 @@ def test_a_rollback_of_what_was_lacking_brings_the_rest_again(
     end = read(db, log, lambda n: purge(server) if n == 5 else None, start=start, scope="shop")
     assert log.rollbacks, "the purge did not matter"
     assert agrees(db, log, ids)
-    assert all(end.standpoints[vb].epoch == 1 for vb, _ in log.rollbacks)
+    assert all(end[vb].epoch == 1 for vb, _ in log.rollbacks)
 
 
 def test_a_reader_that_stops_behind_such_a_rollback_begins_at_the_beginning(

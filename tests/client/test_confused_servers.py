@@ -27,8 +27,8 @@ from upriver.errors import (
     Status,
     UpriverError,
 )
-from upriver.model import Position
 from upriver.protocol.feed.cluster_feed import FeedRequest, RolledBack
+from upriver.protocol.position import Position
 from upriver.wire import Message, Opcode, OtherResponse
 from upriver.wire.messages.dcp import RollbackResponse
 from upriver.wire.messages.kv import Get, GetResponse

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests.client.group_member import claim_and_let_go, shared_value, stop_in_the_middle
 from upriver.client.blocking import Database
 from upriver.client.groups import Group, SharedFile, SharedRow, read_as_member, share_of
-from upriver.client.positions import Positions, Standpoint
+from upriver.client.positions import Positions
 from upriver.errors import CheckpointError, CorruptCheckpoint, ForeignCheckpoint
-from upriver.model import Position
+from upriver.protocol.position import Position
 from upriver.testing import RunningNode
 
 
@@ -64,7 +64,7 @@ def test_no_vbucket_ever_has_two_readers(script: list[tuple[str, str]]) -> None:
 
 
 def positions_of(seqno: int) -> Positions:
-    return Positions({vb: Standpoint(Position(1, seqno, seqno, seqno)) for vb in range(4)}, "u", 4)
+    return Positions({vb: Position(1, seqno, seqno, seqno) for vb in range(4)}, "u", 4)
 
 
 def pair(shared: Any, clock: list[float]) -> tuple[Group, Group]:
@@ -142,7 +142,7 @@ def test_a_group_of_another_bucket_is_not_saved_over() -> None:
     group.beat(4)
     group.save(positions_of(1))
     with pytest.raises(ForeignCheckpoint):
-        group.save(Positions(positions_of(1).standpoints, "another", 4))
+        group.save(Positions(positions_of(1).by_vbucket, "another", 4))
 
 
 @pytest.mark.parametrize("damaged", [b"{", b"[]", b'{"members": 3}', b'{"members": {"a": {"held": [1]}}}'])

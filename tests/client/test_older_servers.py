@@ -17,7 +17,7 @@ from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, serv
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.errors import Status, StatusError, UnknownCollection, UnknownScope
-from upriver.model import Position
+from upriver.protocol.position import Position
 from upriver.spark.options import ReadOptions as SparkOptions
 from upriver.spark.reader.executor import Reader, Task
 from upriver.spark.reader.planning import Range
@@ -146,7 +146,7 @@ def test_tail_and_dump_work_on_it(older: str, tmp_path: Path) -> None:
 
 
 def test_a_task_of_spark_reads_it(older: str) -> None:
-    ranges = tuple(Range(vb, Position(), SEQNOS, 0, 0) for vb in range(VBUCKETS))
+    ranges = tuple(Range(vb, Position(), SEQNOS, 0) for vb in range(VBUCKETS))
     options = SparkOptions.parse({"connection": older, "timeoutSeconds": "60"})
     batches = list(Reader(Task(ranges, follow=True), options).batches())
     assert sum(batch.num_rows for batch in batches) == VBUCKETS * SEQNOS

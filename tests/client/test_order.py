@@ -20,8 +20,8 @@ from upriver.client._feed.outbox import Outbox
 from upriver.client.changes import ObjectMaker
 from upriver.client.names import Names
 from upriver.errors import Status
-from upriver.model import Position
 from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest
+from upriver.protocol.position import Position
 from upriver.protocol.topology import Address, parse_topology
 from upriver.wire.constants import OsoFlag
 from upriver.wire.messages.dcp import OsoSnapshot, RollbackResponse, StreamEnd
@@ -58,7 +58,7 @@ class Batches(Wire):
         return found
 
     def position(self) -> Position:
-        return self.outbox.standpoints()[0].position
+        return self.outbox.positions()[0]
 
 
 def test_a_vbucket_that_moves_away_and_back_comes_in_order() -> None:
@@ -70,7 +70,7 @@ def test_a_vbucket_that_moves_away_and_back_comes_in_order() -> None:
     wire.move(0, HOME, rev=3)
     wire.changes_in(home, HOME, 3)
     assert [row for batch in wire.batches() for row in batch] == [(0, 1), (0, 2), (0, 3)]
-    assert wire.position() == Position(BRANCH, 3, 3, 3)
+    assert wire.position()[:4] == (BRANCH, 3, 3, 3)
 
 
 def test_a_vbucket_that_moves_to_a_connection_with_rows_of_others_comes_in_order() -> None:
@@ -106,7 +106,7 @@ def test_a_position_does_not_claim_the_collection_event_behind_its_batch() -> No
     wire, request = opened()
     event = SystemEvent.of(2, CollectionBegun("orders", 2, 0, 8), vbucket=0, opaque=request.opaque)
     wire.says(marker(request, 0, 2) + mutation(request, 1) + event.encode())
-    assert stopped_after_first(wire) == Position(BRANCH, 1, 0, 2)
+    assert stopped_after_first(wire)[:4] == (BRANCH, 1, 0, 2)
 
 
 def test_a_position_does_not_go_back_before_the_caller_hears_of_the_rollback() -> None:
@@ -115,8 +115,8 @@ def test_a_position_does_not_go_back_before_the_caller_hears_of_the_rollback() -
     wire.says(StreamEnd(2, vbucket=0, opaque=request.opaque).encode())
     again = wire.producers[HOME].requests[-1]
     wire.says(RollbackResponse(0, status=Status.ROLLBACK, opaque=again.opaque).encode())
-    assert stopped_after_first(wire) == Position(BRANCH, 12, 12, 12)
-    assert wire.outbox.standpoints()[0].epoch == 0
+    assert stopped_after_first(wire)[:4] == (BRANCH, 12, 12, 12)
+    assert wire.outbox.positions()[0].epoch == 0
 
 
 def test_a_position_does_not_claim_rows_that_wait_behind_its_batch() -> None:

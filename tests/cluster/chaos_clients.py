@@ -14,8 +14,9 @@ from upriver.client._requests.connections import converse
 from upriver.client.blocking import Database, connect
 from upriver.client.changes import Deletion, Mutation, RolledBack
 from upriver.errors import ConnectFailed, Status, StatusError, UpriverError
-from upriver.model import Position, vbucket_of
+from upriver.model import vbucket_of
 from upriver.net.conversation import Conversation
+from upriver.protocol.position import Position
 from upriver.protocol.topology import Address
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo

@@ -159,7 +159,7 @@ class SimulatedManager(Manager):
         self._nodes: Any = SimulatedNodes(cluster)
         self.file = self._file = SimulatedFile()
 
-    def _wait_until_close(self, state: ClusterState, moves: list[Move], deadline: float) -> None:
+    def _wait_until_caught_up(self, state: ClusterState, moves: list[Move], deadline: float) -> None:
         """Whether little is left to stream matters for how long writers wait, not for what is lost."""
 
 

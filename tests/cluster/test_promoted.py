@@ -100,10 +100,10 @@ def purged(node: PeerNode) -> Any:
     """Ten documents, of which eight were deleted and their tombstones purged; nothing of it is in memory."""
     vb = begin(node)
     for number in range(10):
-        vb.set(b"k%d" % number, b"{}")
+        vb.documents.set(b"k%d" % number, b"{}")
     for number in range(8):
-        vb.delete(b"k%d" % number)
-    vb.set(b"last", b"{}")
+        vb.documents.delete(b"k%d" % number)
+    vb.documents.set(b"last", b"{}")
     node.bucket.store.compact(VB, drop_deletes=True)
     forget(node)
     return vb
@@ -139,8 +139,8 @@ def test_a_reader_that_missed_purged_deletions_is_rolled_back_by_whoever_is_prom
 def test_a_snapshot_that_was_cut_short_purges_no_more_than_was_received(tmp_path: Path) -> None:
     target = Target(tmp_path / "bucket")
     replica = target.vbucket(VB)
-    replica.begin_snapshot(0, 100, 2, 80)
-    replica.apply_records(pack(RecordKind.MUTATION, b"\0k", b"{}", seqno=5, cas=1))
+    replica.replication.begin_snapshot(0, 100, 2, 80)
+    replica.replication.apply_records(pack(RecordKind.MUTATION, b"\0k", b"{}", seqno=5, cas=1))
     assert replica.purge_seqno == 80
     target.bucket.flush()
     target.crash()

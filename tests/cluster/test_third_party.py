@@ -18,7 +18,7 @@ from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.client.options import ConnectOptions
 from upriver.cluster.connection import ReplicationConnection
-from upriver.cluster.mover import Moved, Mover
+from upriver.cluster.mover import MoveOutcome, Mover
 from upriver.cluster.relay import Side
 from upriver.errors import Status
 from upriver.model import VbucketState, vbucket_of
@@ -153,13 +153,13 @@ def test_a_move_that_was_interrupted_is_repaired_by_the_next(nodes: tuple[Runnin
     """The worst moment: the source has given the vbucket up, and the target has not become active."""
     source, target = nodes
 
-    async def interrupt_and_repair() -> list[Moved]:
+    async def interrupt_and_repair() -> list[MoveOutcome]:
         await clear(source, target)
         connection = await third_party(source, target, "interrupted")
         await connection.set_vbucket(Side.CONSUMER, 0, VbucketState.PENDING)
         await connection.set_vbucket(Side.PRODUCER, 0, VbucketState.DEAD)
         await connection.close()
-        outcomes: list[Moved] = []
+        outcomes: list[MoveOutcome] = []
         mover = Mover(options(source), options(target))
         for _ in range(2):
             await mover.move_all([0], lambda vb, outcome: outcomes.append(outcome))
@@ -168,7 +168,7 @@ def test_a_move_that_was_interrupted_is_repaired_by_the_next(nodes: tuple[Runnin
     with connect(source.connection_string) as database:
         database.set_many({b"k%d" % n: b"{}" for n in range(200)})
         high = database.high_seqnos()[0]
-    assert asyncio.run(interrupt_and_repair()) == [Moved.MOVED, Moved.ALREADY_THERE]
+    assert asyncio.run(interrupt_and_repair()) == [MoveOutcome.MOVED, MoveOutcome.ALREADY_THERE]
     with connect(target.connection_string) as database:
         assert database.high_seqnos(complete=False) == {0: high}
 

@@ -132,18 +132,20 @@ class Wire:
 def write(vb: Any, key: bytes, kind: str, number: int) -> None:
     with contextlib.suppress(SyncWriteInProgress, StatusError):
         if kind == "plain":
-            vb.set(key, b'{"n":%d}' % number, expiry=number % 3 * 4_000_000, flags=number)
+            vb.documents.set(key, b'{"n":%d}' % number, expiry=number % 3 * 4_000_000, flags=number)
         elif kind == "delete":
-            vb.delete(key)
+            vb.documents.delete(key)
         elif kind == "xattrs":
-            vb.set(key, join_xattrs({"_s": b"1", "u": b"%d" % number}, b"[]"), datatype=4)
+            vb.documents.set(key, join_xattrs({"_s": b"1", "u": b"%d" % number}, b"[]"), datatype=4)
         elif kind == "snappy":
-            vb.set(key, deflate(b'{"n":"%s"}' % (b"%d" % number * 60)), datatype=2)
+            vb.documents.set(key, deflate(b'{"n":"%s"}' % (b"%d" % number * 60)), datatype=2)
         else:
-            with vb.preparing(1):
-                prepared = vb.delete(key) if kind == "durable delete" else vb.set(key, b"[%d]" % number)
+            with vb.durable.preparing(1):
+                prepared = (
+                    vb.documents.delete(key) if kind == "durable delete" else vb.documents.set(key, b"[%d]" % number)
+                )
             if kind != "pending":
-                (vb.abort if kind == "aborted" else vb.commit)(key, 0, prepared.seqno)
+                (vb.durable.abort if kind == "aborted" else vb.durable.commit)(key, 0, prepared.seqno)
 
 
 def write_all(vb: Any, writes: list[tuple[bytes, str, int]]) -> None:

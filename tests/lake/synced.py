@@ -20,7 +20,8 @@ from upriver.lake.options import SyncOptions
 from upriver.lake.tables import TableOptions, Tables
 from upriver.lake.verify.judge import Comparison, verify
 from upriver.model import vbucket_of
-from upriver.spark.reader.offsets import Offset, Place
+from upriver.protocol.offsets import Offset
+from upriver.protocol.position import Position
 from upriver.testing import RunningNode
 from upriver.wire.messages.cluster import SetManifest
 
@@ -62,13 +63,8 @@ class Synced:
 
     def offset(self) -> dict[str, Any]:
         assert self.positions is not None
-        found = [self.positions.standpoints[vb] for vb in range(self.vbuckets)]
-        return Offset(
-            tuple(
-                Place(s.position.vbuuid, s.position.seqno, (s.position.seqno,) if s.position.seqno else (), s.epoch)
-                for s in found
-            )
-        ).to_json()
+        found = [self.positions[vb] for vb in range(self.vbuckets)]
+        return Offset(tuple(Position.consistent_at(at.vbuuid, at.seqno, epoch=at.epoch) for at in found)).to_json()
 
     def note(self) -> None:
         """The offset, in the form of Spark's checkpoint."""

@@ -11,7 +11,8 @@ from tests.lake.test_trimming import TAIL, reading, trim, truth
 from upriver.lake.apply import ahead
 from upriver.lake.change_log import Written, write_log
 from upriver.lake.layout import Lake
-from upriver.spark.reader.offsets import Offset, Place
+from upriver.protocol.offsets import Offset
+from upriver.protocol.position import Position
 from upriver.spark.sync.reached import Reached
 
 
@@ -65,6 +66,6 @@ def test_a_vbucket_that_the_sync_has_passed_is_not_asked_after_any_more(tmp_path
         return {1: [(8, 40), (7, 0)]}
 
     assert ahead.lost(lake, branches) == {"shop.orders": [1]}
-    Reached(3, Offset((Place(7, 9), Place(7, 50))).to_json()).store(lake)
+    Reached(3, Offset((Position.of_points(7, 9), Position.of_points(7, 50))).to_json()).store(lake)
     assert ahead.lost(lake, branches) == {}
     assert asked == [1]

@@ -12,8 +12,9 @@ from upriver.errors import ConfigError
 from upriver.lake.change_log import Written
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
-from upriver.spark.reader.filters import Filter
-from upriver.spark.reader.offsets import Offset, Place
+from upriver.protocol.filters import Filter
+from upriver.protocol.offsets import Offset
+from upriver.protocol.position import Position
 from upriver.spark.reader.planning import Known
 from upriver.spark.sync.reached import Checkpoint, Reached, Reports, check, filter_of, keep, note, recall, take_over
 
@@ -57,8 +58,8 @@ def test_the_next_plan_knows_what_tasks_reported_of_the_last_batch(tmp_path):
 
 
 def test_vbuckets_that_lack_something_are_told(tmp_path):
-    places = tuple(Place(1, 5, filter=number) for number in (0, 1, 0, 0))
-    offset = Offset(places, unread=frozenset({2}), filters=(Filter(), Filter(scope=8))).to_json()
+    positions = tuple(Position(1, 5, 0, 5, filter=each) for each in (None, Filter(scope=8), None, None))
+    offset = Offset(positions, unread=frozenset({2}), filters=(Filter(), Filter(scope=8))).to_json()
     Reached(4, offset, {"scope": "", "collections": []}, Reports(unread={3: 1})).store(Lake(str(tmp_path)))
     told = json.loads((tmp_path / "_upriver" / "offsets.json").read_text())
     assert told["behind"] == f"{0b1110:x}"

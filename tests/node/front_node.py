@@ -32,6 +32,10 @@ class Served:
     pid: int = 0
 
     @property
+    def connection(self) -> str:
+        return f"127.0.0.1:{self.kv_port}"
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http_port}"
 

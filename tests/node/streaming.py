@@ -67,7 +67,7 @@ def only(messages: list[Message], *kinds: type[Message]) -> list[Message]:
 
 def write(node: NodeThread, vbucket: int, *keys: bytes, cid: int = 0, value: bytes = b"v", **how: int) -> None:
     for key in keys:
-        node.call(lambda key=key: node.vbucket(vbucket).set(key, value, cid, **how))
+        node.call(lambda key=key: node.vbucket(vbucket).documents.set(key, value, cid, **how))
 
 
 def to_disk(node: NodeThread) -> None:

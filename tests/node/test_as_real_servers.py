@@ -100,7 +100,7 @@ def test_a_document_that_kept_xattrs_when_deleted_does_not_raise_the_next_revisi
         client.ask(kv.Set(0, 0, b"b", b"{}"))
         client.ask(kv.Delete(b"b"))
         client.ask(kv.Set(0, 0, b"c", b"{}"))
-        revisions = [node.vbucket(0).get_meta(key, 0).rev_seqno for key in (b"a", b"b", b"c")]
+        revisions = [node.vbucket(0).documents.get_meta(key, 0).rev_seqno for key in (b"a", b"b", b"c")]
     assert revisions == [5, 2, 3]
 
 

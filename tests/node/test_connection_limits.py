@@ -223,9 +223,10 @@ def test_without_users_a_name_that_was_made_to_point_here_is_refused(open_node: 
 
 
 @pytest.mark.parametrize("sent", [
-    b"POST /pools/default/buckets HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-    b"GET //[ HTTP/1.1\r\n\r\n",
-    b"POST /pools/default/buckets HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+    b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+    b"GET //[ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100000\r\n\r\n"
     + b"[" * 100_000,
 ], ids=["two lengths", "a malformed path", "JSON of 100,000 levels"])  # fmt: skip
 def test_what_makes_no_sense_is_a_bad_request_and_no_traceback(open_node: Served, sent: bytes) -> None:

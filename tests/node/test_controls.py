@@ -144,7 +144,7 @@ def test_a_consumer_name_with_sync_writes_makes_replica_markers(node: NodeThread
     with producer(node.port, *BASIC, name=b"v2") as raw:
         for key, value in ((b"enable_noop", b"true"), (b"consumer_name", b"me"), (b"enable_sync_writes", b"true")):
             assert raw.ask(dcp.DcpControl(key, value)).specific == OK
-        node.call(lambda: node.vbucket(3).set(b"k", b"v"))
+        node.call(lambda: node.vbucket(3).documents.set(b"k", b"v"))
         raw.send(dcp.StreamRequest(vbucket=3))
         raw.message()
         assert isinstance(raw.message(), dcp.SnapshotMarkerV20)

@@ -206,7 +206,7 @@ def test_who_fails_to_log_in_again_is_a_stranger_again(make_node):  # type: igno
 
 def test_a_slow_reader_is_not_taken_for_a_dead_one(make_node):  # type: ignore[no-untyped-def]
     node = make_node(limits=Limits(dcp_idle_s=3.0))
-    node.call(lambda: node.vbucket(0).set(b"large", bytes(19 << 20)))
+    node.call(lambda: node.vbucket(0).documents.set(b"large", bytes(19 << 20)))
     with producer(node, set_noop_interval="3600") as raw:
         raw.send(dcp.StreamRequest(vbucket=0))
         for _ in range(40):  # 16 MB in 4 s: longer than a dead one would live, and there is always something left
@@ -251,6 +251,32 @@ def test_a_consumer_that_has_gone_is_freed_without_the_garbage_collector(crowd: 
         eventually(lambda: made() is None)
     finally:
         gc.enable()
+
+
+def test_a_connection_that_fails_takes_nothing_from_the_others(crowd: NodeThread, client: Raw) -> None:
+    with producer(crowd) as broken, producer(crowd) as other:
+        for raw in (broken, other):
+            raw.send(dcp.StreamRequest(vbucket=3))
+        client.ask(kv.Set(key=b"\0before", value=b"v", vbucket=3))
+        for raw in (broken, other):
+            receive_key(raw, b"\0before")
+
+        def fail(most: int) -> bytes:
+            raise RuntimeError("a bug of ours")
+
+        def break_it() -> None:
+            role = list(crowd.node.buckets.get("default").dcp_connections.values())[-2].dcp
+            role.machine.data_to_send = fail  # type: ignore[union-attr, method-assign, assignment]
+
+        crowd.call(break_it)
+        client.ask(kv.Set(key=b"\0after", value=b"v", vbucket=3))
+        receive_key(other, b"\0after")
+        assert broken.is_closed()
+
+
+def receive_key(raw: Raw, key: bytes) -> None:
+    while raw.receive().key != key:
+        pass
 
 
 def references(crowd: NodeThread) -> list[weakref.ref[object]]:

@@ -67,7 +67,7 @@ def test_a_directory_that_cannot_be_written_is_said_in_one_line(tmp_path: Path):
 
 def test_a_node_whose_only_bucket_was_cut_short_ends_and_names_the_file(tmp_path: Path):
     with Bucket.open(tmp_path / "default", name="default", vbuckets=2, options=QUIET) as bucket:
-        bucket.set_state(0, VbucketState.ACTIVE).set_many([b"%d" % n for n in range(500)], [bytes(100)] * 500)
+        bucket.set_state(0, VbucketState.ACTIVE).bulk.set_many([b"%d" % n for n in range(500)], [bytes(100)] * 500)
     (tmp_path / "default" / "upriver.bucket").write_text("2")
     os.truncate(tmp_path / "default" / "data.mdb", 20_000)
     refused(serve(tmp_path), "no bucket can be opened", "default/data.mdb was cut short")

@@ -56,14 +56,14 @@ def crashed(tmp_path: Path) -> Path:
     bucket.create_all(VbucketState.ACTIVE)
     bucket.apply_manifest(TWO_COLLECTIONS)
     vb = bucket.vbucket(0)
-    vb.set(b"old", b"1")
-    vb.prepare(b"new", b"2", level=2)
-    vb.prepare(b"old", b"", level=3, deleted=True)
-    vb.prepare(b"dropped", b"3", 8, level=2)
+    vb.documents.set(b"old", b"1")
+    vb.durable.prepare(b"new", b"2", level=2)
+    vb.durable.prepare(b"old", b"", level=3, deleted=True)
+    vb.durable.prepare(b"dropped", b"3", 8, level=2)
     bucket.flush()
     bucket.apply_manifest(ONE_COLLECTION)
     for key in (b"new", b"old"):
-        vb.commit(key)
+        vb.durable.commit(key)
     bucket.abandon()
     (path / "upriver.bucket").write_text("8")
     return tmp_path / "data"
@@ -83,7 +83,7 @@ def test_a_durable_write_ends_with_its_collection(tmp_path: Path):
     with Bucket.open(tmp_path, name="b", vbuckets=1, options=StoreOptions(background=False)) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         bucket.apply_manifest(TWO_COLLECTIONS)
-        vb.prepare(b"k", b"1", 8, level=1)
-        vb.prepare(b"k", b"1", 0, level=1)
+        vb.durable.prepare(b"k", b"1", 8, level=1)
+        vb.durable.prepare(b"k", b"1", 0, level=1)
         bucket.apply_manifest(ONE_COLLECTION)
         assert list(vb.pending) == [b"\0k"]

@@ -37,7 +37,7 @@ def sizes(raw: Raw) -> list[int]:
 @pytest.fixture(scope="module")
 def filled(node: NodeThread) -> NodeThread:
     """Vbucket 0 has 100 documents of 100 bytes: 24 + 31 + 3 + 100 = 158 bytes each on the wire."""
-    node.call(lambda: node.vbucket(0).set_many([b"k%02d" % number for number in range(100)], [b"v" * 100] * 100))
+    node.call(lambda: node.vbucket(0).bulk.set_many([b"k%02d" % number for number in range(100)], [b"v" * 100] * 100))
     return node
 
 
@@ -89,7 +89,7 @@ def test_live_messages_of_every_kind_wait_for_the_window(shop: NodeThread, windo
     vb = shop.vbucket(6)
     with producer(shop.port, b"live", *ALL, enable_noop="true", set_noop_interval="3600") as raw:
         raw.send(dcp.StreamRequest(vbucket=6, value=b'{"collections":["9"]}'))
-        shop.call(lambda: vb.set(b"k", b"v", 9))
+        shop.call(lambda: vb.documents.set(b"k", b"v", 9))
         raw.until_quiet()
         assert raw.ask(dcp.DcpControl(b"connection_buffer_size", str(window).encode())).specific == OK
         shop.call(lambda: _at_once(vb))
@@ -106,8 +106,8 @@ def test_live_messages_of_every_kind_wait_for_the_window(shop: NodeThread, windo
 def _at_once(vb: Any) -> None:
     """A document that the stream sees and one that it does not, in one snapshot: the flusher cannot come between."""
     with vb.shared.lock:
-        vb.set(b"k", b"v", 9)
-        vb.set(b"k", b"v", 0)
+        vb.documents.set(b"k", b"v", 9)
+        vb.documents.set(b"k", b"v", 0)
 
 
 def test_window_0_is_no_window(filled: NodeThread):
@@ -150,14 +150,14 @@ def test_stream_ids_and_every_control_message_are_charged(filled: NodeThread):
 
 @pytest.mark.parametrize(("vbucket", "spare", "comes"), [(6, 0, False), (7, 1, True)])
 def test_a_prepare_is_charged_two_bytes_more_than_it_sends(node: NodeThread, vbucket: int, spare: int, comes: bool):
-    node.call(lambda: node.vbucket(vbucket).prepare(b"p", b"v", 0, level=1))
+    node.call(lambda: node.vbucket(vbucket).durable.prepare(b"p", b"v", 0, level=1))
     sent = 24 + 31 + 1 + 1
     window = 61 + sent + 2 + spare
     controls = {"enable_sync_writes": "true", "consumer_name": "c", "connection_buffer_size": str(window)}
     with producer(node.port, b"prepares", **controls) as raw:
         raw.send(dcp.StreamRequest(vbucket=vbucket))
         assert sizes(raw) == [61, sent]
-        node.call(lambda: node.vbucket(vbucket).set(b"other", b"v"))
+        node.call(lambda: node.vbucket(vbucket).documents.set(b"other", b"v"))
         assert bool(raw.until_quiet()) is comes
 
 
@@ -240,7 +240,7 @@ def test_with_the_newer_status_codes_the_older_ones_are_not_forgiven(node: NodeT
 
 def test_a_client_that_never_reads_slows_only_itself(make_node):  # type: ignore[no-untyped-def]
     node = make_node(limits=Limits(dcp_idle_s=1.5))
-    node.call(lambda: node.vbucket(0).set_many([b"k%06d" % n for n in range(30_000)], [b"v" * 1000] * 30_000))
+    node.call(lambda: node.vbucket(0).bulk.set_many([b"k%06d" % n for n in range(30_000)], [b"v" * 1000] * 30_000))
     with producer(node.port, b"stuck", flags=OpenFlag.PRODUCER) as stuck, ready(node.port) as other:
         stuck.send(dcp.StreamRequest(vbucket=0))
         with pytest.raises(ConnectionError):

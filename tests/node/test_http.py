@@ -21,6 +21,7 @@ from upriver.wire.messages.cluster import GetClusterConfig, GetCollectionId, Get
 from upriver.wire.messages.session import SelectBucket
 
 BUCKETS = "/pools/default/buckets"
+POST = b"POST /pools/default/buckets HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -321,14 +322,17 @@ def test_a_web_page_of_another_site_cannot_use_the_port(node: Served) -> None:
 
 @pytest.mark.parametrize(("sent", "status"), [
     (b"GARBAGE\r\n\r\n", b"400"),
-    (b"GET pools HTTP/1.1\r\n\r\n", b"400"),
-    (b"GET /pools HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
-    (b"POST /pools/default/buckets HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
-    (b"POST /pools/default/buckets HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", b"413"),
-    (b"POST /pools/default/buckets HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
-    (b"GET /pools HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", b"431"),
-    (b"GET /pools HTTP/1.1\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", b"431"),
-    (b"POST /pools/default/buckets HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n?", b"400"),
+    (b"GET pools HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
+    (b"GET /pools HTTP/1.1\r\n\r\n", b"400"),
+    (b"GET /pools HTTP/1.1\r\nHost: localhost\r\nno colon\r\n\r\n", b"400"),
+    (POST + b"Content-Length: x\r\n\r\n", b"400"),
+    (POST + b"Content-Length: 99999999\r\n\r\n", b"413"),
+    (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"411"),
+    (POST + b"Origin: http://localhost\r\nOrigin: http://evil.example\r\n\r\n", b"400"),
+    (b"GET /pools HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 200 + b"\r\n", b"431"),
+    (b"GET /pools HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 17_000 + b"\r\n\r\n", b"431"),
+    (b"GET /pools HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", b"431"),
+    (POST + b"Content-Type: application/json\r\nContent-Length: 1\r\n\r\n?", b"400"),
 ])  # fmt: skip
 def test_a_request_that_breaks_the_rules_is_refused(node: Served, sent: bytes, status: bytes) -> None:
     with socket.create_connection(("127.0.0.1", node.http_port), timeout=60) as connection:
@@ -337,11 +341,47 @@ def test_a_request_that_breaks_the_rules_is_refused(node: Served, sent: bytes, s
     assert get(node, "/pools")
 
 
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_pipelined_requests_are_answered_in_order_however_they_are_cut(node: Served, size: int) -> None:
+    head = b" HTTP/1.1\r\nHost: localhost\r\n"
+    sent = b"HEAD /pools" + head + b"\r\n" + b"GET /nothing" + head + b"\r\n"
+    sent += b"GET /versions" + head + b"Connection: close\r\n\r\n" + b"GET /pools" + head + b"\r\n"
+    with socket.create_connection(("127.0.0.1", node.http_port), timeout=60) as connection:
+        for at in range(0, len(sent), size):
+            connection.sendall(sent[at : at + size])
+        answer = received(connection)
+    assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404", b"200"]
+
+
+def test_garbage_behind_a_good_request_is_refused(node: Served) -> None:
+    with socket.create_connection(("127.0.0.1", node.http_port), timeout=60) as connection:
+        connection.sendall(b"HEAD /pools HTTP/1.1\r\nHost: localhost\r\n\r\n" + b"GARBAGE\r\n\r\n")
+        answer = received(connection)
+    assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
+    assert b'"errors"' in answer
+
+
+def test_a_client_that_asks_first_is_told_to_send_its_body(node: Served) -> None:
+    with socket.create_connection(("127.0.0.1", node.http_port), timeout=60) as connection:
+        connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 6\r\nConnection: close\r\n\r\n")
+        assert connection.recv(4096).split(b" ")[1] == b"100"
+        connection.sendall(b"name=?")
+        assert received(connection).split(b" ")[1] == b"400"
+
+
+def received(connection: socket.socket) -> bytes:
+    """Everything until the node closes the connection."""
+    found = b""
+    while data := connection.recv(4096):
+        found += data
+    return found
+
+
 # ---------------------------------------------------------------------------------------------- commands
 
 
 def upriver(node: Served, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*UPRIVER, *arguments, "--url", node.url]
+    command = [*UPRIVER, *arguments[:2], node.connection, *arguments[2:]]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -380,6 +420,6 @@ def test_a_command_that_fails_says_why_in_one_line(node: Served, arguments: tupl
 def test_a_command_without_a_node_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [*UPRIVER, "buckets", "list", "--url", f"http://127.0.0.1:{port}"]
+    command = [*UPRIVER, "buckets", "list", f"127.0.0.1:{port}"]
     failed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "does not answer" in failed.stderr
+    assert "cannot connect" in failed.stderr

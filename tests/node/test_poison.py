@@ -40,11 +40,11 @@ def poisoned(make_node: MakeNode) -> NodeThread:
     node.node.buckets.get("default").expect_xattrs()
 
     def plant() -> None:
-        vb.set(b"first", GOOD, 0)
+        vb.documents.set(b"first", GOOD, 0)
         for key, (datatype, value) in POISON.items():
             with vb.shared.lock:
-                vb._write(RecordKind.MUTATION, b"\0" + key, value, datatype, 0)
-        vb.set(b"last", GOOD, 0)
+                vb.documents.write(RecordKind.MUTATION, b"\0" + key, value, datatype, 0)
+        vb.documents.set(b"last", GOOD, 0)
 
     node.call(plant)
     return node
@@ -95,8 +95,8 @@ def test_a_live_stream_and_its_neighbours_go_on_behind_one(make_node: MakeNode) 
     with producer(node, *BASIC) as raw:
         for vbucket in (1, 2):
             raw.send(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket))
-        node.call(lambda: vb._write(RecordKind.MUTATION, b"\0bad", *reversed(POISON[b"broken-total"]), 0))
-        node.call(lambda: (vb.set(b"good", GOOD, 0), node.vbucket(2).set(b"other", GOOD, 0)))
+        node.call(lambda: vb.documents.write(RecordKind.MUTATION, b"\0bad", *reversed(POISON[b"broken-total"]), 0))
+        node.call(lambda: (vb.documents.set(b"good", GOOD, 0), node.vbucket(2).documents.set(b"other", GOOD, 0)))
         seen: set[bytes] = set()
 
         def note(message: Message) -> bool:
@@ -112,7 +112,8 @@ def test_an_unreadable_document_can_be_written_over_or_deleted(make_node: MakeNo
     node.node.buckets.get("default").expect_xattrs()
     for key, (datatype, value) in POISON.items():
         for copy in (b"set-", b"del-"):
-            node.call(lambda k=copy + key, v=value, d=datatype: vb._write(RecordKind.MUTATION, b"\0" + k, v, d, 0))
+            named = b"\0" + copy + key
+            node.call(lambda k=named, v=value, d=datatype: vb.documents.write(RecordKind.MUTATION, k, v, d, 0))
     with ready(node.port, *BASIC) as raw:
         for key in POISON:
             assert raw.ask(kv.Set(0, 0, key=b"set-" + key, value=GOOD)).specific == OK
@@ -122,7 +123,9 @@ def test_an_unreadable_document_can_be_written_over_or_deleted(make_node: MakeNo
 
 def test_a_read_from_a_damaged_file_fails_and_the_reader_stays(make_node: MakeNode) -> None:
     node = make_node()
-    node.call(lambda: (node.vbucket(0).set(b"lost", GOOD, 0), node.vbucket(1).set(b"kept", GOOD, 0)))
+    node.call(
+        lambda: (node.vbucket(0).documents.set(b"lost", GOOD, 0), node.vbucket(1).documents.set(b"kept", GOOD, 0))
+    )
     to_disk(node)
     disk = node.vbucket(0).shared.disk
 

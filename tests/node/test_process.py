@@ -106,7 +106,7 @@ def test_the_log_is_one_line_per_event_and_knows_no_documents():
 
 def fault(node: testing.RunningNode, *arguments: str) -> dict[str, object]:
     command = [sys.executable, "-c", "from upriver.cli import main; main()", "fault"]
-    command += [*arguments, "--url", f"http://127.0.0.1:{node.http_port}"]
+    command += [arguments[0], node.connection_string, *arguments[1:]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return dict(json.loads(done.stdout))
 

@@ -12,9 +12,9 @@ from tests.node.raw import Raw, frame, ready
 from tests.node.streaming import OK, is_end, only, producer, take, to_disk, write
 from upriver.errors import Status
 from upriver.model import VbucketState
-from upriver.node.dcp import producer as producer_module
-from upriver.node.dcp.producer_stream import RUN_BYTES
 from upriver.node.options import Limits
+from upriver.protocol.producer import turns
+from upriver.protocol.producer.stream import RUN_BYTES
 from upriver.wire import Magic, Message, Opcode
 from upriver.wire.constants import MarkerFlag, StreamEndStatus, StreamFlag
 from upriver.wire.messages import cluster, dcp, kv
@@ -116,7 +116,7 @@ def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):
     numbers = range(40, 56)
     for number in numbers:
         keys = [b"%d-%d" % (number, n) for n in range(3000)]
-        node.call(lambda number=number, keys=keys: node.vbucket(number).set_many(keys, [key * 30 for key in keys]))
+        node.call(lambda number=number, keys=keys: node.vbucket(number).bulk.set_many(keys, [key * 30 for key in keys]))
     to_disk(node)
     with producer(node, connection_buffer_size="100000") as raw:
         for number in numbers:
@@ -143,7 +143,7 @@ def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):
 @pytest.fixture
 def two_backfills(make_node, monkeypatch: pytest.MonkeyPatch) -> NodeThread:  # type: ignore[no-untyped-def]
     """Only two run at once; those of vbuckets 0 and 1 take several turns, the others one."""
-    monkeypatch.setattr(producer_module, "MAX_BACKFILLS", 2)
+    monkeypatch.setattr(turns, "MAX_BACKFILLS", 2)
     made: NodeThread = make_node(vbuckets=10)
     for vbucket in range(10):
         write(made, vbucket, *[b"k%d" % n for n in range(8 if vbucket < 2 else 1)], value=bytes(RUN_BYTES))

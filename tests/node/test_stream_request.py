@@ -241,7 +241,7 @@ def test_a_replica_without_its_first_disk_snapshot_has_nothing_to_offer(
 ):
     assert raw.ask(cluster.DeleteVbucket(vbucket=vbucket)).specific == OK
     assert raw.ask(cluster.SetVbucket(VbucketState.REPLICA, vbucket=vbucket)).specific == OK
-    node.call(lambda: node.vbucket(vbucket).begin_snapshot(0, 100, flags))
+    node.call(lambda: node.vbucket(vbucket).replication.begin_snapshot(0, 100, flags))
     assert raw.ask(request(vbucket=vbucket)).specific == status
     assert raw.ask(request(vbucket=vbucket, start_seqno=9, end_seqno=1)).specific == ERANGE, "range comes first"
 

@@ -118,7 +118,7 @@ def test_from_latest_sends_only_what_comes_later(node: NodeThread, vb: int):
 def test_deletions_in_both_versions_and_expirations(node: NodeThread, vb: int):
     write(node, vb, b"gone")
     write(node, vb, b"old", expiry=int(time.time()) - 1)
-    node.call(lambda: node.vbucket(vb).delete(b"gone"))
+    node.call(lambda: node.vbucket(vb).documents.delete(b"gone"))
 
     def tombstones(raw: Raw) -> list[Message]:
         return only(whole(node, raw, vb), dcp.DcpDeletion, dcp.DeletionV2, dcp.Expiration)
@@ -195,7 +195,7 @@ def test_snappy_stays_where_it_was_agreed_on_and_can_be_forced(node: NodeThread,
 def test_a_tombstone_keeps_system_xattrs_and_user_ones_only_on_request(node: NodeThread, vb: int):
     vbucket = node.vbucket(vb)
     node.call(
-        lambda: vbucket.delete_with_meta(
+        lambda: vbucket.with_meta.delete(
             b"t", 0, rev_seqno=5, meta_cas=77, flags=0, delete_time=1, value=join_xattrs({"_sys": b"1", "user": b"2"}),
             datatype=Datatype.XATTR,
         )
@@ -213,12 +213,12 @@ def test_a_tombstone_keeps_system_xattrs_and_user_ones_only_on_request(node: Nod
 
 def test_skipping_deletes_leaves_tombstones_out_of_the_first_backfill_only(node: NodeThread, vb: int):
     write(node, vb, b"a", b"b")
-    node.call(lambda: node.vbucket(vb).delete(b"b"))
+    node.call(lambda: node.vbucket(vb).documents.delete(b"b"))
     to_disk(node)
     with producer(node, flags=OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL) as raw:
         got = stream(raw, vb, lambda m: isinstance(m, dcp.SeqnoAdvanced))
         assert [type(m) for m in got] == [dcp.SnapshotMarker, dcp.DcpMutation, dcp.SeqnoAdvanced]
-        node.call(lambda: node.vbucket(vb).delete(b"a"))
+        node.call(lambda: node.vbucket(vb).documents.delete(b"a"))
         assert isinstance(take(raw, lambda m: not isinstance(m, dcp.SnapshotMarker))[-1], dcp.DcpDeletion)
 
 
@@ -226,10 +226,10 @@ def _durable_history(node: NodeThread, vb: int, on_disk: int) -> None:
     """A durable write that was committed and one that was not: 4 seqnos, as many of them on disk and out of memory."""
     vbucket = node.vbucket(vb)
     steps = [
-        lambda: vbucket.prepare(b"k", b"v", 0, level=1),
-        lambda: vbucket.commit(b"k", 0, 1),
-        lambda: vbucket.prepare(b"x", b"v", 0, level=2),
-        lambda: vbucket.abort(b"x", 0, 3),
+        lambda: vbucket.durable.prepare(b"k", b"v", 0, level=1),
+        lambda: vbucket.durable.commit(b"k", 0, 1),
+        lambda: vbucket.durable.prepare(b"x", b"v", 0, level=2),
+        lambda: vbucket.durable.abort(b"x", 0, 3),
     ]
     for step in steps[:on_disk]:
         node.call(step)
@@ -288,10 +288,10 @@ def test_durable_writes_arrive_live_as_plain_documents_and_an_abort_is_told_as_p
             assert each.response().specific == OK
         write(node, vb, b"first")
         for level in range(1, 4):
-            prepared = node.call(lambda level=level: vbucket.prepare(b"k", b"%d" % level, 0, level=level))
-            node.call(lambda prepared=prepared: vbucket.commit(b"k", 0, prepared.seqno))
-        gone = node.call(lambda: vbucket.prepare(b"x", b"v", 0, level=1))
-        node.call(lambda: vbucket.abort(b"x", 0, gone.seqno))
+            prepared = node.call(lambda level=level: vbucket.durable.prepare(b"k", b"%d" % level, 0, level=level))
+            node.call(lambda prepared=prepared: vbucket.durable.commit(b"k", 0, prepared.seqno))
+        gone = node.call(lambda: vbucket.durable.prepare(b"x", b"v", 0, level=1))
+        node.call(lambda: vbucket.durable.abort(b"x", 0, gone.seqno))
         write(node, vb, b"last")
         high = vbucket.high_seqno
         for each, prefix in ((raw, b"\0"), (legacy, b"")):
@@ -367,7 +367,7 @@ def test_a_scope_grows_with_its_collections_and_a_dropped_one_empties_the_list(m
         stream(scope, 0, lambda m: isinstance(m, events.SystemEvent) and m.key == b"cart", value=b'{"scope":"8"}')
         stream(listed, 0, lambda m: isinstance(m, events.SystemEvent), value=b'{"collections":["9"]}')
         admin.ask(cluster.SetManifest(manifest(3, (9, "cart"), (11, "more"))))
-        node.call(lambda: node.vbucket(0).set(b"k", b"v", 11))
+        node.call(lambda: node.vbucket(0).documents.set(b"k", b"v", 11))
         got = take(scope, lambda m: isinstance(m, dcp.DcpMutation))
         assert got[-1].key == b"\x0bk"  # type: ignore[attr-defined]
         admin.ask(cluster.SetManifest(manifest(4, (11, "more"))))
@@ -378,7 +378,7 @@ def test_a_scope_grows_with_its_collections_and_a_dropped_one_empties_the_list(m
 
 
 def test_out_of_order_snapshots_of_a_small_collection(shop: NodeThread, vb: int):
-    shop.call(lambda: shop.vbucket(vb).set_many([b"d%04d" % n for n in range(2000)], [b"v"] * 2000))
+    shop.call(lambda: shop.vbucket(vb).bulk.set_many([b"d%04d" % n for n in range(2000)], [b"v"] * 2000))
     write(shop, vb, b"c1", b"c2", cid=9)
     write(shop, vb, b"last")
     to_disk(shop)

@@ -153,9 +153,9 @@ def test_a_vbucket_that_an_administrator_promotes_takes_nothing_more_and_says_no
 def test_a_document_without_a_usable_cas_gets_one(talk: Talk, cas: int) -> None:
     opaque = talk.open(0)
     assert talk.say(marker(0, 2, opaque), mutation(1, opaque), mutation(2, opaque, cas=cas)) == []
-    stored = talk.vb().get_replica(b"k2").cas
+    stored = talk.vb().documents.get_replica(b"k2").cas
     assert stored not in (0, SEQNO_MAX)
-    assert stored > talk.vb().get_replica(b"k1").cas
+    assert stored > talk.vb().documents.get_replica(b"k1").cas
 
 
 def test_the_deletion_of_a_key_that_is_not_here_leaves_a_tombstone(talk: Talk) -> None:
@@ -188,9 +188,9 @@ def test_a_tombstone_keeps_xattrs_but_no_body(durable: Talk, kind: Any, datatype
     said = durable.say(marker(1, 3, opaque), mutation(1, opaque), removal, mutation(3, opaque))
     assert all(isinstance(each, SeqnoAcknowledged) for each in said)
     vb = durable.store.bucket.set_state(0, VbucketState.ACTIVE)
-    found = vb.get_prepared(b"gone") if kind is Prepare else vb.get_meta(b"gone")
+    found = vb.durable.get_prepared(b"gone") if kind is Prepare else vb.documents.get_meta(b"gone")
     assert (found.datatype, found.value) == kept
-    assert [vb.get(key).value for key in (b"k1", b"k3")] == [b'{"n":1}', b'{"n":3}']
+    assert [vb.documents.get(key).value for key in (b"k1", b"k3")] == [b'{"n":1}', b'{"n":3}']
 
 
 def test_who_becomes_active_later_knows_that_documents_have_xattrs(talk: Talk) -> None:
@@ -352,7 +352,7 @@ def test_a_commit_makes_the_prepared_document_current_with_its_own_seqno(durable
     opaque = durable.open(0)
     durable.say(marker(0, 2, opaque), prepare(1, opaque))
     assert durable.say(Commit(1, 2, b"\0d", vbucket=0, opaque=opaque)) == []
-    document = durable.vb().get_replica(b"d")
+    document = durable.vb().documents.get_replica(b"d")
     assert (document.value, document.cas, document.seqno, document.rev_seqno) == (b"[1]", 77, 2, 1)
 
 
@@ -362,21 +362,21 @@ def test_a_prepared_deletion_deletes_when_it_is_committed(durable: Talk) -> None
     durable.say(marker(0, 3, opaque), mutation(1, opaque, b"d"), removal)
     durable.say(Commit(2, 3, b"\0d", vbucket=0, opaque=opaque))
     assert (durable.vb().item_count, durable.vb().tombstone_count) == (0, 1)
-    tombstone = durable.store.bucket.set_state(0, VbucketState.ACTIVE).get_meta(b"d")
+    tombstone = durable.store.bucket.set_state(0, VbucketState.ACTIVE).documents.get_meta(b"d")
     assert tombstone.delete_time == 1_234_567_890
 
 
 def test_a_prepare_without_a_usable_cas_gets_one(durable: Talk) -> None:
     opaque = durable.open(0)
     durable.say(marker(0, 2, opaque), mutation(1, opaque, b"d"), prepare(2, opaque, cas=SEQNO_MAX))
-    assert 1001 < durable.vb().get_prepared(b"d").cas < SEQNO_MAX
+    assert 1001 < durable.vb().durable.get_prepared(b"d").cas < SEQNO_MAX
 
 
 def test_an_abort_leaves_what_was_there(durable: Talk) -> None:
     opaque = durable.open(0)
     durable.say(marker(0, 3, opaque), mutation(1, opaque, b"d"), prepare(2, opaque))
     assert durable.say(Abort(2, 3, b"\0d", vbucket=0, opaque=opaque)) == []
-    assert durable.vb().get_replica(b"d").seqno == 1
+    assert durable.vb().documents.get_replica(b"d").seqno == 1
     assert durable.vb().pending == {}
 
 
@@ -401,7 +401,7 @@ def test_a_prepare_is_settled_by_a_later_document_of_its_key_in_a_disk_snapshot(
     durable.say(prepare(4, opaque), prepare(5, opaque, key=b"open"), mutation(9, opaque, b"d"))
     assert set(durable.vb().pending) == {b"\0open"}
     durable.store.bucket.set_state(0, VbucketState.ACTIVE)
-    assert durable.vb().get(b"d").seqno == 9
+    assert durable.vb().documents.get(b"d").seqno == 9
 
 
 def test_the_level_and_the_cas_of_a_prepare_are_checked(durable: Talk) -> None:
@@ -430,7 +430,7 @@ def test_documents_are_stored_as_they_came(talk: Talk) -> None:
         mutation(3, opaque, b"c", value=packed, datatype=Datatype.SNAPPY | Datatype.JSON),
         mutation(4, opaque, b"d", value=b"", datatype=0),
     )
-    a, b, c, d = (talk.vb().get_replica(key) for key in (b"a", b"b", b"c", b"d"))
+    a, b, c, d = (talk.vb().documents.get_replica(key) for key in (b"a", b"b", b"c", b"d"))
     assert (a.flags, a.expiry, a.rev_seqno, a.cas, a.seqno, a.datatype) == (0xDEADBEEF, 2_000_000_000, 17, 1001, 1, 1)
     assert (b.value, b.datatype) == (xattrs, Datatype.XATTR | Datatype.JSON)
     assert (c.value, c.datatype) == (packed, Datatype.SNAPPY | Datatype.JSON)
@@ -446,7 +446,7 @@ def test_an_expiration_stays_one_and_a_tombstone_keeps_its_xattrs_and_its_time(t
         DeletionV2(2, 4, 2222, key=b"\0x", value=kept, datatype=Datatype.XATTR, cas=6, opaque=opaque),
     )
     talk.store.bucket.set_state(0, VbucketState.ACTIVE)
-    e, x = talk.vb().get_meta(b"e"), talk.vb().get_meta(b"x")
+    e, x = talk.vb().documents.get_meta(b"e"), talk.vb().documents.get_meta(b"x")
     assert (e.expired, e.delete_time, e.rev_seqno) == (True, 1111, 3)
     assert (x.expired, x.delete_time, x.value) == (False, 2222, kept)
 
@@ -542,7 +542,7 @@ def test_extended_metadata_is_not_part_of_the_document(talk: Talk) -> None:
     opaque = request.opaque
     talk.say(UprSnapshotMarker(opaque=opaque))
     talk.say(UprMutation(1, 1, nmeta=4, key=b"\0k", value=b"bodymeta", cas=9, opaque=opaque))
-    assert talk.vb().get_replica(b"k").value == b"body"
+    assert talk.vb().documents.get_replica(b"k").value == b"body"
     talk.say(UprDeletion(2, 2, nmeta=4, key=b"\0k", value=b"meta", cas=10, opaque=opaque))
     assert (talk.vb().high_seqno, talk.vb().item_count) == (2, 0)
 

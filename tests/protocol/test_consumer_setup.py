@@ -19,8 +19,8 @@ from tests.protocol.consumer_talk import (
 )
 from upriver.errors import RemoteProtocolError, Status
 from upriver.model import SEQNO_MAX, VbucketState
-from upriver.protocol.consumer.negotiation import WrongRole
 from upriver.protocol.consumer.streams import Registry
+from upriver.protocol.roles import WrongRole
 from upriver.wire import Opcode, OtherResponse
 from upriver.wire.constants import Dialect, StreamEndStatus
 from upriver.wire.framing import Frame, Magic

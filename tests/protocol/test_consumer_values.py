@@ -94,7 +94,7 @@ def test_sound_values_are_taken_as_they_came(talk: Talk) -> None:
     ]  # fmt: skip
     sent = [mutation(n, opaque, datatype=datatype, value=value) for n, (datatype, value) in enumerate(kept, 1)]
     assert talk.say(marker(1, len(kept), opaque), *sent) == []
-    found = [talk.vb().get_replica(b"k%d" % n, 0) for n in range(1, len(kept) + 1)]
+    found = [talk.vb().documents.get_replica(b"k%d" % n, 0) for n in range(1, len(kept) + 1)]
     assert [(each.datatype & ~1, each.value) for each in found] == kept
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.model import SEQNO_MAX, FailoverEntry, FailoverLog, Position
+from upriver.model import SEQNO_MAX, Claim, FailoverEntry, FailoverLog
 from upriver.protocol.history import Accept, History, RollbackTo, UnknownUuid, decide, decide_upr
 
 A, B, C, DEAD = 0xA, 0xB, 0xC, 0xDEAD
@@ -45,7 +45,7 @@ OK = Accept()
 )
 def test_the_decision_is_that_of_the_table(start, uuid, snap_start, snap_end, extra, expected):
     history = History(LOG, 1200, extra.get("purge", 0), extra.get("collection_high"))
-    wanted = Position(uuid, start, snap_start, snap_end)
+    wanted = Claim(uuid, start, snap_start, snap_end)
     got = decide(history, wanted, strict=extra.get("strict", False), known_purge_seqno=extra.get("rpurge", 0))
     assert got == expected
 
@@ -53,7 +53,7 @@ def test_the_decision_is_that_of_the_table(start, uuid, snap_start, snap_end, ex
 @pytest.mark.parametrize(("snap_start", "snap_end", "expected"), [(1, 4, RollbackTo(1)), (3, 3, OK)])
 def test_the_second_table(snap_start, snap_end, expected):
     log = FailoverLog((FailoverEntry(2222, 3), FailoverEntry(1111, 0)))
-    assert decide(History(log, 10), Position(1111, 3, snap_start, snap_end)) == expected
+    assert decide(History(log, 10), Claim(1111, 3, snap_start, snap_end)) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,16 @@ def histories(draw):
 @given(histories(), st.integers(1, 6), st.integers(0, 200), st.integers(0, 200), st.integers(0, 200))
 def test_following_a_rollback_once_is_always_enough(history, uuid, one, two, three):
     snap_start, start, snap_end = sorted((one, two, three))
-    decision = decide(history, Position(uuid, start, snap_start, snap_end))
+    decision = decide(history, Claim(uuid, start, snap_start, snap_end))
     if isinstance(decision, RollbackTo):
         assert decision.seqno <= start
         back = decision.seqno
-        assert decide(history, Position(uuid, back, back, back)) in (OK, RollbackTo(0))
+        assert decide(history, Claim(uuid, back, back, back)) in (OK, RollbackTo(0))
 
 
 @given(histories(), st.integers(1, 6), st.integers(1, 200))
 def test_a_snapshot_of_unknown_end_falls_back_to_its_start(history, uuid, start):
-    decision = decide(history, Position(uuid, start, start - 1, SEQNO_MAX))
+    decision = decide(history, Claim(uuid, start, start - 1, SEQNO_MAX))
     assert isinstance(decision, RollbackTo)
     assert decision.seqno < start
 

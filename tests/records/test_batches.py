@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upriver.errors import InvalidMessage
-from upriver.model import SEQNO_MAX, Datatype
+from upriver.model import SEQNO_MAX, Datatype, signed, unsigned
 from upriver.records.batches import ChangeOptions, change_batch, row_batch, wire_batch
-from upriver.records.schema import CHANGES, WIRE, Event, signed, unsigned
+from upriver.records.schema import CHANGES, WIRE, Event, signed_column
 from upriver.wire import Context, Message
 from upriver.wire.bulk.decode import BulkDecoder, Columns, ColumnSizes
 from upriver.wire.bulk.streams import StreamTable
@@ -190,7 +190,8 @@ def test_rows_made_by_hand_fit_the_same_schema() -> None:
 def test_u64_survives_the_signed_column(numbers: list[int]) -> None:
     import numpy as np
 
-    assert [unsigned(int(n)) for n in signed(np.array(numbers, np.uint64))] == numbers
+    assert [unsigned(int(n)) for n in signed_column(np.array(numbers, np.uint64))] == numbers
+    assert [unsigned(signed(n)) for n in numbers] == numbers
 
 
 @settings(max_examples=60, deadline=None)

@@ -23,7 +23,7 @@ from tests.spark.spark_world import PATIENCE_S, ClusterWorld, fold, wait_until
 from upriver.client.blocking import Database, connect
 from upriver.cluster.local import local_cluster
 from upriver.errors import UpriverError
-from upriver.spark.reader.offsets import Offset
+from upriver.protocol.offsets import Offset
 
 COLUMNS = ["event", "vbucket", "seqno", "epoch", "key", "value"]
 
@@ -219,7 +219,7 @@ class Chaos:
             return False
         offset = Offset.from_json(json.loads((checkpoint / "offsets" / str(done)).read_text().splitlines()[-1]))
         logs, highs = self.world.db.failover_logs(range(self.vbuckets)), self.world.db.high_seqnos()
-        return all((at.vbuuid, at.seqno) == (logs[vb].uuid, highs[vb]) for vb, at in enumerate(offset.places))
+        return all((at.vbuuid, at.seqno) == (logs[vb].uuid, highs[vb]) for vb, at in enumerate(offset.positions))
 
     def _compare(self) -> None:
         rows: list[dict[str, Any]] = []

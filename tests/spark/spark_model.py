@@ -13,11 +13,18 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from upriver.model import FailoverLog, Position
+from upriver.model import Claim, FailoverLog
+from upriver.protocol.filters import Filter, Wanted
 from upriver.protocol.history import Accept, History, decide
-from upriver.spark.reader.filters import Filter, Wanted
-from upriver.spark.reader.offsets import Offset
+from upriver.protocol.offsets import Offset
+from upriver.protocol.position import Position
 from upriver.spark.reader.planning import Known, Range, View, behind, look, plan, ranges
+
+
+def at(vbuuid: int = 0, seqno: int = 0, points: tuple[int, ...] = (), epoch: int = 0) -> Position:
+    """A position in an offset; points newest first."""
+    return Position.of_points(vbuuid, seqno, points[::-1], epoch)
+
 
 COLLECTIONS = {f"k{number}": 8 + number % 2 for number in range(12)}
 SCOPE_OF = {8: 1, 9: 1}
@@ -71,7 +78,7 @@ class Producer:
         latest = {w.key: w.value for w in self.writes}
         return {key: value for key, value in latest.items() if value is not None}
 
-    def stream(self, at: Position, end: int) -> list[tuple[int, list[Write]]] | None:
+    def stream(self, at: Claim, end: int) -> list[tuple[int, list[Write]]] | None:
         """Snapshots (their end, their writes) until ``end`` is passed; None for a rollback."""
         if not isinstance(decide(History(self.log, self.high), at), Accept):
             return None
@@ -165,7 +172,7 @@ class Query:
 
     def expected(self, state: dict[str, int]) -> dict[str, int]:
         """The part of a state that the query reads."""
-        return {key: value for key, value in state.items() if self.wanted.filter.has(COLLECTIONS[key], SCOPE_OF)}
+        return {key: value for key, value in state.items() if self.wanted.has(self.wanted.filter, COLLECTIONS[key])}
 
     def owner(self) -> Producer:
         """The vbucket's owner, as the driver sees it now."""
@@ -238,7 +245,7 @@ class Query:
             self.known.complete.update(told[0].complete)
 
     def err(self, start: Offset, view: View) -> None:
-        at = (start.places[0].vbuuid, start.places[0].seqno)
+        at = (start.positions[0].vbuuid, start.positions[0].seqno)
         looks_quiet = view.highs.get(0) == at[1] and 0 in view.logs and view.logs[0].uuid == at[0]
         if self.mistake == "naive" or (self.mistake == "onlooker" and looks_quiet):
             self.known.complete[0] = at
@@ -251,15 +258,15 @@ class Query:
         rows: Rows = []
         told = Known()
         for one in todo:
-            at, producer = one.claim, self.rng.choice(self.cluster.owners)
+            at, producer = one.start, self.rng.choice(self.cluster.owners)
             if one.rolled_back:
                 rows.append(("rollback", at.seqno, "", None))
-                self.note(one.epoch, at.seqno)
-            snapshots = producer.stream(at, one.end)
+                self.note(at.epoch, at.seqno)
+            snapshots = producer.stream(at.claim, one.end)
             if one.end > at.seqno and (snapshots is None or producer.log.uuid != one.vbuuid):
                 told.unread[0] = one.end
                 continue
-            reached = at.snap_end if at.seqno != at.snap_start else at.seqno
+            reached = at.resume().snap_end
             for last, writes in snapshots or []:
                 wanted = [w for w in writes if w.seqno <= one.end and lets_through(one, w.key)]
                 rows.extend(("mutation", w.seqno, w.key, w.value) for w in wanted)

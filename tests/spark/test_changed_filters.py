@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.spark.spark_batches import Batches
+from tests.spark.spark_model import at
 from tests.spark.spark_world import DOCUMENT, World
 from upriver.errors import ConfigError
 from upriver.model import FailoverLog
-from upriver.spark.reader.filters import Filter, Missing, Wanted
-from upriver.spark.reader.offsets import Offset, Place
+from upriver.protocol.filters import Filter, Missing, Wanted
+from upriver.protocol.offsets import Offset
 from upriver.spark.reader.planning import Known, View, plan, ranges
 
 A, B, C = 8, 9, 10
@@ -59,7 +60,7 @@ WIDER = Wanted(some(A, B), SCOPE_OF)
 
 
 def narrow(*seqnos: int, former: tuple[Filter, ...] = ()) -> Offset:
-    places = tuple(Place(0xA, seqno, (seqno,)) for seqno in seqnos)
+    places = tuple(at(0xA, seqno, (seqno,)) for seqno in seqnos)
     return Offset(places, filters=(some(A),), former=former)
 
 
@@ -67,17 +68,17 @@ def test_a_wider_filter_reads_what_is_new_up_to_the_place_and_then_goes_on():
     start = narrow(40, 50)
     end = plan(start, view(start), Known(heard=True), wanted=WIDER)
     todo = ranges(start, end, view(start), Known(), WIDER)
-    assert [(one.claim.seqno, one.end, one.filter) for one in todo] == [
+    assert [(one.start.seqno, one.end, one.filter) for one in todo] == [
         (0, 40, b'{"collections": ["9"]}'), (0, 50, b'{"collections": ["9"]}')]  # fmt: skip
-    assert end.places == (Place(0xA, 40), Place(0xA, 50))  # their points are gone: nobody knows what B was there
+    assert end.positions == (at(0xA, 40), at(0xA, 50))  # their points are gone: nobody knows what B was there
     on = plan(end, view(end), Known({0: (0xA, 40)}, heard=True), wanted=WIDER)
     todo = ranges(end, on, view(end), Known(), WIDER)
-    assert [(one.claim.seqno, one.end, one.filter) for one in todo] == [(40, 50, b'{"collections": ["8", "9"]}')]
-    assert on.places[0].points == (40,)
+    assert [(one.start.seqno, one.end, one.filter) for one in todo] == [(40, 50, b'{"collections": ["8", "9"]}')]
+    assert on.positions[0].consistent_points == (0, 40)
 
 
 def test_a_place_is_complete_with_what_is_new_only_if_it_was_before():
-    start = Offset((Place(0xA, 40, (40,)), Place(0xA, 50, (20,)), Place(0xA, 50, (20,))), filters=(some(A),))
+    start = Offset((at(0xA, 40, (40,)), at(0xA, 50, (20,)), at(0xA, 50, (20,))), filters=(some(A),))
     known = Known({2: (0xA, 50)}, heard=True)
     todo = ranges(start, plan(start, view(start), known, wanted=WIDER), view(start), known, WIDER)
     assert [one.addition for one in todo] == [False, True, False]
@@ -86,17 +87,17 @@ def test_a_place_is_complete_with_what_is_new_only_if_it_was_before():
 def test_a_limit_holds_for_what_is_new_and_at_least_one_vbucket_catches_up():
     start = narrow(40, 45, 50)
     end = plan(start, view(start), Known(heard=True), most=90, wanted=WIDER)
-    assert (end.reads, [place.filter for place in end.places]) == ({0, 1}, [0, 0, 1])
+    assert (end.reads, [each.filter for each in end.positions]) == ({0, 1}, [None, None, some(A)])
     back = Offset.from_json(end.to_json())
     assert back == end
     assert plan(back, view(back), Known(heard=True), most=1, wanted=WIDER).reads == {2}
 
 
 def test_less_is_just_not_followed_any_more():
-    start = Offset((Place(0xA, 40, (40,)),), filters=(Filter(),))
+    start = Offset((at(0xA, 40, (40,)),), filters=(Filter(),))
     end = plan(start, view(start), Known(heard=True), wanted=Wanted(some(A), SCOPE_OF))
     todo = ranges(start, end, view(start), Known(), WIDER)
-    assert [(one.claim.seqno, one.filter) for one in todo] == [(40, b'{"collections": ["8"]}')]
+    assert [(one.start.seqno, one.filter) for one in todo] == [(40, b'{"collections": ["8"]}')]
     assert (end.filters, end.former) == ((some(A),), (Filter(),))
 
 
@@ -104,18 +105,18 @@ def test_what_was_read_once_before_is_rolled_back_and_read_again():
     """Its reader may hold documents that were deleted while nobody followed."""
     start = narrow(40, former=(some(A, B),))
     end = plan(start, view(start), Known(heard=True), wanted=WIDER)
-    assert (end.rollbacks, end.places[0]) == ({0}, Place(0xA, 50, (), 1))
+    assert (end.rollbacks, end.positions[0]) == ({0}, at(0xA, 50, (), 1))
 
 
 def test_what_is_new_but_was_left_alone_is_read_again_from_the_beginning():
     start = narrow(40)
     end = plan(start, view(start), Known(heard=True), wanted=WIDER)
     again = plan(end, view(end), Known(unread={0: 40}, heard=True), wanted=WIDER)
-    assert (again.rollbacks, again.places[0].consistent) == ({0}, 0)
+    assert (again.rollbacks, again.positions[0].snap_start) == ({0}, 0)
 
 
 def test_an_offset_of_an_earlier_version_is_taken_to_have_the_filter_of_now():
-    start = Offset((Place(0xA, 50, (50,)),))
+    start = Offset((at(0xA, 50, (50,)),))
     assert plan(start, view(start), Known(heard=True), wanted=WIDER) is start
 
 
@@ -210,15 +211,15 @@ def test_names_that_do_not_exist_are_an_error_at_the_start(shop: World):
 
 def test_a_vbucket_behind_a_filter_that_was_dropped_is_read_again_and_not_refused_for_ever():
     """It waits for a wider filter, loses history, and nobody can read with the filter that it has any more."""
-    start = Offset((Place(0xA, 40, (40, 20)),), filters=(some(C), some(A)))
-    start = replace(start, places=(replace(start.places[0], filter=1),))
+    start = Offset((at(0xA, 40, (40, 20)),), filters=(some(C), some(A)))
+    start = replace(start, positions=(start.positions[0]._replace(filter=some(A)),))
     forked = View({0: 30}, {0: FailoverLog.new(0xA).branch(0xB, 30)})
     for gone in ({B: 1, C: 2}, {C: 2}):
         wanted = Wanted(some(C), gone)
         end = plan(start, forked, Known(heard=True), wanted=wanted)
         (one,) = ranges(start, end, forked, Known(), wanted)
-        assert (one.rolled_back, one.claim.seqno, one.end, one.filter) == (True, 0, 30, some(C).wire())
-        assert end.places == (Place(0xB, 30, (), 1),)
+        assert (one.rolled_back, one.start.seqno, one.end, one.filter) == (True, 0, 30, some(C).wire())
+        assert end.positions == (at(0xB, 30, (), 1),)
 
 
 @pytest.mark.parametrize(

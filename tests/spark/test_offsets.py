@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import ConfigError
-from upriver.spark.reader.offsets import LIMIT_BYTES, POINTS_KEPT, Offset, Place, with_point
+from upriver.protocol.offsets import LIMIT_BYTES, Offset
+from upriver.protocol.position import POINTS_KEPT, Position
 
 
 @st.composite
 def places(draw):
-    points = sorted(draw(st.sets(st.integers(1, 2**40), max_size=POINTS_KEPT)), reverse=True)
-    seqno = draw(st.integers(points[0] if points else 0, 2**41))
-    return Place(draw(st.integers(0, 2**64 - 1)), seqno, tuple(points), draw(st.integers(0, 2**20)))
+    points = sorted(draw(st.sets(st.integers(1, 2**40), max_size=POINTS_KEPT)))
+    seqno = draw(st.integers(points[-1] if points else 0, 2**41))
+    return Position.of_points(draw(st.integers(0, 2**64 - 1)), seqno, tuple(points), draw(st.integers(0, 2**20)))
 
 
 @st.composite
@@ -52,40 +53,34 @@ def test_an_offset_has_exactly_one_text(offset):
 def test_1024_vbuckets_stay_below_40_kilobytes(worst):
     rng = random.Random(7)
 
-    def place() -> Place:
+    def position() -> Position:
         seqno = rng.randint(10**9, 10**10) if worst else rng.randint(10**6, 10**9)
         behind = [10**8, 10**5, 10**3, 0] if worst else [70_000, 900, 20, 0]
-        return Place(rng.getrandbits(64 if worst else 48), seqno, tuple(seqno - b for b in reversed(behind)), 3 * worst)
+        points = tuple(seqno - b for b in behind)
+        return Position.of_points(rng.getrandbits(64 if worst else 48), seqno, points, 3 * worst)
 
     every = frozenset(range(1024))
     some = {"rollbacks": every, "unread": every} if worst else {}
-    offset = Offset(tuple(place() for _ in range(1024)), reads=every, bucket="f" * 32, **some)
+    offset = Offset(tuple(position() for _ in range(1024)), reads=every, bucket="f" * 32, **some)
     text = json.dumps(offset.to_json())
     assert len(text) <= LIMIT_BYTES
     back = Offset.from_json(json.loads(text))
-    assert [(p.vbuuid, p.seqno, p.epoch) for p in back.places] == [(p.vbuuid, p.seqno, p.epoch) for p in offset.places]
-    assert all(set(b.points) <= set(a.points) for a, b in zip(offset.places, back.places, strict=True))
+    assert [(p.vbuuid, p.seqno, p.epoch) for p in back.positions] == [
+        (p.vbuuid, p.seqno, p.epoch) for p in offset.positions
+    ]
+    assert all(
+        set(b.consistent_points) <= set(a.consistent_points)
+        for a, b in zip(offset.positions, back.positions, strict=True)
+    )
 
 
 def test_a_baseline_survives_thinning():
     """Its oldest point is where the query began: without it, a rollback would go to the beginning."""
     seqno = 10**9
-    points = tuple(seqno - back for back in (0, 10**4, 10**6, 10**8))
-    offset = Offset((Place(2**63, seqno, points),) * 1024, baseline=True)
+    points = tuple(seqno - back for back in (10**8, 10**6, 10**4, 0))
+    offset = Offset((Position.of_points(2**63, seqno, points),) * 1024, baseline=True)
     back = Offset.from_json(offset.to_json())
-    assert all(place.points[-1] == seqno - 10**8 for place in back.places)
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=200))
-def test_points_are_thinned_but_the_newest_stays(gaps):
-    points: tuple[int, ...] = ()
-    seqno = 0
-    for gap in gaps:
-        seqno += gap
-        points = with_point(points, seqno)
-        assert points[0] == seqno
-        assert len(points) <= POINTS_KEPT
-        assert list(points) == sorted(set(points), reverse=True)
+    assert all(at.consistent_points[1] == seqno - 10**8 for at in back.positions)
 
 
 @pytest.mark.parametrize("broken", [

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.model import Position
+from upriver.protocol.position import Position
 from upriver.spark.reader.packing import pack, weight
 from upriver.spark.reader.planning import Range
 
 
 def ranges_of(backlogs):
-    return [Range(vb, Position(), backlog, 1, 0) for vb, backlog in enumerate(backlogs)]
+    return [Range(vb, Position(), backlog, 1) for vb, backlog in enumerate(backlogs)]
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=200), st.integers(1, 16), st.integers(1, 5))

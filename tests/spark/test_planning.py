@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.spark.spark_model import Cluster, Producer, Query
+from tests.spark.spark_model import Cluster, Producer, Query, at
 from upriver.errors import HistoryLost
-from upriver.model import SEQNO_MAX, FailoverLog, Position
-from upriver.spark.reader.offsets import Offset, Place
-from upriver.spark.reader.planning import Known, View, claim, plan, ranges, share
+from upriver.model import SEQNO_MAX, Claim, FailoverLog
+from upriver.protocol.offsets import Offset
+from upriver.spark.reader.planning import Known, View, claimable, plan, ranges, share
 
 
 def run(
@@ -43,7 +43,7 @@ def wrong(mistake: str, **more: bool) -> list[int]:
 def test_after_any_history_the_table_equals_the_database(seed):
     query, producer = run(seed)
     assert query.table.state() == producer.state()
-    assert query.offset.places[0].seqno == producer.high
+    assert query.offset.positions[0].seqno == producer.high
 
 
 @settings(max_examples=400, deadline=None)
@@ -66,16 +66,16 @@ def test_a_driver_that_trusts_its_own_eyes_loses_what_executors_could_not_read(m
 
 def test_a_batch_that_an_executor_left_alone_is_read_again_though_the_driver_sees_nothing_wrong():
     """The driver asks a node that was cut off from its cluster; the executor has found the one that took over."""
-    offset = Offset((Place(0xA, 30, (20,), 3),), reads=frozenset({0}))
+    offset = Offset((at(0xA, 30, (20,), 3),), reads=frozenset({0}))
     view = View({0: 30}, {0: FailoverLog.new(0xA)})
     end = plan(offset, view, Known(unread={0: 30}, heard=True))
-    assert (end.rollbacks, end.places[0]) == ({0}, Place(0xA, 30, (20,), 4))
+    assert (end.rollbacks, end.positions[0]) == ({0}, at(0xA, 30, (20,), 4))
     todo = ranges(offset, end, view, Known())
-    assert [(one.claim.seqno, one.end, one.rolled_back) for one in todo] == [(20, 30, True)]
+    assert [(one.start.seqno, one.end, one.rolled_back) for one in todo] == [(20, 30, True)]
 
 
 def test_a_driver_that_knows_nothing_of_the_last_batch_reads_it_again():
-    offset = Offset((Place(0xA, 30, (20,)), Place(0xA, 9, (9,))), reads=frozenset({0}))
+    offset = Offset((at(0xA, 30, (20,)), at(0xA, 9, (9,))), reads=frozenset({0}))
     view = View({0: 30, 1: 9}, {0: FailoverLog.new(0xA), 1: FailoverLog.new(0xA)})
     assert plan(offset, view, Known()).rollbacks == {0}
     assert plan(offset, view, Known(heard=True)) is offset
@@ -83,7 +83,7 @@ def test_a_driver_that_knows_nothing_of_the_last_batch_reads_it_again():
 
 def test_what_cannot_be_read_again_now_stays_unread():
     """Its owner does not answer, while other vbuckets go on; the next driver must not believe the place either."""
-    offset = Offset((Place(0xA, 30, (20,)), Place(0xA, 9, (9,))), reads=frozenset({0}))
+    offset = Offset((at(0xA, 30, (20,)), at(0xA, 9, (9,))), reads=frozenset({0}))
     end = plan(offset, View({1: 12}, {1: FailoverLog.new(0xA)}), Known(unread={0: 30}, heard=True))
     assert (end.unread, end.reads) == ({0}, {1})
     back = Offset.from_json(end.to_json())
@@ -93,76 +93,76 @@ def test_what_cannot_be_read_again_now_stays_unread():
 
 def test_an_empty_batch_closes_the_last_one_and_then_there_is_nothing_to_do():
     """So that neither a new driver nor a failover must read again what was read."""
-    offset = Offset((Place(0xA, 30, (20,)),), reads=frozenset({0}))
+    offset = Offset((at(0xA, 30, (20,)),), reads=frozenset({0}))
     view, known = View({0: 30}, {0: FailoverLog.new(0xA)}), Known({0: (0xA, 30)}, heard=True)
     assert plan(offset, view, known) is offset
     closed = plan(offset, view, known, close=True)
-    assert (closed.places[0], closed.reads) == (Place(0xA, 30, (30, 20)), frozenset())
+    assert (closed.positions[0], closed.reads) == (at(0xA, 30, (30, 20)), frozenset())
     assert ranges(offset, closed, view, known) == []
     assert plan(closed, view, Known(), close=True) is closed
 
 
 def test_the_silent_loss_scenario_of_a_reader_inside_a_snapshot():
     """Written at 30 and 80, read to 50 of 1..100, then a failover to 60: the version at 30 must come back."""
-    offset = Offset((Place(0xA, 50),))
+    offset = Offset((at(0xA, 50),))
     log = FailoverLog.new(0xA).branch(0xB, 60)
     end = plan(offset, View({0: 75}, {0: log}), Known())
     assert end.rollbacks == {0}
     todo = ranges(offset, end, View({0: 75}, {0: log}), Known())
-    assert (todo[0].claim.seqno, todo[0].end, todo[0].rolled_back) == (0, 75, True)
+    assert (todo[0].start.seqno, todo[0].end, todo[0].rolled_back) == (0, 75, True)
 
 
 def test_a_start_inside_a_snapshot_claims_the_high_seqno_of_its_own_branch():
-    place = Place(0xA, 50, (20,))
+    place = at(0xA, 50, (20,))
     same, other = FailoverLog.new(0xA), FailoverLog.new(0xA).branch(0xB, 60)
-    assert claim(0, place, View({0: 100}, {0: same}), Known()) == Position(0xA, 50, 20, 100)
-    assert claim(0, place, View({0: 100}, {0: other}), Known()) == Position(0xA, 50, 20, SEQNO_MAX)
+    assert claimable(0, place, View({0: 100}, {0: same}), Known()).claim == Claim(0xA, 50, 20, 100)
+    assert claimable(0, place, View({0: 100}, {0: other}), Known()).claim == Claim(0xA, 50, 20, SEQNO_MAX)
 
 
 def test_a_rollback_goes_to_the_newest_complete_seqno_not_to_the_requested_one():
-    offset = Offset((Place(0xA, 100, (100, 80, 40)),))
+    offset = Offset((at(0xA, 100, (100, 80, 40)),))
     end = plan(offset, View({0: 95}, {0: FailoverLog.new(0xA).branch(0xB, 90)}), Known())
     assert end.rollbacks == {0}
-    assert end.places[0] == Place(0xB, 95, (80, 40), 1)
+    assert end.positions[0] == at(0xB, 95, (80, 40), 1)
 
 
 def test_a_failover_that_lost_nothing_of_a_complete_vbucket_is_no_rollback():
-    offset = Offset((Place(0xA, 100, (100,)),))
+    offset = Offset((at(0xA, 100, (100,)),))
     end = plan(offset, View({0: 120}, {0: FailoverLog.new(0xA).branch(0xB, 110)}), Known())
     assert not end.rollbacks
-    assert end.places[0] == Place(0xB, 120, (100,), 0)
+    assert end.positions[0] == at(0xB, 120, (100,), 0)
 
 
 def test_a_rollback_without_new_data_is_still_told():
-    offset = Offset((Place(0xA, 100, (90,)),))
+    offset = Offset((at(0xA, 100, (90,)),))
     view = View({0: 90}, {0: FailoverLog.new(0xA).branch(0xB, 90)})
     end = plan(offset, view, Known())
-    assert [(r.end, r.claim.seqno, r.rolled_back) for r in ranges(offset, end, view, Known())] == [(90, 90, True)]
+    assert [(r.end, r.start.seqno, r.rolled_back) for r in ranges(offset, end, view, Known())] == [(90, 90, True)]
 
 
 def test_a_query_that_began_late_is_not_flooded_with_old_history_by_a_rollback():
-    offset = Offset((Place(0xA, 120, (100,)),), baseline=True)
+    offset = Offset((at(0xA, 120, (100,)),), baseline=True)
     end = plan(offset, View({0: 95}, {0: FailoverLog.new(0xA).branch(0xB, 80)}), Known())
     assert end.rollbacks == {0}
-    assert end.places[0].consistent == 80
+    assert end.positions[0].snap_start == 80
 
 
 def test_purged_tombstones_send_a_slow_reader_back_to_the_beginning():
-    offset = Offset((Place(0xA, 50, (50,)),))
+    offset = Offset((at(0xA, 50, (50,)),))
     view = View({0: 100}, {0: FailoverLog.new(0xA)}, {0: 70})
     end = plan(offset, view, Known())
-    assert (end.rollbacks, end.places[0].consistent) == ({0}, 0)
+    assert (end.rollbacks, end.positions[0].snap_start) == ({0}, 0)
 
 
 def test_on_rollback_fail_names_the_vbucket_and_the_numbers():
-    offset = Offset((Place(), Place(0xA, 100, (100,))))
+    offset = Offset((at(), at(0xA, 100, (100,))))
     log = FailoverLog.new(0xA).branch(0xB, 60)
     with pytest.raises(HistoryLost, match="vbucket 1"):
         plan(offset, View({1: 60}, {1: log}), Known(), fail_on_rollback=True)
 
 
 def test_nothing_new_is_the_start_itself():
-    offset = Offset((Place(0xA, 100),))
+    offset = Offset((at(0xA, 100),))
     view = View({0: 100}, {0: FailoverLog.new(0xA)})
     known = Known()
     assert plan(offset, view, known, close=True) is offset
@@ -170,13 +170,13 @@ def test_nothing_new_is_the_start_itself():
 
 
 def test_a_vbucket_that_nobody_owns_waits():
-    offset = Offset((Place(0xA, 100), Place(0xA, 5)))
+    offset = Offset((at(0xA, 100), at(0xA, 5)))
     assert plan(offset, View({1: 9}, {}), Known()) is offset
 
 
 def test_an_anchor_is_read_as_nothing_whatever_the_start_is():
-    end = Offset((Place(0xA, 100),), anchor=True)
-    assert ranges(Offset((Place(0xA, 105),)), end, View({}, {}), Known()) == []
+    end = Offset((at(0xA, 100),), anchor=True)
+    assert ranges(Offset((at(0xA, 105),)), end, View({}, {}), Known()) == []
 
 
 @given(st.dictionaries(st.integers(0, 63), st.integers(1, 10**9), max_size=20), st.integers(1, 10**9))

@@ -20,9 +20,10 @@ from tests.spark.spark_world import (
     wait_until,
 )
 from upriver.cluster.local import local_cluster
-from upriver.model import Position, vbucket_of
+from upriver.model import vbucket_of
 from upriver.protocol.feed.cluster_feed import FeedRequest
-from upriver.spark.reader.offsets import Offset
+from upriver.protocol.offsets import Offset
+from upriver.protocol.position import Position
 
 pytestmark = pytest.mark.spark
 

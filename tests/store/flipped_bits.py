@@ -34,14 +34,14 @@ def make(path: Path) -> None:
             vb = bucket.set_state(number, VbucketState.ACTIVE)
             for turn in range(5):
                 chosen = KEYS[number::VBUCKETS][turn * 20 :]
-                vb.set_many(chosen, [b"%d of %d " % (turn, number) * (8 + turn * 3)] * len(chosen))
+                vb.bulk.set_many(chosen, [b"%d of %d " % (turn, number) * (8 + turn * 3)] * len(chosen))
                 bucket.flush()
-            vb.delete_many(KEYS[number::VBUCKETS][:7])
-            vb.set(b"large", bytes(20_000))
-            vb.set(b"elsewhere", b"v", 8)
+            vb.bulk.delete_many(KEYS[number::VBUCKETS][:7])
+            vb.documents.set(b"large", bytes(20_000))
+            vb.documents.set(b"elsewhere", b"v", 8)
             bucket.flush()
         bucket.compact(1)
-        bucket.vbucket(2).set(b"small", b"1")
+        bucket.vbucket(2).documents.set(b"small", b"1")
 
 
 class Reader:
@@ -65,7 +65,9 @@ class Reader:
             "high": vb.high_seqno, "dead": vb.tombstone_count,
         }  # fmt: skip
         for key in [*KEYS[:40], *KEYS[-40:], b"large", b"small", b"new"]:
-            said[f"get {key!r}"] = self.ask(lambda key=key: (vb.get(key).value, vb.get(key).rev_seqno))
+            said[f"get {key!r}"] = self.ask(
+                lambda key=key: (vb.documents.get(key).value, vb.documents.get(key).rev_seqno)
+            )
         for start in (0, vb.high_seqno // 2):
             said[f"stream {start}"] = self.ask(lambda start=start: changes(vb.stream(start, vb.high_seqno)))
         return said
@@ -80,7 +82,7 @@ class Reader:
             for vb in bucket.existing():
                 said[vb.id] = self.vbucket(vb)
             for vb in bucket.existing():
-                self.ask(lambda vb=vb: vb.set(b"new", b"written"))
+                self.ask(lambda vb=vb: vb.documents.set(b"new", b"written"))
             self.ask(bucket.flush)
             bucket.trim_memory()
             for vb in bucket.existing():

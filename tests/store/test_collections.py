@@ -10,7 +10,8 @@ import pytest
 from tests.store.store_support import changes, open_bucket, records
 from upriver.errors import CannotApplyManifest, InvalidArguments, KeyNotFound, UnknownCollection, UnknownScope
 from upriver.model import VbucketState
-from upriver.store import Event, Manifest, Run, SnapshotStart
+from upriver.store import Manifest, ManifestEvent, Run, SnapshotStart
+from upriver.store.log.blocks import blocks_after
 
 
 def manifest(uid, *scopes, default=({"name": "_default", "uid": "0"},)):
@@ -111,26 +112,26 @@ def test_names_are_found(bucket):
 def system_events(vb, start=0):
     """(event, version, key, manifest uid) of the system events above ``start``."""
     found = [r for r in changes(vb.stream(start)) if r.head.kind == 3]
-    return [(Event(r.head.extra >> 8), r.head.extra & 0xFF, r.key, unpack(">Q", r.value[:8])[0]) for r in found]
+    return [(ManifestEvent(r.head.extra >> 8), r.head.extra & 0xFF, r.key, unpack(">Q", r.value[:8])[0]) for r in found]
 
 
 def test_events_come_in_the_documented_order_and_only_the_last_has_the_new_uid(bucket, vb):
     bucket.apply_manifest(manifest("5", SHOP))
     assert system_events(vb) == [
-        (Event.CREATE_SCOPE, 0, b"shop", 0),
-        (Event.BEGIN_COLLECTION, 0, b"orders", 0),
-        (Event.BEGIN_COLLECTION, 0, b"items", 5),
+        (ManifestEvent.CREATE_SCOPE, 0, b"shop", 0),
+        (ManifestEvent.BEGIN_COLLECTION, 0, b"orders", 0),
+        (ManifestEvent.BEGIN_COLLECTION, 0, b"items", 5),
     ]
     ttl = {"name": "users", "uid": "c", "maxTTL": 60}
     kept = {"name": "_default", "uid": "0", "maxTTL": 30}
     bucket.apply_manifest(manifest("6", ("crm", "b", ttl), default=(kept,)))
     assert system_events(vb, 3) == [
-        (Event.END_COLLECTION, 0, b"", 5),
-        (Event.END_COLLECTION, 0, b"", 5),
-        (Event.CREATE_SCOPE, 0, b"crm", 5),
-        (Event.BEGIN_COLLECTION, 1, b"users", 5),
-        (Event.MODIFY_COLLECTION, 1, b"_default", 5),
-        (Event.DROP_SCOPE, 0, b"", 6),
+        (ManifestEvent.END_COLLECTION, 0, b"", 5),
+        (ManifestEvent.END_COLLECTION, 0, b"", 5),
+        (ManifestEvent.CREATE_SCOPE, 0, b"crm", 5),
+        (ManifestEvent.BEGIN_COLLECTION, 1, b"users", 5),
+        (ManifestEvent.MODIFY_COLLECTION, 1, b"_default", 5),
+        (ManifestEvent.DROP_SCOPE, 0, b"", 6),
     ]
 
 
@@ -143,104 +144,104 @@ def test_the_value_of_an_event_is_uid_scope_collection_ttl(bucket, vb):
 
 def test_documents_of_collections_are_kept_apart_and_counted(bucket, vb):
     bucket.apply_manifest(manifest("5", SHOP))
-    vb.set(b"k", b"default")
-    vb.set(b"k", b"order", 9)
-    vb.set(b"l", b"order", 9)
-    assert (vb.get(b"k").value, vb.get(b"k", 9).value) == (b"default", b"order")
+    vb.documents.set(b"k", b"default")
+    vb.documents.set(b"k", b"order", 9)
+    vb.documents.set(b"l", b"order", 9)
+    assert (vb.documents.get(b"k").value, vb.documents.get(b"k", 9).value) == (b"default", b"order")
     assert (vb.collection_item_count(0), vb.collection_item_count(9), vb.item_count) == (1, 2, 3)
     assert (vb.collection_high_seqno(0), vb.collection_high_seqno(9), vb.collection_high_seqno(10)) == (4, 6, 3)
     with pytest.raises(UnknownCollection):
-        vb.set(b"k", b"x", 77)
+        vb.documents.set(b"k", b"x", 77)
 
 
 def test_a_dropped_collection_is_gone_at_once_and_erased_later(bucket, vb):
     bucket.apply_manifest(manifest("5", SHOP))
     keys = [b"%d" % i for i in range(500)]
-    vb.set_many(keys, [bytes(200)] * 500, 9)
-    vb.set(b"stays", b"1")
+    vb.bulk.set_many(keys, [bytes(200)] * 500, 9)
+    vb.documents.set(b"stays", b"1")
     bucket.flush()
     bucket.apply_manifest(manifest("6", ("shop", "8", ("items", "a"))))
     with pytest.raises(UnknownCollection):
-        vb.get(b"1", 9)
+        vb.documents.get(b"1", 9)
     bucket.trim_memory()
     assert [r.key for r in changes(vb.stream(0)) if r.head.kind == 0] == [b"stays"]
     assert vb.item_count == 1
-    before = sum(block.data.size for _, block in vb.blocks(0))
+    before = sum(block.data.size for _, block in blocks_after(vb, 0))
     assert bucket.maintain() == 0
-    after = sum(block.data.size for _, block in vb.blocks(0))
+    after = sum(block.data.size for _, block in blocks_after(vb, 0))
     assert after < before / 10
     assert [r.key for r in changes(vb.stream(0)) if r.head.kind == 0] == [b"stays"]
-    assert vb.get(b"stays").value == b"1"
+    assert vb.documents.get(b"stays").value == b"1"
 
 
 def test_a_flushed_collection_begins_anew_with_the_same_id(bucket, vb):
     bucket.apply_manifest(manifest("5", SHOP))
-    vb.set(b"k", b"1", 9)
+    vb.documents.set(b"k", b"1", 9)
     flushed = {"name": "orders", "uid": "9", "flush_uid": "6"}
     bucket.apply_manifest(manifest("6", ("shop", "8", flushed, ("items", "a"))))
     with pytest.raises(KeyNotFound):
-        vb.get(b"k", 9)
+        vb.documents.get(b"k", 9)
     assert vb.collection_item_count(9) == 0
-    vb.add(b"k", b"2", 9)
-    assert vb.get(b"k", 9).value == b"2"
+    vb.documents.add(b"k", b"2", 9)
+    assert vb.documents.get(b"k", 9).value == b"2"
     bucket.compact()
-    assert vb.get(b"k", 9).value == b"2"
+    assert vb.documents.get(b"k", 9).value == b"2"
     assert vb.item_count == 1
 
 
 def test_the_default_collection_can_be_dropped(bucket, vb):
-    vb.set(b"k", b"1")
+    vb.documents.set(b"k", b"1")
     bucket.apply_manifest(manifest("1", default=()))
     with pytest.raises(UnknownCollection):
-        vb.get(b"k")
+        vb.documents.get(b"k")
 
 
 def test_collections_survive_a_restart(tmp_path):
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         bucket.apply_manifest(manifest("5", SHOP))
-        vb.set(b"k", b"1", 9)
+        vb.documents.set(b"k", b"1", 9)
     with open_bucket(tmp_path) as bucket:
         assert bucket.manifest.uid == 5
         vb = bucket.vbucket(0)
-        assert vb.get(b"k", 9).value == b"1"
+        assert vb.documents.get(b"k", 9).value == b"1"
         bucket.apply_manifest(manifest("6"))
-        assert system_events(vb, 4)[-1] == (Event.DROP_SCOPE, 0, b"", 6)
+        assert system_events(vb, 4)[-1] == (ManifestEvent.DROP_SCOPE, 0, b"", 6)
 
 
 def test_max_ttl_of_a_collection_caps_its_documents(bucket, vb):
     bucket.apply_manifest(manifest("7", ("s", "8", {"name": "c", "uid": "9", "maxTTL": 60})))
-    vb.set(b"k", b"1", 9)
-    vb.set(b"l", b"1")
-    assert 0 < vb.get(b"k", 9).expiry - vb.shared.now_s <= 60
-    assert vb.get(b"l").expiry == 0
+    vb.documents.set(b"k", b"1", 9)
+    vb.documents.set(b"l", b"1")
+    assert 0 < vb.documents.get(b"k", 9).expiry - vb.shared.now_s <= 60
+    assert vb.documents.get(b"l").expiry == 0
 
 
 def test_a_replica_learns_its_collections_from_the_stream(bucket, vb, tmp_path):
     bucket.apply_manifest(manifest("5", SHOP))
-    vb.set(b"k", b"1", 9)
+    vb.documents.set(b"k", b"1", 9)
     with open_bucket(tmp_path / "replica") as other:
         replica = other.set_state(0, VbucketState.REPLICA)
         follow(vb.stream(0), replica)
-        assert replica.get_replica(b"k", 9).value == b"1"
-        assert replica.manifest.to_json() == bucket.manifest.to_json()
+        assert replica.documents.get_replica(b"k", 9).value == b"1"
+        assert replica.collections.manifest.to_json() == bucket.manifest.to_json()
         bucket.apply_manifest(manifest("6", ("shop", "8", ("items", "a"))))
         follow(vb.stream(replica.high_seqno), replica)
         with pytest.raises(UnknownCollection):
-            replica.get_replica(b"k", 9)
+            replica.documents.get_replica(b"k", 9)
         assert replica.rollback(4) == 4
-        assert replica.get_replica(b"k", 9).value == b"1"
-        assert replica.manifest.uid == 5
+        assert replica.documents.get_replica(b"k", 9).value == b"1"
+        assert replica.collections.manifest.uid == 5
 
 
 def follow(source, replica):
     """Replicate what the source has now."""
     while (event := source.poll()) is not None:
         if isinstance(event, SnapshotStart):
-            replica.begin_snapshot(event.start, event.end, event.flags)
+            replica.replication.begin_snapshot(event.start, event.end, event.flags)
         elif isinstance(event, Run):
             assert list(records(event))
-            replica.apply_records(bytes(event.data))
+            replica.replication.apply_records(bytes(event.data))
 
 
 def test_a_promoted_vbucket_catches_up_with_the_manifest(bucket, vb):
@@ -249,6 +250,6 @@ def test_a_promoted_vbucket_catches_up_with_the_manifest(bucket, vb):
     assert bucket.vbucket(1).high_seqno == 0
     promoted = bucket.set_state(1, VbucketState.ACTIVE)
     assert promoted.high_seqno == 3
-    promoted.set(b"k", b"1", 9)
+    promoted.documents.set(b"k", b"1", 9)
     late = bucket.set_state(2, VbucketState.ACTIVE)
     assert late.collection_ids() == [0, 9, 10]

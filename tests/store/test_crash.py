@@ -66,9 +66,9 @@ def write_one(bucket: Bucket, number: int, step: int) -> None:
     key, value = operation(number, vb.high_seqno + 1)
     try:
         if value is None:
-            vb.delete_many([key])
+            vb.bulk.delete_many([key])
         else:
-            vb.set(key, value)
+            vb.documents.set(key, value)
         if step % 1000 == 0:
             bucket.compact(number)
     except TemporaryFailure:
@@ -82,7 +82,7 @@ def warm_up(path: Path) -> None:
         for step in range(1, 31):
             write_one(bucket, 0, step * 100)
         bucket.trim_memory()
-        bucket.vbucket(0).get(b"key%d" % (7919 % KEYS))
+        bucket.vbucket(0).documents.get(b"key%d" % (7919 % KEYS))
         changes(bucket.vbucket(0).stream(0))
 
 
@@ -155,11 +155,11 @@ def test_what_was_persisted_survives_every_kill(tmp_path):
                 check(changes(vb.stream(0, high)), vb.id, high, vb.purge_seqno)
                 for key, (seqno, value) in expected(vb.id, high).items():
                     if value is not None:
-                        document = vb.get(key)
+                        document = vb.documents.get(key)
                         assert (document.seqno, document.value) == (seqno, value)
                     else:
                         with pytest.raises(KeyNotFound):
-                            vb.get(key)
+                            vb.documents.get(key)
     assert min(highs.values()) > 0
 
 
@@ -167,9 +167,9 @@ def replicate(vb, replica) -> None:
     source = vb.stream(0)
     while (event := source.poll()) is not None:
         if isinstance(event, SnapshotStart):
-            replica.begin_snapshot(event.start, event.end, event.flags)
+            replica.replication.begin_snapshot(event.start, event.end, event.flags)
         elif isinstance(event, Run):
-            replica.apply_records(bytes(event.data))
+            replica.replication.apply_records(bytes(event.data))
 
 
 def test_a_rollback_happens_wholly_or_not_at_all(tmp_path):
@@ -178,7 +178,7 @@ def test_a_rollback_happens_wholly_or_not_at_all(tmp_path):
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         for seqno in range(1, 4001):
             key, value = operation(0, seqno)
-            vb.delete_many([key]) if value is None else vb.set(key, value)
+            vb.bulk.delete_many([key]) if value is None else vb.documents.set(key, value)
             if seqno in (1000, 2000, 3000):
                 bucket.flush()
         with open_bucket(tmp_path / "b", OPTIONS, VBUCKETS) as other:

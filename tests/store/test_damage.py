@@ -16,7 +16,7 @@ from tests.store.old_formats import make_old
 from tests.store.store_support import SMALL, changes, open_bucket
 from upriver.errors import CorruptStore, DamagedVbucket, Status, StatusError
 from upriver.model import VbucketState
-from upriver.store.disk.checksum import checksum, copy_checked
+from upriver.store.disk.kernels.checksum import checksum, copy_checked
 from upriver.store.index import keyindex
 from upriver.store.upkeep.check import check_bucket
 
@@ -59,7 +59,7 @@ def fill(path: Path) -> None:
         for number in range(3):
             vb = bucket.set_state(number, VbucketState.ACTIVE)
             for value in (b"first", b"second"):
-                vb.set_many(KEYS, [value * 10] * len(KEYS))
+                vb.bulk.set_many(KEYS, [value * 10] * len(KEYS))
                 bucket.flush()
 
 
@@ -120,7 +120,9 @@ def test_damage_ends_the_request_that_meets_it_and_the_other_vbuckets_go_on(tmp_
 
         def read(number: int) -> list[bytes]:
             vb = bucket.vbucket(number)
-            return [record.key for record in changes(vb.stream(0, vb.high_seqno))] and [vb.get(k).value for k in KEYS]
+            return [record.key for record in changes(vb.stream(0, vb.high_seqno))] and [
+                vb.documents.get(k).value for k in KEYS
+            ]
 
         with pytest.raises(DamagedVbucket, match=said) as caught:
             read(1)
@@ -131,7 +133,7 @@ def test_damage_ends_the_request_that_meets_it_and_the_other_vbuckets_go_on(tmp_
         assert [error.vbucket for error in heard] == [1]
         assert read(0) == read(2) == [b"second" * 10] * len(KEYS)
         assert bucket.maintain(3) == 0
-        bucket.vbucket(0).set(b"more", b"1")
+        bucket.vbucket(0).documents.set(b"more", b"1")
         bucket.flush()
 
 
@@ -170,18 +172,18 @@ def test_a_vbucket_whose_record_is_damaged_is_refused_and_the_others_go_on(tmp_p
             for use in (lambda: bucket.vbucket(1), lambda: bucket.set_state(1, VbucketState.ACTIVE), bucket.empty):
                 with pytest.raises(DamagedVbucket, match="vbucket 1 is damaged in"):
                     use()
-            assert {bucket.vbucket(number).get(KEYS[0]).value for number in (0, 2)} == {b"second" * 10}
-            bucket.vbucket(2).set(b"more", b"1")
+            assert {bucket.vbucket(number).documents.get(KEYS[0]).value for number in (0, 2)} == {b"second" * 10}
+            bucket.vbucket(2).documents.set(b"more", b"1")
             bucket.apply_manifest(MANIFEST % 1)
     with open_bucket(tmp_path) as bucket:
         if how is gone:
             bucket.delete_vbucket(1)
         assert bucket.set_state(1, VbucketState.REPLICA).high_seqno == 0  # its active has everything
         assert dict(bucket.damage) == dict(bucket.unreadable) == {}
-        bucket.set_state(1, VbucketState.ACTIVE).set(b"again", b"1")
+        bucket.set_state(1, VbucketState.ACTIVE).documents.set(b"again", b"1")
     assert check_bucket(tmp_path, lambda done, total: None)[1] == []
     with open_bucket(tmp_path) as bucket:
-        assert bucket.vbucket(1).get(b"again").value == b"1"
+        assert bucket.vbucket(1).documents.get(b"again").value == b"1"
 
 
 MANIFEST = b'{"uid":"%x","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]},' \
@@ -198,15 +200,15 @@ def test_a_damaged_manifest_is_found_and_mended_from_the_buckets_record(tmp_path
     assert {finding.vbucket for finding in found} - {None} == {0, 1, 2}
     assert all("manifest" in finding.what for finding in found)
     with open_bucket(tmp_path) as bucket:
-        assert [vb.manifest.uid for vb in bucket.existing()] == [1, 1, 1]
-        bucket.vbucket(1).set(b"more", b"1")
+        assert [vb.collections.manifest.uid for vb in bucket.existing()] == [1, 1, 1]
+        bucket.vbucket(1).documents.set(b"more", b"1")
     assert check_bucket(tmp_path, lambda done, total: None)[1] == []
 
 
 def test_a_damaged_manifest_of_one_vbucket_leaves_the_others_alone(tmp_path):
     with open_bucket(tmp_path) as bucket:
         for number in range(3):
-            bucket.set_state(number, VbucketState.ACTIVE).set(b"k", b"v")
+            bucket.set_state(number, VbucketState.ACTIVE).documents.set(b"k", b"v")
         bucket.apply_manifest(MANIFEST % 1)
         bucket.set_state(1, VbucketState.REPLICA)  # it stays behind
         bucket.apply_manifest(MANIFEST % 2)
@@ -215,7 +217,7 @@ def test_a_damaged_manifest_of_one_vbucket_leaves_the_others_alone(tmp_path):
     assert [finding.vbucket for finding in found] == [None, 1]
     with open_bucket(tmp_path) as bucket:
         assert list(bucket.unreadable) == [1]
-        assert [bucket.vbucket(number).get(b"k").value for number in (0, 2)] == [b"v", b"v"]
+        assert [bucket.vbucket(number).documents.get(b"k").value for number in (0, 2)] == [b"v", b"v"]
 
 
 @pytest.mark.parametrize("name", [b"log", b"dead", b"index", b"meta"])
@@ -244,11 +246,11 @@ def test_a_crash_leaves_no_note_behind(tmp_path):
     assert (tmp_path / "closed.json").exists()
     bucket = open_bucket(tmp_path)
     assert not (tmp_path / "closed.json").exists()
-    bucket.vbucket(0).set(b"k", b"v")
+    bucket.vbucket(0).documents.set(b"k", b"v")
     bucket.flush()
     bucket.abandon()
     with open_bucket(tmp_path) as bucket:
-        assert bucket.vbucket(0).get(b"k").value == b"v"
+        assert bucket.vbucket(0).documents.get(b"k").value == b"v"
 
 
 def test_a_store_without_checksums_is_read_and_gets_them_as_it_is_written(tmp_path):
@@ -256,9 +258,9 @@ def test_a_store_without_checksums_is_read_and_gets_them_as_it_is_written(tmp_pa
     make_old(tmp_path, 2)
     with open_bucket(tmp_path) as bucket:
         for vb in bucket.existing():
-            assert {vb.get(key).value for key in KEYS} == {b"second" * 10}
+            assert {vb.documents.get(key).value for key in KEYS} == {b"second" * 10}
             assert len(changes(vb.stream(0, vb.high_seqno))) == len(KEYS)
-            vb.set_many(KEYS[:400], [b"third" * 10] * 400)
+            vb.bulk.set_many(KEYS[:400], [b"third" * 10] * 400)
     assert check_bucket(tmp_path, lambda done, total: None)[1] == []
     change(tmp_path, b"log", of(1, -1), flipped(500))
     with open_bucket(tmp_path) as bucket, pytest.raises(DamagedVbucket, match="checksum"):
@@ -269,7 +271,7 @@ def test_a_block_that_lost_the_mark_of_its_checksum_is_noticed_in_an_old_store_t
     fill(tmp_path)
     make_old(tmp_path, 2)
     with open_bucket(tmp_path) as bucket:
-        bucket.vbucket(1).set_many(KEYS, [b"third"] * len(KEYS))
+        bucket.vbucket(1).bulk.set_many(KEYS, [b"third"] * len(KEYS))
     change(tmp_path, b"log", of(1, -1), lambda value: bytes([value[0] ^ 2]) + value[1:])
     with open_bucket(tmp_path, SMALL) as bucket, pytest.raises(DamagedVbucket, match="lost its checksum"):
         changes(bucket.vbucket(1).stream(0, bucket.vbucket(1).high_seqno))

@@ -12,12 +12,13 @@ from tests.store.store_support import BACKGROUND, SMALL, Clock, changes, open_bu
 from upriver.errors import CorruptStore, DiskFull, KeyNotFound, NotOurFile, StoreError, TemporaryFailure
 from upriver.model import VbucketState
 from upriver.store import StoreOptions
+from upriver.store.log.blocks import blocks_after
 
 
 def filled(path, count=2000):
     with open_bucket(path) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.set_many([b"%d" % i for i in range(count)], [bytes(200)] * count)
+        vb.bulk.set_many([b"%d" % i for i in range(count)], [bytes(200)] * count)
     return path / "data.mdb"
 
 
@@ -97,22 +98,22 @@ def small_files():
 def test_a_full_disk_refuses_writes_and_loses_nothing(tmp_path, small_files):
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.set_many([b"a%d" % i for i in range(1000)], [b"safe"] * 1000)
+        vb.bulk.set_many([b"a%d" % i for i in range(1000)], [b"safe"] * 1000)
         bucket.flush()
         small_files(4 << 20)
-        vb.set_many([b"b%d" % i for i in range(8000)], [bytes(1000)] * 8000)
+        vb.bulk.set_many([b"b%d" % i for i in range(8000)], [bytes(1000)] * 8000)
         with pytest.raises(DiskFull):
             bucket.flush()
         with pytest.raises(TemporaryFailure):
-            vb.set(b"c", b"1")
+            vb.documents.set(b"c", b"1")
         assert vb.persisted_seqno == 1000
-        assert vb.get(b"a7").value == b"safe"
-        assert len(vb.get(b"b7").value) == 1000
+        assert vb.documents.get(b"a7").value == b"safe"
+        assert len(vb.documents.get(b"b7").value) == 1000
         assert len(changes(vb.stream(0))) == 9000
         small_files(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
         bucket.flush()
         assert vb.persisted_seqno == 9000
-        vb.set(b"c", b"1")
+        vb.documents.set(b"c", b"1")
     with open_bucket(tmp_path) as bucket:
         assert bucket.vbucket(0).item_count == 9001
 
@@ -123,7 +124,7 @@ def test_the_background_flusher_recovers_from_a_full_disk_by_itself(tmp_path, sm
         bucket.on_trouble = told.append
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         small_files(1 << 20)
-        vb.set_many([b"b%d" % i for i in range(4000)], [bytes(1000)] * 4000)
+        vb.bulk.set_many([b"b%d" % i for i in range(4000)], [bytes(1000)] * 4000)
         with pytest.raises(DiskFull):
             bucket.flush()
         small_files(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
@@ -137,14 +138,14 @@ def test_the_background_flusher_recovers_from_a_full_disk_by_itself(tmp_path, sm
 def test_space_inside_the_file_is_used_when_the_disk_is_full(tmp_path, small_files):
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.set_many([b"%d" % i for i in range(4000)], [bytes(1000)] * 4000)
+        vb.bulk.set_many([b"%d" % i for i in range(4000)], [bytes(1000)] * 4000)
         bucket.flush()
-        vb.delete_many([b"%d" % i for i in range(3900)])
+        vb.bulk.delete_many([b"%d" % i for i in range(3900)])
         bucket.compact(drop_deletes=True)
-        vb.set(b"k", b"1")
+        vb.documents.set(b"k", b"1")
         bucket.flush()
         small_files(bucket.disk_bytes)
-        vb.set_many([b"%d" % i for i in range(1000)], [bytes(1000)] * 1000)
+        vb.bulk.set_many([b"%d" % i for i in range(1000)], [bytes(1000)] * 1000)
         bucket.flush()
         assert vb.persisted_seqno == vb.high_seqno
 
@@ -152,10 +153,10 @@ def test_space_inside_the_file_is_used_when_the_disk_is_full(tmp_path, small_fil
 def test_a_map_that_is_full_is_a_full_disk(tmp_path):
     bucket = open_bucket(tmp_path, replace(SMALL, map_bytes=2 << 20))
     vb = bucket.set_state(0, VbucketState.ACTIVE)
-    vb.set_many([b"b%d" % i for i in range(4000)], [bytes(1000)] * 4000)
+    vb.bulk.set_many([b"b%d" % i for i in range(4000)], [bytes(1000)] * 4000)
     with pytest.raises(DiskFull):
         bucket.flush()
-    assert len(vb.get(b"b7").value) == 1000
+    assert len(vb.documents.get(b"b7").value) == 1000
     bucket.abandon()
 
 
@@ -165,7 +166,7 @@ def test_writes_are_held_back_when_the_disk_cannot_follow(tmp_path):
 
         def write_on():
             for i in range(100):
-                vb.set_many([b"%d-%d" % (i, j) for j in range(100)], [bytes(1000)] * 100)
+                vb.bulk.set_many([b"%d-%d" % (i, j) for j in range(100)], [bytes(1000)] * 100)
 
         with pytest.raises(TemporaryFailure):
             write_on()
@@ -174,7 +175,7 @@ def test_writes_are_held_back_when_the_disk_cannot_follow(tmp_path):
         bucket.on_room = lambda: room.append(1)
         bucket.flush()
         assert room == [1]
-        vb.set(b"k", b"1")
+        vb.documents.set(b"k", b"1")
 
 
 def test_persisted_seqnos_are_told_after_the_commit(tmp_path):
@@ -182,7 +183,7 @@ def test_persisted_seqnos_are_told_after_the_commit(tmp_path):
         told = []
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         bucket.on_persisted = told.extend
-        vb.set(b"k", b"1")
+        vb.documents.set(b"k", b"1")
         assert vb.persisted_seqno == 0
         bucket.flush()
         assert told == [(0, 1)]
@@ -195,35 +196,35 @@ def test_compaction_gives_back_old_versions_and_old_tombstones(tmp_path):
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         keys = [b"%d" % i for i in range(1000)]
         for _ in range(5):
-            vb.set_many(keys, [bytes(200)] * 1000)
+            vb.bulk.set_many(keys, [bytes(200)] * 1000)
             bucket.flush()
-        vb.delete_many(keys[:500])
+        vb.bulk.delete_many(keys[:500])
         bucket.flush()
         bucket.compact()
         assert (vb.purge_seqno, vb.tombstone_count, vb.item_count) == (0, 500, 500)
-        assert sum(block.data.size for _, block in vb.blocks(0)) < 500 * 300 + 500 * 90
+        assert sum(block.data.size for _, block in blocks_after(vb, 0)) < 500 * 300 + 500 * 90
         clock.seconds += 3 * 86400 + 1
         bucket.compact()
         assert vb.purge_seqno == 5499  # the last seqno stays, or the history would seem shorter than it was
         assert (vb.tombstone_count, vb.item_count, vb.high_seqno) == (1, 500, 5500)
         bucket.trim_memory()
         assert len(changes(vb.stream(0))) == 501
-        assert vb.get(b"700").rev_seqno == 5
+        assert vb.documents.get(b"700").rev_seqno == 5
         with pytest.raises(KeyNotFound):
-            vb.get_meta(b"7")
-        vb.set(b"7", b"again")
-        assert vb.get(b"7").rev_seqno > 6  # above every rev that a purged tombstone had
+            vb.documents.get_meta(b"7")
+        vb.documents.set(b"7", b"again")
+        assert vb.documents.get(b"7").rev_seqno > 6  # above every rev that a purged tombstone had
 
 
 def test_blocks_of_many_small_commits_are_joined(tmp_path):
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         for i in range(200):
-            vb.set(b"%d" % i, b"x")
+            vb.documents.set(b"%d" % i, b"x")
             bucket.flush()
-        assert sum(1 for _ in vb.blocks(0)) == 200
+        assert sum(1 for _ in blocks_after(vb, 0)) == 200
         bucket.compact()
-        assert sum(1 for _ in vb.blocks(0)) < 10
+        assert sum(1 for _ in blocks_after(vb, 0)) < 10
         bucket.trim_memory()
         assert [record.seqno for record in changes(vb.stream(0))] == list(range(1, 201))
 
@@ -231,13 +232,13 @@ def test_blocks_of_many_small_commits_are_joined(tmp_path):
 def test_a_dead_version_stays_dead_when_its_successor_is_compacted_away(tmp_path):
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.set_many([b"%d" % i for i in range(13)], [bytes(200)] * 13)
+        vb.bulk.set_many([b"%d" % i for i in range(13)], [bytes(200)] * 13)
         bucket.flush()
         for value in (b"1", b"2", b"3"):
-            vb.set(b"0", value * 4000)
+            vb.documents.set(b"0", value * 4000)
             bucket.flush()
-        vb.delete(b"0")
-        vb.set(b"z", b"1")
+        vb.documents.delete(b"0")
+        vb.documents.set(b"z", b"1")
         bucket.compact(drop_deletes=True)
         bucket.compact(drop_deletes=True)
         bucket.trim_memory()
@@ -249,7 +250,7 @@ def test_a_deleted_vbucket_leaves_nothing_behind(tmp_path):
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         other = bucket.set_state(1, VbucketState.ACTIVE)
         for each in (vb, other):
-            each.set_many([b"%d" % i for i in range(100)], [b"x"] * 100)
+            each.bulk.set_many([b"%d" % i for i in range(100)], [b"x"] * 100)
         uuid = vb.uuid
         bucket.delete_vbucket(0)
         again = bucket.set_state(0, VbucketState.ACTIVE)
@@ -263,23 +264,23 @@ def test_the_key_table_follows_when_memory_for_it_is_short(tmp_path):
     with open_bucket(tmp_path, replace(SMALL, quota_bytes=8 << 20)) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         for i in range(20):
-            vb.set_many([b"%d-%d" % (i, j) for j in range(3000)], [b"x"] * 3000)
+            vb.bulk.set_many([b"%d-%d" % (i, j) for j in range(3000)], [b"x"] * 3000)
             bucket.flush()
         assert vb.indexed_seqno > 0
-        vb.set(b"0-0", b"y")
-        assert vb.get(b"0-0").rev_seqno == 2
+        vb.documents.set(b"0-0", b"y")
+        assert vb.documents.get(b"0-0").rev_seqno == 2
         assert vb.item_count == 60_000
         bucket.flush()
     with open_bucket(tmp_path) as bucket:
         vb = bucket.vbucket(0)
-        assert vb.get(b"0-0").value == b"y"
-        assert vb.get(b"19-2999").rev_seqno == 1
+        assert vb.documents.get(b"0-0").value == b"y"
+        assert vb.documents.get(b"19-2999").rev_seqno == 1
 
 
 @pytest.mark.parametrize("durability", ["fsync", "lazy"])
 def test_both_durabilities_persist(tmp_path, durability):
     options = StoreOptions(background=False, durability=type(SMALL.durability)(durability))
     with open_bucket(tmp_path, options) as bucket:
-        bucket.set_state(0, VbucketState.ACTIVE).set(b"k", b"1")
+        bucket.set_state(0, VbucketState.ACTIVE).documents.set(b"k", b"1")
     with open_bucket(tmp_path, options) as bucket:
-        assert bucket.vbucket(0).get(b"k").value == b"1"
+        assert bucket.vbucket(0).documents.get(b"k").value == b"1"

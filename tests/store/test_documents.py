@@ -21,8 +21,8 @@ from upriver.errors import (
     TooBig,
 )
 from upriver.model import Datatype, VbucketState
-from upriver.store import StoreOptions, WithMeta
-from upriver.store import kernels as k
+from upriver.store import StoreOptions, WithMetaOption
+from upriver.store import registers as k
 from upriver.wire.packed import RecordKind, pack
 from upriver.wire.values import deflate, join_xattrs, split_xattrs
 
@@ -47,80 +47,80 @@ def vb(bucket):
 
 
 def test_what_was_written_is_read_before_and_after_it_is_on_disk(bucket, vb):
-    stored = vb.set(b"k", b"value", flags=7)
+    stored = vb.documents.set(b"k", b"value", flags=7)
     for _ in range(2):
-        document = vb.get(b"k")
+        document = vb.documents.get(b"k")
         assert (document.value, document.flags, document.cas, document.seqno) == (b"value", 7, stored.cas, 1)
         bucket.flush()
         bucket.trim_memory()
 
 
 def test_seqno_rev_and_cas_rise_with_every_change(vb):
-    first = vb.set(b"k", b"1")
-    second = vb.set(b"k", b"2")
-    gone = vb.delete(b"k")
-    again = vb.set(b"k", b"3")
+    first = vb.documents.set(b"k", b"1")
+    second = vb.documents.set(b"k", b"2")
+    gone = vb.documents.delete(b"k")
+    again = vb.documents.set(b"k", b"3")
     assert [s.seqno for s in (first, second, gone, again)] == [1, 2, 3, 4]
     assert first.cas < second.cas < gone.cas < again.cas
-    assert vb.get(b"k").rev_seqno == 4
+    assert vb.documents.get(b"k").rev_seqno == 4
 
 
 def test_a_clock_that_jumps_back_does_not_take_the_cas_along(tmp_path, clock):
     bucket = open_bucket(tmp_path, now_ns=clock)
-    before = bucket.set_state(0, VbucketState.ACTIVE).set(b"k", b"1").cas
+    before = bucket.set_state(0, VbucketState.ACTIVE).documents.set(b"k", b"1").cas
     bucket.close()
     clock.seconds -= 86400
     bucket = open_bucket(tmp_path, now_ns=clock)
-    assert bucket.vbucket(0).set(b"k", b"2").cas > before
+    assert bucket.vbucket(0).documents.set(b"k", b"2").cas > before
     bucket.abandon()
 
 
 def test_cas_protects_a_write(vb):
-    stored = vb.set(b"k", b"1")
+    stored = vb.documents.set(b"k", b"1")
     with pytest.raises(KeyExists):
-        vb.set(b"k", b"2", cas=stored.cas + 1)
+        vb.documents.set(b"k", b"2", cas=stored.cas + 1)
     with pytest.raises(KeyNotFound):
-        vb.set(b"other", b"2", cas=stored.cas)
-    assert vb.set(b"k", b"2", cas=stored.cas).seqno == 2
+        vb.documents.set(b"other", b"2", cas=stored.cas)
+    assert vb.documents.set(b"k", b"2", cas=stored.cas).seqno == 2
 
 
 def test_add_needs_nothing_and_replace_needs_something(vb):
     with pytest.raises(KeyNotFound):
-        vb.replace(b"k", b"1")
-    vb.add(b"k", b"1")
+        vb.documents.replace(b"k", b"1")
+    vb.documents.add(b"k", b"1")
     with pytest.raises(KeyExists):
-        vb.add(b"k", b"2")
-    vb.replace(b"k", b"2")
-    vb.delete(b"k")
-    vb.add(b"k", b"3")
-    assert vb.get(b"k").value == b"3"
+        vb.documents.add(b"k", b"2")
+    vb.documents.replace(b"k", b"2")
+    vb.documents.delete(b"k")
+    vb.documents.add(b"k", b"3")
+    assert vb.documents.get(b"k").value == b"3"
 
 
 def test_a_deleted_document_is_a_tombstone_with_a_time(vb, clock):
-    vb.set(b"k", b"1")
-    vb.delete(b"k")
+    vb.documents.set(b"k", b"1")
+    vb.documents.delete(b"k")
     with pytest.raises(KeyNotFound):
-        vb.get(b"k")
-    meta = vb.get_meta(b"k")
+        vb.documents.get(b"k")
+    meta = vb.documents.get_meta(b"k")
     assert (meta.deleted, meta.delete_time, meta.rev_seqno) == (True, clock.seconds, 2)
     with pytest.raises(KeyNotFound):
-        vb.delete(b"k")
+        vb.documents.delete(b"k")
 
 
 def test_append_and_prepend(vb):
     with pytest.raises(NotStored):
-        vb.append(b"k", b"x")
-    vb.set(b"k", b"b", flags=3)
-    vb.append(b"k", b"c")
-    vb.prepend(b"k", b"a")
-    assert (vb.get(b"k").value, vb.get(b"k").flags) == (b"abc", 3)
+        vb.documents.append(b"k", b"x")
+    vb.documents.set(b"k", b"b", flags=3)
+    vb.documents.append(b"k", b"c")
+    vb.documents.prepend(b"k", b"a")
+    assert (vb.documents.get(b"k").value, vb.documents.get(b"k").flags) == (b"abc", 3)
 
 
 def test_appending_to_a_compressed_value_gives_a_plain_one(vb):
-    vb.set(b"k", deflate(b"hello"), datatype=Datatype.SNAPPY)
-    assert vb.get(b"k").datatype == Datatype.SNAPPY
-    vb.append(b"k", b" world")
-    assert (vb.get(b"k").value, vb.get(b"k").datatype) == (b"hello world", 0)
+    vb.documents.set(b"k", deflate(b"hello"), datatype=Datatype.SNAPPY)
+    assert vb.documents.get(b"k").datatype == Datatype.SNAPPY
+    vb.documents.append(b"k", b" world")
+    assert (vb.documents.get(b"k").value, vb.documents.get(b"k").datatype) == (b"hello world", 0)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.booleans())
@@ -128,111 +128,115 @@ def test_appending_to_a_compressed_value_gives_a_plain_one(vb):
 def test_counters_wrap_upwards_and_stop_at_zero_downwards(tmp_path_factory, start, delta, decrement):
     with open_bucket(tmp_path_factory.mktemp("c")) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.counter(b"k", 1, initial=start)
-        number, _ = vb.counter(b"k", delta, decrement=decrement)
+        vb.documents.counter(b"k", 1, initial=start)
+        number, _ = vb.documents.counter(b"k", delta, decrement=decrement)
         expected = max(0, start - delta) if decrement else (start + delta) % 2**64
         assert number == expected
-        assert vb.get(b"k").value == b"%d" % expected
+        assert vb.documents.get(b"k").value == b"%d" % expected
 
 
 def test_a_counter_counts_only_numbers_and_is_created_only_on_request(vb):
     with pytest.raises(KeyNotFound):
-        vb.counter(b"k", 1, create=False)
-    vb.set(b"k", b"12 apples")
+        vb.documents.counter(b"k", 1, create=False)
+    vb.documents.set(b"k", b"12 apples")
     with pytest.raises(BadDelta):
-        vb.counter(b"k", 1)
+        vb.documents.counter(b"k", 1)
 
 
 def test_json_is_detected_and_other_bits_are_kept(vb):
     for value, datatype in [(b'{"a":1}', 1), (b"[1,2", 0), (b"plain", 0), (b"12", 1), (b"", 0)]:
-        vb.set(b"k", value)
-        assert vb.get(b"k").datatype == datatype, value
+        vb.documents.set(b"k", value)
+        assert vb.documents.get(b"k").datatype == datatype, value
     blob = join_xattrs({"a": b"1"}, b"body")
-    vb.set(b"k", blob, datatype=Datatype.XATTR)
-    assert (vb.get(b"k").value, vb.get(b"k").datatype) == (blob, Datatype.XATTR)
+    vb.documents.set(b"k", blob, datatype=Datatype.XATTR)
+    assert (vb.documents.get(b"k").value, vb.documents.get(b"k").datatype) == (blob, Datatype.XATTR)
     for wrapped, bits in [(join_xattrs({"a": b"1"}, b"{}"), Datatype.XATTR), (deflate(b"[]"), Datatype.SNAPPY)]:
-        vb.set(b"k", wrapped, datatype=bits)
-        assert (vb.get(b"k").value, vb.get(b"k").datatype) == (wrapped, bits | Datatype.JSON)
+        vb.documents.set(b"k", wrapped, datatype=bits)
+        assert (vb.documents.get(b"k").value, vb.documents.get(b"k").datatype) == (wrapped, bits | Datatype.JSON)
 
 
 def test_only_system_xattrs_survive_a_deletion(vb):
-    vb.set(b"k", join_xattrs({"_sync": b"7", "user": b"8"}, b"body"), datatype=Datatype.XATTR)
-    vb.delete(b"k")
-    meta = vb.get_meta(b"k")
+    vb.documents.set(b"k", join_xattrs({"_sync": b"7", "user": b"8"}, b"body"), datatype=Datatype.XATTR)
+    vb.documents.delete(b"k")
+    meta = vb.documents.get_meta(b"k")
     assert split_xattrs(meta.value) == ({"_sync": b"7"}, b"")
     assert meta.datatype == Datatype.XATTR
 
 
 def test_twenty_mebibytes_fit_and_one_byte_more_does_not(bucket, vb):
     value = bytes(20 << 20)
-    vb.set(b"k", value)
+    vb.documents.set(b"k", value)
     bucket.flush()
     bucket.trim_memory()
-    assert vb.get(b"k").value == value
+    assert vb.documents.get(b"k").value == value
     with pytest.raises(TooBig):
-        vb.set(b"k", value + b"x")
+        vb.documents.set(b"k", value + b"x")
 
 
 def test_keys_have_limits(vb):
-    vb.set(b"k" * 250, b"")
+    vb.documents.set(b"k" * 250, b"")
     for key in (b"", b"k" * 251):
         with pytest.raises(InvalidArguments):
-            vb.set(key, b"")
+            vb.documents.set(key, b"")
 
 
 def test_a_locked_document_opens_only_for_its_holder(vb, clock):
-    vb.set(b"k", b"1")
-    held = vb.lock(b"k", seconds=10)
-    for refused in (lambda: vb.set(b"k", b"2"), lambda: vb.delete(b"k"), lambda: vb.lock(b"k")):
+    vb.documents.set(b"k", b"1")
+    held = vb.documents.lock(b"k", seconds=10)
+    for refused in (
+        lambda: vb.documents.set(b"k", b"2"),
+        lambda: vb.documents.delete(b"k"),
+        lambda: vb.documents.lock(b"k"),
+    ):
         with pytest.raises(Locked):
             refused()
-    assert vb.get(b"k").value == b"1"
-    vb.set(b"k", b"2", cas=held.cas)
+    assert vb.documents.get(b"k").value == b"1"
+    vb.documents.set(b"k", b"2", cas=held.cas)
     with pytest.raises(NotLocked):
-        vb.unlock(b"k", held.cas)
-    vb.lock(b"k", seconds=10)
+        vb.documents.unlock(b"k", held.cas)
+    vb.documents.lock(b"k", seconds=10)
     clock.seconds += 11
-    vb.set(b"k", b"3")
+    vb.documents.set(b"k", b"3")
 
 
 def test_relative_and_absolute_expiry(vb, clock):
-    vb.set(b"rel", b"1", expiry=60)
-    vb.set(b"abs", b"1", expiry=clock.seconds + 60)
-    vb.set(b"past", b"1", expiry=clock.seconds - 5)
-    assert vb.get(b"rel").expiry == vb.get(b"abs").expiry == clock.seconds + 60
+    vb.documents.set(b"rel", b"1", expiry=60)
+    vb.documents.set(b"abs", b"1", expiry=clock.seconds + 60)
+    vb.documents.set(b"past", b"1", expiry=clock.seconds - 5)
+    assert vb.documents.get(b"rel").expiry == vb.documents.get(b"abs").expiry == clock.seconds + 60
     with pytest.raises(KeyNotFound):
-        vb.get(b"past")
+        vb.documents.get(b"past")
     clock.seconds += 60
     before = vb.high_seqno
     with pytest.raises(KeyNotFound):
-        vb.get(b"rel")
+        vb.documents.get(b"rel")
     assert vb.high_seqno == before + 1
-    assert vb.get_meta(b"rel").expired
-    vb.add(b"abs", b"2")  # an expired document is in nobody's way
-    assert vb.get(b"abs").value == b"2"
+    assert vb.documents.get_meta(b"rel").expired
+    vb.documents.add(b"abs", b"2")  # an expired document is in nobody's way
+    assert vb.documents.get(b"abs").value == b"2"
 
 
 def test_touch_moves_the_expiry_and_is_a_change(vb, clock):
-    vb.set(b"k", b"1", expiry=10)
-    assert vb.touch(b"k", 100).seqno == 2
-    assert vb.get_and_touch(b"k", 200).expiry == clock.seconds + 200
+    vb.documents.set(b"k", b"1", expiry=10)
+    assert vb.documents.touch(b"k", 100).seqno == 2
+    assert vb.documents.get_and_touch(b"k", 200).expiry == clock.seconds + 200
     clock.seconds += 150
-    assert vb.get(b"k").value == b"1"
+    assert vb.documents.get(b"k").value == b"1"
 
 
 def test_a_bucket_may_limit_the_time_to_live(tmp_path, clock):
     options = StoreOptions(background=False, max_ttl_s=100)
     with open_bucket(tmp_path, options, now_ns=clock) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.set(b"a", b"1")
-        vb.set(b"b", b"1", expiry=50)
-        assert vb.get(b"a").expiry == clock.seconds + 100
-        assert vb.get(b"b").expiry == clock.seconds + 50
+        vb.documents.set(b"a", b"1")
+        vb.documents.set(b"b", b"1", expiry=50)
+        assert vb.documents.get(b"a").expiry == clock.seconds + 100
+        assert vb.documents.get(b"b").expiry == clock.seconds + 50
 
 
 def test_the_pager_expires_what_nobody_reads(bucket, vb, clock):
-    vb.set_many([b"%d" % i for i in range(100)], [b"x"] * 100, expiry=60)
-    vb.set(b"stays", b"x")
+    vb.bulk.set_many([b"%d" % i for i in range(100)], [b"x"] * 100, expiry=60)
+    vb.documents.set(b"stays", b"x")
     assert bucket.run_expiry_pager() == 0
     clock.seconds += 61
     assert bucket.run_expiry_pager() == 100
@@ -255,9 +259,9 @@ REV_WINS = [
 
 @pytest.mark.parametrize(("change", "wins"), REV_WINS)
 def test_conflicts_are_resolved_by_rev(vb, change, wins):
-    vb.set(b"k", b"old", flags=5)
-    vb.set(b"k", b"old", flags=5)
-    here = vb.get(b"k")
+    vb.documents.set(b"k", b"old", flags=5)
+    vb.documents.set(b"k", b"old", flags=5)
+    here = vb.documents.get(b"k")
     meta = {
         "rev_seqno": change.get("rev_seqno", here.rev_seqno),
         "meta_cas": here.cas + change.get("cas", 0),
@@ -265,47 +269,47 @@ def test_conflicts_are_resolved_by_rev(vb, change, wins):
         "expiry": change.get("expiry", 0),
     }
     if wins:
-        assert vb.set_with_meta(b"k", b"new", **meta).cas == meta["meta_cas"]
-        assert vb.get(b"k").value == b"new"
-        assert vb.get(b"k").rev_seqno == meta["rev_seqno"]
+        assert vb.with_meta.set(b"k", b"new", **meta).cas == meta["meta_cas"]
+        assert vb.documents.get(b"k").value == b"new"
+        assert vb.documents.get(b"k").rev_seqno == meta["rev_seqno"]
     else:
         with pytest.raises(KeyExists):
-            vb.set_with_meta(b"k", b"new", **meta)
+            vb.with_meta.set(b"k", b"new", **meta)
 
 
 def test_conflicts_are_resolved_by_cas_on_lww_buckets(tmp_path):
     with open_bucket(tmp_path, StoreOptions(background=False, lww=True)) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        cas = vb.set(b"k", b"old").cas
+        cas = vb.documents.set(b"k", b"old").cas
         with pytest.raises(InvalidArguments):
-            vb.set_with_meta(b"k", b"new", rev_seqno=9, meta_cas=cas + 1)
+            vb.with_meta.set(b"k", b"new", rev_seqno=9, meta_cas=cas + 1)
         with pytest.raises(KeyExists):
-            vb.set_with_meta(b"k", b"new", rev_seqno=99, meta_cas=cas - 1, options=WithMeta.FORCE_ACCEPT)
-        vb.set_with_meta(b"k", b"new", rev_seqno=1, meta_cas=cas + 1, options=WithMeta.FORCE_ACCEPT)
-        assert vb.get(b"k").value == b"new"
+            vb.with_meta.set(b"k", b"new", rev_seqno=99, meta_cas=cas - 1, options=WithMetaOption.FORCE_ACCEPT)
+        vb.with_meta.set(b"k", b"new", rev_seqno=1, meta_cas=cas + 1, options=WithMetaOption.FORCE_ACCEPT)
+        assert vb.documents.get(b"k").value == b"new"
 
 
 def test_a_delete_with_meta_needs_no_document_and_raises_the_clock(vb):
     far = NOW_NS + 3_600 * 10**9
-    vb.delete_with_meta(b"k", rev_seqno=10, meta_cas=far, delete_time=1234)
-    meta = vb.get_meta(b"k")
+    vb.with_meta.delete(b"k", rev_seqno=10, meta_cas=far, delete_time=1234)
+    meta = vb.documents.get_meta(b"k")
     assert (meta.deleted, meta.rev_seqno, meta.cas, meta.delete_time) == (True, 10, far, 1234)
-    assert vb.set(b"other", b"1").cas > far
-    assert vb.set(b"k", b"1").seqno == 3
-    assert vb.get(b"k").rev_seqno == 11
+    assert vb.documents.set(b"other", b"1").cas > far
+    assert vb.documents.set(b"k", b"1").seqno == 3
+    assert vb.documents.get(b"k").rev_seqno == 11
 
 
 @pytest.mark.parametrize("cas", [(1 << 64) - 2, 1 << 63, NOW_NS + 4_000 * 10**9])
 def test_a_cas_far_in_the_future_is_refused(vb, cas):
     """Clocks follow what they see: writes would soon have no CAS left."""
     with pytest.raises(InvalidCas) as refused:
-        vb.set_with_meta(b"k", b"v", rev_seqno=1, meta_cas=cas)
+        vb.with_meta.set(b"k", b"v", rev_seqno=1, meta_cas=cas)
     assert refused.value.status == 0x0F
     with pytest.raises(InvalidCas):
-        vb.delete_with_meta(b"k", rev_seqno=1, meta_cas=cas)
-    options = WithMeta.REGENERATE_CAS | WithMeta.SKIP_CONFLICT_RESOLUTION
-    vb.set_with_meta(b"k", b"v", rev_seqno=1, meta_cas=cas, options=options)
-    assert vb.set(b"k", b"w").cas < NOW_NS + 10**9
+        vb.with_meta.delete(b"k", rev_seqno=1, meta_cas=cas)
+    options = WithMetaOption.REGENERATE_CAS | WithMetaOption.SKIP_CONFLICT_RESOLUTION
+    vb.with_meta.set(b"k", b"v", rev_seqno=1, meta_cas=cas, options=options)
+    assert vb.documents.set(b"k", b"w").cas < NOW_NS + 10**9
 
 
 def test_a_vbucket_with_such_a_document_stays_writable(tmp_path):
@@ -313,68 +317,76 @@ def test_a_vbucket_with_such_a_document_stays_writable(tmp_path):
     poison = pack(RecordKind.MUTATION, b"\0poison", b"v", seqno=1, cas=(1 << 64) - 2)
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.REPLICA)
-        vb.begin_snapshot(1, 1)
-        vb.apply_records(poison)
+        vb.replication.begin_snapshot(1, 1)
+        vb.replication.apply_records(poison)
         bucket.set_state(0, VbucketState.ACTIVE)
-        assert vb.get(b"poison").cas == (1 << 64) - 2
-        cas = [vb.set(key, b"w").cas for key in (b"poison", b"other", b"poison")]
+        assert vb.documents.get(b"poison").cas == (1 << 64) - 2
+        cas = [vb.documents.set(key, b"w").cas for key in (b"poison", b"other", b"poison")]
         assert cas == sorted(set(cas))
         vb.registers[k.CAS] = (1 << 64) - 2  # as it was kept before
     with open_bucket(tmp_path) as bucket:
         vb = bucket.vbucket(0)
-        later = [vb.set(key, b"w").cas for key in (b"poison", b"other", b"poison")]
+        later = [vb.documents.set(key, b"w").cas for key in (b"poison", b"other", b"poison")]
         assert later == sorted({*later, *cas})[3:]
-        vb.set_many([b"a", b"b"], [b"1", b"2"])
+        vb.bulk.set_many([b"a", b"b"], [b"1", b"2"])
 
 
 def test_a_revision_has_48_bits(vb):
     with pytest.raises(InvalidArguments, match="48 bits"):
-        vb.set_with_meta(b"k", b"v", rev_seqno=1 << 48, meta_cas=77)
+        vb.with_meta.set(b"k", b"v", rev_seqno=1 << 48, meta_cas=77)
 
 
 def test_a_prepared_write_is_invisible_until_it_is_committed(vb):
-    vb.set(b"k", b"old")
-    prepared = vb.prepare(b"k", b"new", level=1)
-    assert vb.get(b"k").value == b"old"
+    vb.documents.set(b"k", b"old")
+    prepared = vb.durable.prepare(b"k", b"new", level=1)
+    assert vb.documents.get(b"k").value == b"old"
     with pytest.raises(SyncWriteInProgress):
-        vb.set(b"k", b"other")
+        vb.documents.set(b"k", b"other")
     with pytest.raises(SyncWriteInProgress):
-        vb.prepare(b"k", b"other", level=1)
+        vb.durable.prepare(b"k", b"other", level=1)
     assert (vb.max_visible_seqno, vb.high_prepared_seqno) == (1, 2)
-    vb.commit(b"k", 0, prepared.seqno)
-    assert (vb.get(b"k").value, vb.get(b"k").rev_seqno, vb.get(b"k").cas) == (b"new", 2, prepared.cas)
-    vb.prepare(b"k", b"", level=1, deleted=True)
-    vb.abort(b"k")
-    assert vb.get(b"k").value == b"new"
-    vb.prepare(b"k", b"", level=1, deleted=True)
-    vb.commit(b"k")
+    vb.durable.commit(b"k", 0, prepared.seqno)
+    assert (vb.documents.get(b"k").value, vb.documents.get(b"k").rev_seqno, vb.documents.get(b"k").cas) == (
+        b"new",
+        2,
+        prepared.cas,
+    )
+    vb.durable.prepare(b"k", b"", level=1, deleted=True)
+    vb.durable.abort(b"k")
+    assert vb.documents.get(b"k").value == b"new"
+    vb.durable.prepare(b"k", b"", level=1, deleted=True)
+    vb.durable.commit(b"k")
     with pytest.raises(KeyNotFound):
-        vb.get(b"k")
+        vb.documents.get(b"k")
     assert vb.item_count == 0
 
 
 def test_a_pending_write_survives_a_restart(tmp_path):
     with open_bucket(tmp_path) as bucket:
-        prepared = bucket.set_state(0, VbucketState.ACTIVE).prepare(b"k", b"new", level=1)
+        prepared = bucket.set_state(0, VbucketState.ACTIVE).durable.prepare(b"k", b"new", level=1)
     with open_bucket(tmp_path) as bucket:
         vb = bucket.vbucket(0)
         with pytest.raises(SyncWriteInProgress):
-            vb.set(b"k", b"x")
-        vb.commit(b"k", 0, prepared.seqno)
-        assert vb.get(b"k").value == b"new"
+            vb.documents.set(b"k", b"x")
+        vb.durable.commit(b"k", 0, prepared.seqno)
+        assert vb.documents.get(b"k").value == b"new"
 
 
 def test_only_an_active_vbucket_serves_clients(bucket, vb):
-    vb.set(b"k", b"1")
+    vb.documents.set(b"k", b"1")
     with pytest.raises(NotMyVbucket):
         bucket.vbucket(1)
     for state in (VbucketState.REPLICA, VbucketState.PENDING, VbucketState.DEAD):
         bucket.set_state(0, state)
-        for refused in (lambda: vb.get(b"k"), lambda: vb.set(b"k", b"2"), lambda: vb.set_many([b"k"], [b"2"])):
+        for refused in (
+            lambda: vb.documents.get(b"k"),
+            lambda: vb.documents.set(b"k", b"2"),
+            lambda: vb.bulk.set_many([b"k"], [b"2"]),
+        ):
             with pytest.raises(NotMyVbucket):
                 refused()
     bucket.set_state(0, VbucketState.REPLICA)
-    assert vb.get_replica(b"k").value == b"1"
+    assert vb.documents.get_replica(b"k").value == b"1"
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.binary(max_size=2000)), max_size=40))
@@ -383,12 +395,12 @@ def test_many_at_once_are_as_one_by_one(tmp_path_factory, writes):
     with open_bucket(tmp_path_factory.mktemp("m"), SMALL) as bucket:
         one, many = bucket.set_state(0, VbucketState.ACTIVE), bucket.set_state(1, VbucketState.ACTIVE)
         for key, value in writes:
-            one.set(key, value)
-        many.set_many([key for key, _ in writes], [value for _, value in writes])
+            one.documents.set(key, value)
+        many.bulk.set_many([key for key, _ in writes], [value for _, value in writes])
         assert one.high_seqno == many.high_seqno
         assert one.item_count == many.item_count
         for key in {key for key, _ in writes}:
-            left, right = one.get(key), many.get(key)
+            left, right = one.documents.get(key), many.documents.get(key)
             assert (left.value, left.rev_seqno, left.seqno, left.datatype) == (
                 right.value, right.rev_seqno, right.seqno, right.datatype,
             )  # fmt: skip
@@ -396,11 +408,11 @@ def test_many_at_once_are_as_one_by_one(tmp_path_factory, writes):
 
 def test_a_random_key_is_a_live_one(bucket, vb):
     with pytest.raises(KeyNotFound):
-        vb.get_random_key()
-    vb.set_many([b"%d" % i for i in range(50)], [b"x"] * 50)
+        vb.documents.get_random()
+    vb.bulk.set_many([b"%d" % i for i in range(50)], [b"x"] * 50)
     bucket.flush()
-    vb.delete_many([b"%d" % i for i in range(49)])
-    assert vb.get_random_key().key == b"49"
+    vb.bulk.delete_many([b"%d" % i for i in range(49)])
+    assert vb.documents.get_random().key == b"49"
 
 
 def test_all_vbuckets_are_made_at_once(bucket):

@@ -53,13 +53,13 @@ class Tables(RuleBasedStateMachine):
 
     @rule(keys=some_keys, value=st.binary(max_size=9))
     def write(self, keys: list[bytes], value: bytes) -> None:
-        self.vb.set_many(keys, [value] * len(keys), datatype=0)
+        self.vb.bulk.set_many(keys, [value] * len(keys), datatype=0)
         for key in keys:
             self.note(key, value)
 
     @rule(keys=some_keys)
     def delete(self, keys: list[bytes]) -> None:
-        self.vb.delete_many(keys)
+        self.vb.bulk.delete_many(keys)
         for key in keys:
             self.note(key, None)
 
@@ -91,7 +91,7 @@ class Tables(RuleBasedStateMachine):
 
     def seqno_of(self, key: bytes) -> int:
         try:
-            return self.vb.get_meta(key).seqno
+            return self.vb.documents.get_meta(key).seqno
         except KeyNotFound:
             return 0
 
@@ -99,13 +99,13 @@ class Tables(RuleBasedStateMachine):
     def every_key_is_found_in_its_newest_version(self) -> None:
         for key in KEYS:
             try:
-                found = self.vb.get_meta(key)
+                found = self.vb.documents.get_meta(key)
             except KeyNotFound:
                 assert key not in self.true
             else:
                 value, rev = self.true[key]
                 assert (found.deleted, found.rev_seqno) == (value is None, rev)
-                assert value is None or self.vb.get(key).value == value
+                assert value is None or self.vb.documents.get(key).value == value
         assert self.vb.item_count == sum(value is not None for value, _ in self.true.values())
 
 
@@ -137,15 +137,15 @@ def test_writes_find_older_versions_through_many_tables(tmp_path, monkeypatch, b
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         for _ in range(3):
             for at in range(0, len(keys), 100):
-                vb.set_many(keys[at : at + 100], [b"v"] * 100)
+                vb.bulk.set_many(keys[at : at + 100], [b"v"] * 100)
                 if not background and at % 700 == 0:
                     bucket.flush()
         bucket.flush()
-        assert {vb.get(key).rev_seqno for key in keys} == {3}
+        assert {vb.documents.get(key).rev_seqno for key in keys} == {3}
         assert vb.item_count == len(keys)
         assert vb.indexed_seqno > 0
     with open_bucket(tmp_path, options, 1) as bucket:
-        assert {bucket.vbucket(0).get(key).rev_seqno for key in keys} == {3}
+        assert {bucket.vbucket(0).documents.get(key).rev_seqno for key in keys} == {3}
 
 
 def test_a_few_keys_written_over_and_over_leave_little_to_read_again_after_a_crash(tmp_path, monkeypatch):
@@ -154,13 +154,13 @@ def test_a_few_keys_written_over_and_over_leave_little_to_read_again_after_a_cra
     bucket = open_bucket(tmp_path, SMALL, 1)
     vb = bucket.set_state(0, VbucketState.ACTIVE)
     for _ in range(100):
-        vb.set_many(keys, [b"v"] * len(keys))
+        vb.bulk.set_many(keys, [b"v"] * len(keys))
         bucket.flush()
         assert vb.high_seqno - vb.indexed_seqno <= 100
     bucket.abandon()
     with open_bucket(tmp_path, SMALL, 1) as bucket:
         vb = bucket.vbucket(0)
-        assert {vb.get(key).rev_seqno for key in keys} == {100}
+        assert {vb.documents.get(key).rev_seqno for key in keys} == {100}
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -169,14 +169,14 @@ def test_a_file_of_an_earlier_version_is_read_and_goes_on(tmp_path, monkeypatch,
     keys = [b"document-%d" % number for number in range(2000)]
     with open_bucket(tmp_path, SMALL, 1) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.set_many(keys, [b"1"] * 2000)
-        vb.set_many(keys[:9], [b"2"] * 9)
+        vb.bulk.set_many(keys, [b"1"] * 2000)
+        vb.bulk.set_many(keys[:9], [b"2"] * 9)
         bucket.compact(0)
     make_old(tmp_path, number)
     for _ in range(2):
         with open_bucket(tmp_path, SMALL, 1) as bucket:
             vb = bucket.vbucket(0)
-            assert [vb.get(key).rev_seqno for key in keys[:10]] == [2] * 9 + [1]
-            assert {vb.get(key).value for key in keys[9:]} == {b"1"}
+            assert [vb.documents.get(key).rev_seqno for key in keys[:10]] == [2] * 9 + [1]
+            assert {vb.documents.get(key).value for key in keys[9:]} == {b"1"}
             assert len(changes(vb.stream(0))) == vb.item_count
-            vb.set_many([b"more-%d" % number for number in range(900)], [b"3"] * 900)
+            vb.bulk.set_many([b"more-%d" % number for number in range(900)], [b"3"] * 900)

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.store.store_support import SMALL, open_bucket, records
 from upriver.errors import KeyNotFound
-from upriver.model import FailoverLog, Position, VbucketState
+from upriver.model import Claim, FailoverLog, VbucketState
 from upriver.protocol.history import Accept, History, RollbackTo, decide
 from upriver.store import Run, SnapshotStart
 from upriver.store.index import keyindex
@@ -84,7 +84,8 @@ class Node:
         found = {}
         for key in KEYS:
             try:
-                read = self.vb.get if self.vb.state is VbucketState.ACTIVE else self.vb.get_replica
+                documents = self.vb.documents
+                read = documents.get if self.vb.state is VbucketState.ACTIVE else documents.get_replica
                 found[key] = read(key).value
             except KeyNotFound:
                 pass
@@ -101,13 +102,13 @@ class Reader:
     def __init__(self) -> None:
         self.versions: list[Version] = []
         self.consistent = [0]
-        self.position = Position()
+        self.position = Claim()
 
     def forget_above(self, seqno: int) -> None:
         point = max(c for c in self.consistent if c <= seqno)
         self.consistent = [c for c in self.consistent if c <= point]
         self.versions = [version for version in self.versions if version[0] <= point]
-        self.position = Position(self.position.vbuuid, point, point, point)
+        self.position = Claim(self.position.vbuuid, point, point, point)
 
 
 class Histories(RuleBasedStateMachine):
@@ -129,7 +130,7 @@ class Histories(RuleBasedStateMachine):
     def write(self, key: bytes, size: int) -> None:
         self.counter += 1
         value = b"%d" % self.counter + b"x" * size
-        stored = self.active.vb.set(key, value)
+        stored = self.active.vb.documents.set(key, value)
         self.active.true.append((stored.seqno, key, value))
 
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6))
@@ -138,14 +139,14 @@ class Histories(RuleBasedStateMachine):
         for _ in keys:
             self.counter += 1
             values.append(b"many %d" % self.counter)
-        high = self.active.vb.set_many(keys, values)
+        high = self.active.vb.bulk.set_many(keys, values)
         first = high - len(keys) + 1
         self.active.true += [(first + i, k, v) for i, (k, v) in enumerate(zip(keys, values, strict=True))]
 
     @rule(key=st.sampled_from(KEYS))
     def delete(self, key: bytes) -> None:
         if key in self.active.state:
-            stored = self.active.vb.delete(key)
+            stored = self.active.vb.documents.delete(key)
             self.active.true.append((stored.seqno, key, None))
 
     @rule(both=st.booleans(), trim=st.booleans())
@@ -207,16 +208,16 @@ class Histories(RuleBasedStateMachine):
                 self._roll_back(replica, answer.seqno)
                 wanted = self._position_of(vb)
             assert decide(node.history(), wanted) == Accept()
-        vb.replace_failover_log([tuple(entry) for entry in node.vb.failover_log])
+        vb.replication.replace_failover_log([tuple(entry) for entry in node.vb.failover_log])
         if not vb.snapshot_complete:
             node.bucket.flush()  # the rest of a snapshot may have to come from disk
         self._pump(node, replica, wanted, most)
 
-    def _position_of(self, vb) -> Position:
+    def _position_of(self, vb) -> Claim:
         start = vb.high_seqno
         if vb.snapshot_complete:
-            return Position(vb.uuid if start else 0, start, start, start)
-        return Position(vb.uuid if start else 0, start, min(vb.snap_start, start), vb.snap_end)
+            return Claim(vb.uuid if start else 0, start, start, start)
+        return Claim(vb.uuid if start else 0, start, min(vb.snap_start, start), vb.snap_end)
 
     def _roll_back(self, node: Node, to: int) -> None:
         point = node.vb.rollback(to)
@@ -224,12 +225,12 @@ class Histories(RuleBasedStateMachine):
         node.truncate(point)
         assert all(entry.seqno <= point for entry in node.vb.failover_log)
 
-    def _pump(self, node: Node, replica: Node, wanted: Position, most: int) -> None:
+    def _pump(self, node: Node, replica: Node, wanted: Claim, most: int) -> None:
         vb = replica.vb
         source = node.vb.stream(wanted.seqno, snap_start=wanted.snap_start, snap_end=wanted.snap_end)
         while most > 0 and (event := source.poll()) is not None:
             if isinstance(event, SnapshotStart):
-                vb.begin_snapshot(event.start, event.end, event.flags)
+                vb.replication.begin_snapshot(event.start, event.end, event.flags)
             assert isinstance(event, SnapshotStart | Run), event
             if isinstance(event, Run):
                 most -= self._apply(node, replica, event, most)
@@ -243,11 +244,11 @@ class Histories(RuleBasedStateMachine):
             at, data = 0, bytes(run.data)
             while int.from_bytes(data[at + 8 : at + 16], "little") != record.seqno:
                 at += int.from_bytes(data[at : at + 4], "little")
-            vb.apply_records(data[at : at + record.head.size])
+            vb.replication.apply_records(data[at : at + record.head.size])
             replica.partial.append(version_of(record))
             replica.received.append(version_of(record))
         if len(taken) == len(meant) and run.upto > vb.high_seqno:
-            vb.advance(run.upto)
+            vb.replication.advance(run.upto)
         if vb.snapshot_complete:
             replica.true = [version for version in node.true if version[0] <= vb.high_seqno]
             replica.partial = []
@@ -304,7 +305,7 @@ class Histories(RuleBasedStateMachine):
         if p.seqno == p.snap_end == node.vb.high_seqno:
             assert fold(reader.versions) == node.state
 
-    def _take(self, run: Run, snapshot: SnapshotStart, p: Position, most: int) -> Position:
+    def _take(self, run: Run, snapshot: SnapshotStart, p: Claim, most: int) -> Claim:
         reader = self.reader
         whole = list(records(run))
         stop_early = most < 2 and len(whole) > 1
@@ -314,10 +315,10 @@ class Histories(RuleBasedStateMachine):
         for record in taken:
             assert max(p.seqno, snapshot.start - 1) < record.seqno <= snapshot.end
             reader.versions.append(version_of(record))
-            p = Position(p.vbuuid, record.seqno, min(snapshot.start, p.seqno), snapshot.end)
+            p = Claim(p.vbuuid, record.seqno, min(snapshot.start, p.seqno), snapshot.end)
         if not stop_early and run.upto == snapshot.end:
             reader.consistent.append(run.upto)
-            p = Position(p.vbuuid, run.upto, run.upto, run.upto)
+            p = Claim(p.vbuuid, run.upto, run.upto, run.upto)
         return p
 
     @invariant()

@@ -43,9 +43,9 @@ def check(bucket: Bucket) -> None:
     wanted = set(bucket.manifest.collections)
     for vb in bucket.existing():
         assert collections_by_events(vb) == wanted
-        assert vb.manifest == bucket.manifest
+        assert vb.collections.manifest == bucket.manifest
         for number in wanted:
-            vb.set(b"k", b"v", number)
+            vb.documents.set(b"k", b"v", number)
 
 
 class Killed(BaseException):

@@ -21,7 +21,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("many")
     with open_bucket(path, vbuckets=VBUCKETS) as bucket:
         bucket.create_all(VbucketState.ACTIVE)
-        bucket.vbucket(1).set(b"before", b"v")
+        bucket.vbucket(1).documents.set(b"before", b"v")
         bucket.apply_manifest(manifest(1, *range(8, 8 + MOST)))
     return path
 
@@ -41,14 +41,14 @@ def test_every_vbucket_has_all_of_them(path: Path):
             assert collections_by_events(vb) == {0, *range(8, 8 + MOST)}
             assert vb.collection_start_seqno(8) == seqnos[0]
             assert vb.collection_high_seqno(7 + MOST) == seqnos[-1]
-            vb.set(b"k", b"v", 7 + MOST)
+            vb.documents.set(b"k", b"v", 7 + MOST)
 
 
 def test_a_vbuckets_own_record_does_not_repeat_them(path: Path):
     """It is written with every commit."""
     with open_bucket(path, vbuckets=VBUCKETS) as bucket:
         assert meta_bytes(bucket) < len(bucket.manifest.to_json())
-        assert len({id(vb.manifest) for vb in bucket.existing()}) == 1
+        assert len({id(vb.collections.manifest) for vb in bucket.existing()}) == 1
 
 
 def test_one_more_is_refused_and_less_is_not(path: Path):
@@ -69,7 +69,7 @@ def test_old_manifests_are_not_kept_for_ever(tmp_path: Path):
         bucket.apply_manifest(manifest(9))
         bucket.flush()
     with open_bucket(tmp_path, vbuckets=2) as bucket:
-        assert [len(vb.manifest.collections) for vb in bucket.existing()] == [1, 9]
+        assert [len(vb.collections.manifest.collections) for vb in bucket.existing()] == [1, 9]
         bucket.set_state(1, VbucketState.ACTIVE)
         assert collections_by_events(bucket.vbucket(1)) == {0}
 
@@ -88,9 +88,9 @@ def test_an_emptied_bucket_keeps_its_collections(tmp_path: Path):
         bucket.set_state(3, VbucketState.REPLICA)
         bucket.apply_manifest(manifest(1, 8))
         for number in range(100):
-            bucket.vbucket(0).set(b"k%d" % number, b"v" * 100, 8)
+            bucket.vbucket(0).documents.set(b"k%d" % number, b"v" * 100, 8)
         bucket.flush()
-        bucket.vbucket(1).set(b"waits", b"v", 8)
+        bucket.vbucket(1).documents.set(b"waits", b"v", 8)
         old, source = bucket.vbucket(0), bucket.vbucket(0).stream(0)
         uuid = old.uuid
         bucket.empty()
@@ -98,10 +98,12 @@ def test_an_emptied_bucket_keeps_its_collections(tmp_path: Path):
         assert [vb.state for vb in bucket.existing()] == [VbucketState.ACTIVE] * 3 + [VbucketState.REPLICA]
         assert (bucket.dirty_bytes, bucket.stats()["items"]) == (0, 0)
         assert bucket.vbucket(0).uuid != uuid
-        old.set(b"k1", b"new", 8)  # whoever had it in hand when the bucket was emptied is not told that it is gone
-        assert bucket.vbucket(0).get(b"k1", 8).value == b"new"
+        old.documents.set(
+            b"k1", b"new", 8
+        )  # whoever had it in hand when the bucket was emptied is not told that it is gone
+        assert bucket.vbucket(0).documents.get(b"k1", 8).value == b"new"
     with open_bucket(tmp_path, SMALL, vbuckets=4) as bucket:
         assert [record.key for record in changes(bucket.vbucket(0).stream(0, 2))][1:] == [b"k1"]
         assert bucket.vbucket(1).high_seqno == 1
         with pytest.raises(UnknownCollection):
-            bucket.vbucket(0).get(b"k", 9)
+            bucket.vbucket(0).documents.get(b"k", 9)

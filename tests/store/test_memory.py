@@ -36,7 +36,7 @@ def load(bucket, numbers, streams):
     for vbucket, keys in groups.items():
         while True:
             try:
-                bucket.vbucket(vbucket).set_many(keys, [b"v" * 256] * len(keys), datatype=0)
+                bucket.vbucket(vbucket).bulk.set_many(keys, [b"v" * 256] * len(keys), datatype=0)
                 break
             except TemporaryFailure:
                 bucket.wait_for_room()

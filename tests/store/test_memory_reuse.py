@@ -61,13 +61,13 @@ def test_a_run_stays_what_it_is_while_its_checkpoint_is_forgotten_and_written_ov
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         source = vb.stream(0)
         for round_ in range(3):
-            vb.set_many([b"%d-%d" % (round_, i) for i in range(100)], [b"%d" % round_ * 1000] * 100)
+            vb.bulk.set_many([b"%d-%d" % (round_, i) for i in range(100)], [b"%d" % round_ * 1000] * 100)
             bucket.flush()
             while not isinstance(run := source.poll(), Run):
                 assert run is not None
             bucket.trim_memory()
             for i in range(20):
-                vb.set_many([b"other-%d-%d" % (i, j) for j in range(100)], [b"x" * 1000] * 100)
+                vb.bulk.set_many([b"other-%d-%d" % (i, j) for j in range(100)], [b"x" * 1000] * 100)
                 bucket.flush()
                 bucket.trim_memory()
             values = {record.value[:1] for record in records(run) if not record.key.startswith(b"other")}

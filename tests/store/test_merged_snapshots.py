@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.store.store_support import SMALL, Record, open_bucket, records
 from upriver.model import VbucketState
-from upriver.store import End, EndReason, Live, Run, SnapshotStart, StreamEvent, VBucket, live_after
+from upriver.store import End, EndReason, NewSnapshot, Run, SnapshotStart, StreamEvent, VBucket, live_after
 from upriver.wire.bulk.decode import address_of
 
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -122,7 +122,7 @@ class Reader:
                 assert isinstance(event, Run), event
                 self._take(event, None)
 
-    def _next_live(self) -> Live | None:
+    def _next_live(self) -> NewSnapshot | None:
         """As a producer's fan does: what it gets this way is all that there is, until it is woken."""
         self.idle = True
         self.vb.wait(self.news)
@@ -222,15 +222,15 @@ class World:
         if kind == "event":
             self.buckets[0].apply_manifest(MANIFEST % (int(value), b',{"name":"c","uid":"9"}' if len(key) % 2 else b""))
         elif kind == "complete" and pending:
-            (vb.commit if int(value) % 2 else vb.abort)(key)
+            (vb.durable.commit if int(value) % 2 else vb.durable.abort)(key)
         elif pending or kind == "complete":
             return
         elif kind == "prepare":
-            vb.prepare(key, value, level=1)
+            vb.durable.prepare(key, value, level=1)
         elif kind == "delete" and (MUTATION, key) in self.truth.state_at(vb.high_seqno):
-            vb.delete(key)
+            vb.documents.delete(key)
         else:
-            vb.set(key, value)
+            vb.documents.set(key, value)
         if self.active.memory.open is not None:
             self.truth.note()
 
@@ -240,13 +240,13 @@ class World:
         while most:
             most -= 1
             if self.on_the_way:
-                vb.apply_records(self.on_the_way.pop(0))
+                vb.replication.apply_records(self.on_the_way.pop(0))
             elif self.upto > vb.high_seqno:
-                vb.advance(self.upto)
+                vb.replication.advance(self.upto)
             elif (event := self.link.poll()) is None or isinstance(event, End):  # purged: it gets no more
                 return
             elif isinstance(event, SnapshotStart):
-                vb.begin_snapshot(event.start, event.end, event.flags)
+                vb.replication.begin_snapshot(event.start, event.end, event.flags)
             else:
                 assert isinstance(event, Run)
                 self.upto = event.upto

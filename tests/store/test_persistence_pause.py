@@ -26,10 +26,10 @@ def bucket(tmp_path):
 def test_a_crash_while_persistence_is_stopped_loses_exactly_what_was_written_since(tmp_path):
     bucket = open_bucket(tmp_path, BACKGROUND)
     bucket.create_all()
-    bucket.vbucket(0).set(b"before", b"1")
+    bucket.vbucket(0).documents.set(b"before", b"1")
     bucket.flush()
     assert bucket.stop_persistence()
-    bucket.vbucket(0).set(b"after", b"2")
+    bucket.vbucket(0).documents.set(b"after", b"2")
     bucket.set_state(1, VbucketState.REPLICA)
     bucket.abandon()
     with open_bucket(tmp_path, BACKGROUND) as again:
@@ -40,7 +40,7 @@ def test_a_crash_while_persistence_is_stopped_loses_exactly_what_was_written_sin
 def test_starting_again_writes_everything_that_has_gathered(bucket):
     bucket.stop_persistence()
     for number in range(100):
-        bucket.vbucket(number % 4).set(b"%d" % number, b"v")
+        bucket.vbucket(number % 4).documents.set(b"%d" % number, b"v")
     commits = bucket.stats()["commits"]
     assert [vb.persisted_seqno for vb in bucket.existing()] == [0, 0, 0, 0]
     assert bucket.start_persistence()
@@ -53,7 +53,7 @@ def test_starting_again_writes_everything_that_has_gathered(bucket):
 def test_the_background_thread_writes_by_itself_once_persistence_is_started(bucket):
     written: list[tuple[int, int]] = []
     bucket.stop_persistence()
-    bucket.vbucket(2).set(b"key", b"v")
+    bucket.vbucket(2).documents.set(b"key", b"v")
     done = threading.Event()
 
     def persisted(told: list[tuple[int, int]]) -> None:
@@ -73,17 +73,17 @@ def test_writers_are_told_to_come_back_when_too_much_has_gathered(bucket):
     assert bucket.dirty_bytes >= BACKGROUND.dirty_bytes
     bucket.start_persistence()
     assert bucket.wait_for_room()
-    bucket.vbucket(0).set(b"more", b"v")
+    bucket.vbucket(0).documents.set(b"more", b"v")
 
 
 def test_a_clean_shutdown_persists_even_so(tmp_path):
     with open_bucket(tmp_path, BACKGROUND) as bucket:
         bucket.create_all()
         bucket.stop_persistence()
-        bucket.vbucket(3).set(b"key", b"v")
+        bucket.vbucket(3).documents.set(b"key", b"v")
     with open_bucket(tmp_path, BACKGROUND) as again:
         assert again.opened_clean
-        assert again.vbucket(3).get(b"key").value == b"v"
+        assert again.vbucket(3).documents.get(b"key").value == b"v"
 
 
 @pytest.mark.parametrize("work", ["flush", "compact"])
@@ -104,4 +104,4 @@ def test_stopping_or_starting_twice_says_that_nothing_changed(bucket):
 
 def _write_for_ever(bucket):
     for number in itertools.count():
-        bucket.vbucket(0).set(b"%d" % number, bytes(4096))
+        bucket.vbucket(0).documents.set(b"%d" % number, bytes(4096))

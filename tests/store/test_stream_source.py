@@ -41,25 +41,25 @@ def seqnos(source):
 def test_a_fresh_stream_begins_at_zero_and_goes_on_with_continuations(vb):
     source = vb.stream(0)
     assert source.poll() is None
-    vb.set(b"a", b"1")
-    vb.set(b"b", b"1")
+    vb.documents.set(b"a", b"1")
+    vb.documents.set(b"b", b"1")
     assert markers(source) == [(0, 2, FIRST_MEMORY)]
-    vb.set(b"c", b"1")
+    vb.documents.set(b"c", b"1")
     assert markers(source) == [(3, 3, MORE_MEMORY)]
 
 
 def test_a_key_written_twice_before_anybody_looked_is_sent_once(vb):
     for value in (b"1", b"2", b"3"):
-        vb.set(b"a", value)
-    vb.set(b"b", b"x")
+        vb.documents.set(b"a", value)
+    vb.documents.set(b"b", b"x")
     assert [(r.seqno, r.key, r.value) for r in changes(vb.stream(0))] == [(3, b"a", b"3"), (4, b"b", b"x")]
 
 
 def test_what_was_announced_is_not_deduplicated_away_later(vb):
-    vb.set(b"a", b"old")
+    vb.documents.set(b"a", b"old")
     source = vb.stream(0)
     marker = source.poll()
-    vb.set(b"a", b"new")
+    vb.documents.set(b"a", b"new")
     assert isinstance(marker, SnapshotStart)
     assert marker.end == 1
     assert [record.value for record in records(source.poll())] == [b"old"]
@@ -69,27 +69,27 @@ def test_what_was_announced_is_not_deduplicated_away_later(vb):
 def stopped_inside_a_snapshot(vb, between):
     """A reader of 0..6 that stopped at 4: it lacks the version at 2, which the one at 6 had replaced."""
     other = vb.stream(0)
-    vb.set(b"a", b"1")
-    vb.set(b"e", b"2")
+    vb.documents.set(b"a", b"1")
+    vb.documents.set(b"e", b"2")
     changes(other)
-    vb.set(b"a", b"3")
-    vb.set(b"b", b"4")
+    vb.documents.set(b"a", b"3")
+    vb.documents.set(b"b", b"4")
     between()
     changes(other)
-    vb.set(b"e", b"6")
+    vb.documents.set(b"e", b"6")
     changes(other)
     return vb.stream(4, snap_start=0, snap_end=6)
 
 
 def test_a_reader_that_stopped_inside_a_snapshot_gets_one_that_reaches_its_end(vb):
-    source = stopped_inside_a_snapshot(vb, lambda: vb.set(b"c", b"5"))
+    source = stopped_inside_a_snapshot(vb, lambda: vb.documents.set(b"c", b"5"))
     assert source.poll()[:3] == (0, 6, FIRST_MEMORY)
     assert seqnos(source) == [5, 6]
 
 
 def test_a_reader_that_stopped_inside_a_snapshot_is_not_consistent_before_its_end(bucket, vb):
     """A durable write keeps its neighbours in memory apart, and a marker that ended at 5 would be a lie."""
-    source = stopped_inside_a_snapshot(vb, lambda: vb.prepare(b"c", b"5", level=1))
+    source = stopped_inside_a_snapshot(vb, lambda: vb.durable.prepare(b"c", b"5", level=1))
     assert source.poll() is None
     bucket.flush()
     assert source.poll()[:3] == (0, 6, DISK)
@@ -99,8 +99,8 @@ def test_a_reader_that_stopped_inside_a_snapshot_is_not_consistent_before_its_en
 def test_a_slow_reader_gets_in_one_snapshot_what_a_fast_one_got_in_many(vb):
     fast, slow = vb.stream(0), vb.stream(0)
     for value in (b"1", b"2", b"3"):
-        vb.set(b"a", value)
-        vb.set(b"k" + value, value)
+        vb.documents.set(b"a", value)
+        vb.documents.set(b"k" + value, value)
         changes(fast)
     found = events(slow)
     assert found[0][:3] == (0, 6, FIRST_MEMORY)
@@ -113,28 +113,28 @@ def test_the_short_way_is_only_for_all_that_a_reader_lacks(vb):
     woken = []
     source, other = vb.stream(0, wake=lambda: woken.append(1)), vb.stream(0)
     assert source.hand_over() is None  # its first snapshot begins where the reader said
-    vb.set(b"a", b"1")
+    vb.documents.set(b"a", b"1")
     changes(source)
     assert source.hand_over() == 1
-    vb.set(b"b", b"2")
+    vb.documents.set(b"b", b"2")
     assert not woken
     changes(other)
-    vb.set(b"c", b"3")
+    vb.documents.set(b"c", b"3")
     assert live_after(vb, 1) is None  # there are two snapshots
     source.take_back(0, 1)
     assert seqnos(source) == [2, 3]
-    vb.set(b"d", b"4")
+    vb.documents.set(b"d", b"4")
     assert source.hand_over() is None
     assert seqnos(source) == [4]
     assert source.hand_over() == 4
-    vb.set(b"e", b"5")
+    vb.documents.set(b"e", b"5")
     live = live_after(vb, 4)
     assert (live.first, live.last, live.begins_checkpoint) == (5, 5, False)
     assert live_after(vb, 5) is None
     source.take_back(live.first, live.last)
     assert source.poll() is None
     woken.clear()
-    vb.set(b"f", b"6")
+    vb.documents.set(b"f", b"6")
     assert woken == [1]
     assert seqnos(source) == [6]
 
@@ -142,7 +142,7 @@ def test_the_short_way_is_only_for_all_that_a_reader_lacks(vb):
 def test_a_slow_readers_snapshot_still_ends_where_its_stream_does(vb):
     fast = vb.stream(0)
     for value in (b"1", b"2", b"3"):
-        vb.set(b"a", value)
+        vb.documents.set(b"a", value)
         changes(fast)
     assert seqnos(vb.stream(0, 2)) == [2]
 
@@ -150,10 +150,16 @@ def test_a_slow_readers_snapshot_still_ends_where_its_stream_does(vb):
 def test_prepares_and_commits_are_never_left_out_of_a_slow_readers_snapshots(vb):
     fast = vb.stream(0)
     steps = [
-        lambda: vb.set(b"a", b"1"), lambda: vb.set(b"a", b"2"), lambda: vb.prepare(b"a", b"3", level=1),
-        lambda: vb.commit(b"a"), lambda: vb.set(b"a", b"5"), lambda: vb.prepare(b"a", b"6", level=1),
-        lambda: vb.abort(b"a"), lambda: vb.set(b"a", b"8"), lambda: vb.set(b"a", b"9"),
-    ]  # fmt: skip
+        lambda: vb.documents.set(b"a", b"1"),
+        lambda: vb.documents.set(b"a", b"2"),
+        lambda: vb.durable.prepare(b"a", b"3", level=1),
+        lambda: vb.durable.commit(b"a"),
+        lambda: vb.documents.set(b"a", b"5"),
+        lambda: vb.durable.prepare(b"a", b"6", level=1),
+        lambda: vb.durable.abort(b"a"),
+        lambda: vb.documents.set(b"a", b"8"),
+        lambda: vb.documents.set(b"a", b"9"),
+    ]
     for step in steps:
         step()
         changes(fast)
@@ -163,22 +169,22 @@ def test_prepares_and_commits_are_never_left_out_of_a_slow_readers_snapshots(vb)
 
 def test_the_marker_of_a_reader_that_is_behind_says_what_was_visible_at_its_end(vb):
     fast = vb.stream(0)
-    vb.set(b"a", b"1")
-    vb.prepare(b"b", b"2", level=1)
+    vb.documents.set(b"a", b"1")
+    vb.durable.prepare(b"b", b"2", level=1)
     changes(fast)
-    vb.set(b"c", b"3")
+    vb.documents.set(b"c", b"3")
     changes(fast)
     assert [(e.end, e.max_visible) for e in events(vb.stream(0)) if isinstance(e, SnapshotStart)] == [(2, 1), (3, 3)]
 
 
 def test_disk_then_memory_without_a_gap_or_a_repeat(bucket, vb):
-    vb.set_many([b"%d" % i for i in range(500)], [b"x" * 100] * 500)
+    vb.bulk.set_many([b"%d" % i for i in range(500)], [b"x" * 100] * 500)
     to_disk(bucket)
     source = vb.stream(0)
     assert isinstance(source.poll(), SnapshotStart)
     assert source.backfilling
-    vb.set(b"5", b"newer")
-    vb.set(b"new", b"1")
+    vb.documents.set(b"5", b"newer")
+    vb.documents.set(b"new", b"1")
     found = events(source)
     assert [e for e in found if isinstance(e, SnapshotStart)] == [
         SnapshotStart(501, 502, FIRST_MEMORY, 502, 502, 0, 0, 0)
@@ -187,18 +193,18 @@ def test_disk_then_memory_without_a_gap_or_a_repeat(bucket, vb):
 
 
 def test_the_disk_marker_ends_at_the_files_high_seqno(bucket, vb):
-    vb.set_many([b"%d" % i for i in range(10)], [b"x"] * 10)
+    vb.bulk.set_many([b"%d" % i for i in range(10)], [b"x"] * 10)
     to_disk(bucket)
-    vb.set(b"memory", b"x")
+    vb.documents.set(b"memory", b"x")
     assert markers(vb.stream(0)) == [(0, 10, DISK), (11, 11, FIRST_MEMORY)]
     assert markers(vb.stream(4, snap_start=2, snap_end=8)) == [(2, 10, DISK), (11, 11, FIRST_MEMORY)]
 
 
 def test_the_disk_has_only_the_latest_version_of_each_key(bucket, vb):
     for round_ in range(4):
-        vb.set_many([b"%d" % i for i in range(50)], [b"%d" % round_] * 50)
+        vb.bulk.set_many([b"%d" % i for i in range(50)], [b"%d" % round_] * 50)
         bucket.flush()
-    vb.delete(b"7")
+    vb.documents.delete(b"7")
     to_disk(bucket)
     found = changes(vb.stream(0))
     assert [record.seqno for record in found] == [*range(151, 158), *range(159, 202)]
@@ -207,7 +213,7 @@ def test_the_disk_has_only_the_latest_version_of_each_key(bucket, vb):
 
 
 def test_a_stream_from_the_middle_gets_only_what_it_lacks(bucket, vb):
-    vb.set_many([b"%d" % i for i in range(300)], [b"x" * 50] * 300)
+    vb.bulk.set_many([b"%d" % i for i in range(300)], [b"x" * 50] * 300)
     assert seqnos(vb.stream(250)) == list(range(251, 301))
     to_disk(bucket)
     assert seqnos(vb.stream(250)) == list(range(251, 301))
@@ -215,11 +221,11 @@ def test_a_stream_from_the_middle_gets_only_what_it_lacks(bucket, vb):
 
 def test_a_cursor_that_fell_behind_goes_to_disk_and_comes_back(bucket, vb):
     source = vb.stream(0)
-    vb.set(b"a", b"1")
+    vb.documents.set(b"a", b"1")
     changes(source)
-    vb.set_many([b"%d" % i for i in range(20)], [b"x"] * 20)
+    vb.bulk.set_many([b"%d" % i for i in range(20)], [b"x"] * 20)
     to_disk(bucket)
-    vb.set(b"b", b"1")
+    vb.documents.set(b"b", b"1")
     assert markers(source) == [(2, 21, DISK), (22, 22, FIRST_MEMORY)]
 
 
@@ -230,7 +236,7 @@ def test_memory_checkpoints_are_bounded_over_the_whole_bucket(tmp_path):
         sources = [vb.stream(0) for vb in vbuckets]
         for i in range(60):
             for vb in vbuckets:
-                vb.set_many([b"%d-%d" % (i, j) for j in range(100)], [bytes(700)] * 100)
+                vb.bulk.set_many([b"%d-%d" % (i, j) for j in range(100)], [bytes(700)] * 100)
             bucket.flush()
         assert bucket.memory_bytes < 8 << 20
         for source in sources:
@@ -240,30 +246,30 @@ def test_memory_checkpoints_are_bounded_over_the_whole_bucket(tmp_path):
 def test_a_document_larger_than_a_checkpoint_is_streamed_like_any_other(bucket, vb):
     source = vb.stream(0)
     for size in (3 << 20, 10, 2 << 20):
-        vb.set(b"k%d" % size, bytes(size))
+        vb.documents.set(b"k%d" % size, bytes(size))
         assert [len(record.value) for record in changes(source)] == [size]
     to_disk(bucket)
     assert [len(record.value) for record in changes(vb.stream(0))] == [3 << 20, 10, 2 << 20]
 
 
 def test_a_stream_ends_after_the_snapshot_that_has_its_end(vb):
-    vb.set_many([b"a", b"b", b"c"], [b"1"] * 3)
+    vb.bulk.set_many([b"a", b"b", b"c"], [b"1"] * 3)
     assert events(vb.stream(0, 2))[-1] == End(EndReason.OK)
     assert events(vb.stream(3, 3)) == [End(EndReason.OK)]
     assert seqnos(vb.stream(0, 3)) == [1, 2, 3]
 
 
 def test_an_end_at_the_high_seqno_is_met_exactly(vb):
-    vb.set(b"a", b"1")
+    vb.documents.set(b"a", b"1")
     source = vb.stream(0, vb.high_seqno)
-    vb.set(b"a", b"2")
+    vb.documents.set(b"a", b"2")
     assert [(r.seqno, r.value) for r in changes(source)] == [(1, b"1")]
 
 
 def test_a_disk_only_stream_ends_with_the_disk(bucket, vb):
-    vb.set(b"a", b"1")
+    vb.documents.set(b"a", b"1")
     bucket.flush()
-    vb.set(b"b", b"1")
+    vb.documents.set(b"b", b"1")
     found = events(vb.stream(0, disk_only=True))
     assert found[0].flags == DISK
     assert [r.seqno for r in found[1]] == [1]
@@ -274,17 +280,17 @@ def test_whoever_waits_is_woken_once(vb):
     woken = []
     source = vb.stream(0, wake=lambda: woken.append(1))
     assert source.poll() is None
-    vb.set(b"a", b"1")
-    vb.set(b"b", b"1")
+    vb.documents.set(b"a", b"1")
+    vb.documents.set(b"b", b"1")
     assert woken == [1]
     changes(source)
-    vb.set(b"c", b"1")
+    vb.documents.set(b"c", b"1")
     assert woken == [1, 1]
 
 
 def test_a_change_of_state_ends_every_stream(bucket, vb):
     source = vb.stream(0)
-    vb.set(b"a", b"1")
+    vb.documents.set(b"a", b"1")
     bucket.set_state(0, VbucketState.DEAD)
     assert events(source) == [End(EndReason.STATE_CHANGED)]
     assert source.poll() is None
@@ -293,9 +299,9 @@ def test_a_change_of_state_ends_every_stream(bucket, vb):
 @pytest.mark.parametrize("start", [0, 10], ids=["from the beginning", "from a position"])
 def test_a_purge_during_a_disk_scan_leaves_what_the_reader_has_yet_to_get(bucket, vb, start):
     """Who began at 0 was not sent what is deleted, and needs no tombstone."""
-    vb.set_many([b"%d" % i for i in range(4000)], [b"x" * 400] * 4000)
-    vb.delete(b"3999")
-    vb.set(b"last", b"1")
+    vb.bulk.set_many([b"%d" % i for i in range(4000)], [b"x" * 400] * 4000)
+    vb.documents.delete(b"3999")
+    vb.documents.set(b"last", b"1")
     to_disk(bucket)
     source = vb.stream(start)
     first = [source.poll() for _ in range(2)]
@@ -309,12 +315,12 @@ def test_a_purge_during_a_disk_scan_leaves_what_the_reader_has_yet_to_get(bucket
 
 
 def test_a_compaction_during_a_disk_scan_changes_nothing_for_its_reader(bucket, vb):
-    vb.set_many([b"%d" % i for i in range(4000)], [b"x" * 400] * 4000)
+    vb.bulk.set_many([b"%d" % i for i in range(4000)], [b"x" * 400] * 4000)
     to_disk(bucket)
     source = vb.stream(0)
     assert source.poll().end == 4000
     got = [r.seqno for r in records(source.poll())]
-    vb.set_many([b"%d" % i for i in range(3000, 4000)], [b"y" * 400] * 1000)
+    vb.bulk.set_many([b"%d" % i for i in range(3000, 4000)], [b"y" * 400] * 1000)
     bucket.compact()
     bucket.trim_memory()
     found = events(source)
@@ -334,10 +340,10 @@ def test_marker_ranges_never_overlap_whatever_is_written_and_compacted_meanwhile
             if step == "w":
                 keys = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=30))
                 for key in keys:
-                    history[vb.set(b"%d" % key, LARGE).seqno] = key
+                    history[vb.documents.set(b"%d" % key, LARGE).seqno] = key
             elif step == "d" and history:
                 key = data.draw(st.sampled_from(sorted(history.values())))
-                vb.delete_many([b"%d" % key])
+                vb.bulk.delete_many([b"%d" % key])
                 history[vb.high_seqno] = key
             elif step in "cp":
                 bucket.compact(drop_deletes=step == "p")
@@ -385,13 +391,13 @@ def test_readers_do_not_make_the_file_grow(tmp_path):
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         keys, values = [b"%d" % i for i in range(2000)], [bytes(500)] * 2000
         sizes = []
-        vb.set_many(keys, values)
+        vb.bulk.set_many(keys, values)
         to_disk(bucket)
         source = vb.stream(0)
         source.poll()
         source.poll()
         for _ in range(12):
-            vb.set_many(keys, values)
+            vb.bulk.set_many(keys, values)
             bucket.compact()
             sizes.append(bucket.disk_bytes)
         assert sizes[-1] <= sizes[3] * 1.5
@@ -399,11 +405,11 @@ def test_readers_do_not_make_the_file_grow(tmp_path):
 
 
 def test_prepares_are_in_the_stream_and_the_marker_says_what_is_visible(vb):
-    vb.set(b"a", b"1")
-    vb.prepare(b"a", b"2", level=1)
+    vb.documents.set(b"a", b"1")
+    vb.durable.prepare(b"a", b"2", level=1)
     marker = vb.stream(0, visible_only=True).poll()
     assert (marker.end, marker.last_matching, marker.max_visible) == (2, 1, 1)
-    vb.commit(b"a")
+    vb.durable.commit(b"a")
     found = changes(vb.stream(0))
     assert [record.head.kind for record in found] == [0, 4, 5]
     assert found[2].value == b"2"
@@ -411,19 +417,19 @@ def test_prepares_are_in_the_stream_and_the_marker_says_what_is_visible(vb):
 
 
 def test_a_replica_in_the_middle_of_a_snapshot_promises_its_end(tmp_path, bucket, vb):
-    vb.set_many([b"%d" % i for i in range(10)], [b"x"] * 10)
+    vb.bulk.set_many([b"%d" % i for i in range(10)], [b"x"] * 10)
     source = vb.stream(0)
     marker, run = source.poll(), source.poll()
     with open_bucket(tmp_path / "replica", ROOMY) as other:
         replica = other.set_state(0, VbucketState.REPLICA)
-        replica.begin_snapshot(marker.start, marker.end, marker.flags)
+        replica.replication.begin_snapshot(marker.start, marker.end, marker.flags)
         data, size = bytes(run.data), len(run.data) // 10
-        replica.apply_records(data[: 4 * size])
+        replica.replication.apply_records(data[: 4 * size])
         onward = replica.stream(0, 5)
         assert onward.poll()[:3] == (0, 10, FIRST_MEMORY)
         assert [r.seqno for r in records(onward.poll())] == [1, 2, 3, 4]
         assert onward.poll() is None
-        replica.apply_records(data[4 * size :])
+        replica.replication.apply_records(data[4 * size :])
         assert seqnos(onward) == [5, 6, 7, 8, 9, 10]
         other.flush()
         other.trim_memory()
@@ -435,8 +441,8 @@ MANIFEST = b"""{"uid":"%d","scopes":[{"name":"_default","uid":"0","collections":
 
 def test_a_filtered_stream_knows_the_last_seqno_that_will_pass(bucket, vb):
     bucket.apply_manifest(MANIFEST % (1, b',{"name":"c","uid":"9"}'))
-    vb.set(b"a", b"1", 9)
-    vb.set(b"b", b"1", 0)
+    vb.documents.set(b"a", b"1", 9)
+    vb.documents.set(b"b", b"1", 0)
     assert vb.stream(1, collections=frozenset([9])).poll().last_matching == 2
     assert vb.stream(2, collections=frozenset([9])).poll().last_matching == 0
     to_disk(bucket)
@@ -446,7 +452,7 @@ def test_a_filtered_stream_knows_the_last_seqno_that_will_pass(bucket, vb):
 def test_a_stream_whose_collections_are_gone_says_so_after_the_drop(bucket, vb):
     bucket.apply_manifest(MANIFEST % (1, b',{"name":"c","uid":"9"}'))
     source = vb.stream(0, collections=frozenset([9]))
-    vb.set(b"a", b"1", 9)
+    vb.documents.set(b"a", b"1", 9)
     bucket.apply_manifest(MANIFEST % (2, b""))
     found = events(source)
     assert found[-1] == End(EndReason.FILTER_EMPTY)
@@ -455,12 +461,12 @@ def test_a_stream_whose_collections_are_gone_says_so_after_the_drop(bucket, vb):
 
 def test_a_small_collection_may_come_out_of_order(bucket, vb):
     bucket.apply_manifest(MANIFEST % (1, b',{"name":"c","uid":"9"}'))
-    vb.set_many([b"%d" % i for i in range(1000)], [b"x"] * 1000)
-    vb.set(b"a", b"1", 9)
+    vb.bulk.set_many([b"%d" % i for i in range(1000)], [b"x"] * 1000)
+    vb.documents.set(b"a", b"1", 9)
     to_disk(bucket)
     found = events(vb.stream(0, collections=frozenset([9]), oso=True))
     assert found[0] == OsoStart()
     assert found[-1] == OsoEnd(1002)
-    vb.set(b"more", b"1", 9)
+    vb.documents.set(b"more", b"1", 9)
     source = vb.stream(0, collections=frozenset([0]), oso=True)
     assert isinstance(source.poll(), SnapshotStart)

@@ -52,14 +52,14 @@ def during(monkeypatch, module, name, life) -> list[bool]:
 def test_a_compaction_lets_others_write_and_purges_only_what_was_old(tmp_path, monkeypatch):
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.set_many(KEYS, [b"1"] * 60)
-        vb.set_many(KEYS[:40], [b"2"] * 40)
-        vb.delete_many(KEYS[:30])
-        vb.set(b"last", b"x")
+        vb.bulk.set_many(KEYS, [b"1"] * 60)
+        vb.bulk.set_many(KEYS[:40], [b"2"] * 40)
+        vb.bulk.delete_many(KEYS[:30])
+        vb.documents.set(b"last", b"x")
 
         def life() -> bool:
-            vb.set_many(KEYS[:5], [b"3"] * 5)
-            vb.delete_many(KEYS[5:10] + KEYS[50:55])
+            vb.bulk.set_many(KEYS[:5], [b"3"] * 5)
+            vb.bulk.delete_many(KEYS[5:10] + KEYS[50:55])
             return lock_is_free(vb.shared)
 
         free = during(monkeypatch, compaction, "rewrite_table", life)
@@ -67,11 +67,11 @@ def test_a_compaction_lets_others_write_and_purges_only_what_was_old(tmp_path, m
         assert free == [True]
         assert vb.purge_seqno == 130
         for _ in range(2):
-            assert [vb.get(key).value for key in KEYS[:5]] == [b"3"] * 5
-            assert all(vb.get_meta(key).deleted for key in KEYS[5:10] + KEYS[50:55])
+            assert [vb.documents.get(key).value for key in KEYS[:5]] == [b"3"] * 5
+            assert all(vb.documents.get_meta(key).deleted for key in KEYS[5:10] + KEYS[50:55])
             for key in KEYS[10:30]:
                 with pytest.raises(KeyNotFound):
-                    vb.get_meta(key)
+                    vb.documents.get_meta(key)
             assert (vb.item_count, vb.tombstone_count) == (30 + 1 + 5 - 5, 10)
             bucket.flush()
             bucket.trim_memory()
@@ -87,11 +87,12 @@ def test_a_collection_dropped_during_a_compaction_is_erased_by_the_next(tmp_path
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         bucket.apply_manifest(manifest % (1, ',{"uid":"8","name":"c"}'))
-        vb.set_many(KEYS, [b"1"] * 60, 8)
-        vb.set_many(KEYS, [b"1"] * 60)
+        vb.bulk.set_many(KEYS, [b"1"] * 60, 8)
+        vb.bulk.set_many(KEYS, [b"1"] * 60)
 
         def life() -> bool:
-            vb.apply_manifest(Transition(vb.manifest, type(bucket.manifest).parse(manifest % (2, ""))))
+            new = type(bucket.manifest).parse(manifest % (2, ""))
+            vb.collections.apply_manifest(Transition(vb.collections.manifest, new))
             return True
 
         during(monkeypatch, compaction, "rewrite_table", life)
@@ -107,17 +108,17 @@ def test_the_pager_lets_others_write_and_leaves_what_was_renewed(tmp_path, monke
     clock = Clock()
     with open_bucket(tmp_path, SMALL, now_ns=clock) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.set_many(KEYS, [b"1"] * 60, expiry=10)
+        vb.bulk.set_many(KEYS, [b"1"] * 60, expiry=10)
         clock.seconds += 11
 
         def life() -> bool:
-            vb.set(KEYS[0], b"2", expiry=10)
+            vb.documents.set(KEYS[0], b"2", expiry=10)
             return lock_is_free(vb.shared)
 
         free = during(monkeypatch, expiry, "_due", life)
         assert bucket.run_expiry_pager() == 59
         assert free == [True]
-        assert vb.get(KEYS[0]).value == b"2"
+        assert vb.documents.get(KEYS[0]).value == b"2"
         assert (vb.expired_count, bucket.stats()["expired"]) == (59, 59)
         clock.seconds += 11
         assert bucket.run_expiry_pager() == 1
@@ -128,7 +129,7 @@ def test_a_pager_that_failed_comes_back(tmp_path, monkeypatch):
     clock = Clock()
     with open_bucket(tmp_path, SMALL, now_ns=clock) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        vb.set_many(KEYS, [b"1"] * 60, expiry=10)
+        vb.bulk.set_many(KEYS, [b"1"] * 60, expiry=10)
         clock.seconds += 11
 
         def unwilling() -> bool:
@@ -146,7 +147,7 @@ def test_upkeep_does_not_bring_back_a_vbucket_that_was_deleted_meanwhile(tmp_pat
     monkeypatch.setattr(bucket_module, "wants_compaction", lambda _: True)
     with open_bucket(tmp_path) as bucket:
         for number in (0, 1, 2):
-            bucket.set_state(number, VbucketState.ACTIVE).set_many(KEYS, [b"1"] * 60, expiry=10)
+            bucket.set_state(number, VbucketState.ACTIVE).bulk.set_many(KEYS, [b"1"] * 60, expiry=10)
 
         def life() -> bool:
             bucket.delete_vbucket(1)
@@ -165,7 +166,7 @@ def test_a_bucket_may_be_closed_while_it_is_kept_up(tmp_path, monkeypatch, run):
         clock = Clock()
         bucket = open_bucket(tmp_path, SMALL, now_ns=clock)
         for number in range(4):
-            bucket.set_state(number, VbucketState.ACTIVE).set_many(KEYS, [b"1"] * 60, expiry=10)
+            bucket.set_state(number, VbucketState.ACTIVE).bulk.set_many(KEYS, [b"1"] * 60, expiry=10)
         clock.seconds += 11
         begun = threading.Event()
 
@@ -193,7 +194,7 @@ def test_what_a_failed_commit_did_not_write_is_written_by_the_next(tmp_path, mon
             raise CorruptStore("an input/output error")
 
         monkeypatch.setattr(Disk, "write", fail)
-        vb.set_many(KEYS, [b"1"] * 60)
+        vb.bulk.set_many(KEYS, [b"1"] * 60)
         for _ in range(2):
             with pytest.raises(CorruptStore):
                 bucket.flush()
@@ -201,7 +202,7 @@ def test_what_a_failed_commit_did_not_write_is_written_by_the_next(tmp_path, mon
         monkeypatch.undo()
     with open_bucket(tmp_path, SMALL) as bucket:
         assert bucket.vbucket(0).item_count == 60
-        assert bucket.vbucket(0).get(KEYS[-1]).value == b"1"
+        assert bucket.vbucket(0).documents.get(KEYS[-1]).value == b"1"
 
 
 def test_a_flusher_that_died_is_no_secret(tmp_path, monkeypatch):
@@ -214,9 +215,9 @@ def test_a_flusher_that_died_is_no_secret(tmp_path, monkeypatch):
         raise CorruptStore("an input/output error")
 
     monkeypatch.setattr(Disk, "write", fail)
-    vb.set(b"k", b"v")
+    vb.documents.set(b"k", b"v")
     assert died.wait(60)
     with pytest.raises(TemporaryFailure, match="an input/output error"):
-        vb.set(b"k", b"w")
-    assert vb.get(b"k").value == b"v"
+        vb.documents.set(b"k", b"w")
+    assert vb.documents.get(b"k").value == b"v"
     bucket.abandon()

@@ -35,26 +35,26 @@ BROKEN = [
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
     opened = open_bucket(tmp_path_factory.mktemp("values"))
-    opened.set_state(0, VbucketState.ACTIVE).set(b"there", b"{}")
+    opened.set_state(0, VbucketState.ACTIVE).documents.set(b"there", b"{}")
     yield opened
     opened.abandon()
 
 
 def durably(vb: Any, value: bytes, datatype: int) -> None:
-    with vb.preparing(1):
-        vb.set(b"k", value, datatype=datatype)
+    with vb.durable.preparing(1):
+        vb.documents.set(b"k", value, datatype=datatype)
 
 
 META = {"rev_seqno": 9, "meta_cas": 77}
 DOORS: dict[str, Callable[[Any, bytes, int], object]] = {
-    "set": lambda vb, value, datatype: vb.set(b"k", value, datatype=datatype),
-    "add": lambda vb, value, datatype: vb.add(b"k", value, datatype=datatype),
-    "replace": lambda vb, value, datatype: vb.replace(b"there", value, datatype=datatype),
-    "prepare": lambda vb, value, datatype: vb.prepare(b"k", value, level=1, datatype=datatype),
+    "set": lambda vb, value, datatype: vb.documents.set(b"k", value, datatype=datatype),
+    "add": lambda vb, value, datatype: vb.documents.add(b"k", value, datatype=datatype),
+    "replace": lambda vb, value, datatype: vb.documents.replace(b"there", value, datatype=datatype),
+    "prepare": lambda vb, value, datatype: vb.durable.prepare(b"k", value, level=1, datatype=datatype),
     "durable set": durably,
-    "many": lambda vb, value, datatype: vb.set_many([b"k"], [value], datatype=datatype),
-    "set with meta": lambda vb, value, datatype: vb.set_with_meta(b"k", value, datatype=datatype, **META),
-    "delete with meta": lambda vb, value, datatype: vb.delete_with_meta(b"k", value=value, datatype=datatype, **META),
+    "many": lambda vb, value, datatype: vb.bulk.set_many([b"k"], [value], datatype=datatype),
+    "set with meta": lambda vb, value, datatype: vb.with_meta.set(b"k", value, datatype=datatype, **META),
+    "delete with meta": lambda vb, value, datatype: vb.with_meta.delete(b"k", value=value, datatype=datatype, **META),
 }
 
 
@@ -73,9 +73,9 @@ def test_the_largest_document_has_20_mib_and_its_xattrs(tmp_path):
     with open_bucket(tmp_path) as opened:
         vb = opened.set_state(0, VbucketState.ACTIVE)
         value = join_xattrs(xattrs, bytes(20 * MIB))
-        vb.set(b"plain", value, datatype=XATTR)
-        vb.set(b"small", deflate(value), datatype=XATTR | SNAPPY)
-        assert vb.get(b"plain").value == value
+        vb.documents.set(b"plain", value, datatype=XATTR)
+        vb.documents.set(b"small", deflate(value), datatype=XATTR | SNAPPY)
+        assert vb.documents.get(b"plain").value == value
 
 
 @pytest.fixture
@@ -85,13 +85,14 @@ def poisoned(tmp_path):
     clock = Clock()
     with open_bucket(tmp_path, now_ns=clock) as opened:
         vb = opened.set_state(0, VbucketState.REPLICA)
-        vb.begin_snapshot(1, 4)
+        vb.replication.begin_snapshot(1, 4)
         for seqno, (key, (value, datatype)) in enumerate(values.items(), 1):
             time = clock.seconds + 10
-            vb.apply_records(
+            vb.replication.apply_records(
                 pack(RecordKind.MUTATION, b"\0" + key, value, seqno=seqno, cas=5, datatype=datatype, time=time)
             )
-        vb.apply_records(pack(RecordKind.MUTATION, b"\0fine", b"{}", seqno=4, cas=5, time=clock.seconds + 10))
+        fine = pack(RecordKind.MUTATION, b"\0fine", b"{}", seqno=4, cas=5, time=clock.seconds + 10)
+        vb.replication.apply_records(fine)
         opened.set_state(0, VbucketState.ACTIVE)
         yield opened, vb, clock
 
@@ -100,13 +101,13 @@ def test_poison_that_is_there_already_ends_one_request(poisoned):
     _, vb, _ = poisoned
     for key in (b"snappy", b"xattrs"):
         with pytest.raises((StatusError, InvalidMessage)):
-            vb.append(key, b"more")
+            vb.documents.append(key, b"more")
         with pytest.raises((StatusError, InvalidMessage)):
-            vb.counter(key, 1)
+            vb.documents.counter(key, 1)
     for key in (b"snappy", b"xattrs", b"empty"):
-        vb.get(key)
-        vb.delete(key)
-        vb.set(key, b"{}")
+        vb.documents.get(key)
+        vb.documents.delete(key)
+        vb.documents.set(key, b"{}")
 
 
 def test_poison_does_not_keep_others_from_expiring(poisoned):
@@ -114,7 +115,7 @@ def test_poison_does_not_keep_others_from_expiring(poisoned):
     clock.seconds += 20
     assert bucket.run_expiry_pager() == 4
     with pytest.raises(KeyNotFound):
-        vb.get(b"fine")
+        vb.documents.get(b"fine")
     assert len(changes(vb.stream(0, vb.high_seqno))) == 4
 
 
@@ -122,6 +123,6 @@ def test_a_snapshot_of_seqnos_that_no_vbucket_can_have_is_refused(bucket):
     """The key index has 56 bits for them: what lies beyond would never be found again."""
     replica = bucket.set_state(1, VbucketState.REPLICA)
     with pytest.raises(StatusError) as refused:
-        replica.begin_snapshot(1, 1 << 56)
+        replica.replication.begin_snapshot(1, 1 << 56)
     assert refused.value.status == Status.ERANGE
-    replica.begin_snapshot(1, (1 << 56) - 1)
+    replica.replication.begin_snapshot(1, (1 << 56) - 1)

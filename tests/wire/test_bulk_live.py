@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.wire.test_bulk_encode import by_objects, cut, mutations, options, runs
 from upriver.wire.bulk.decode import address_of
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
-from upriver.wire.bulk.live import Followers, New, News, Progress
+from upriver.wire.bulk.live import LiveBatch, LiveProgress, LiveSnapshot, LiveTable
 from upriver.wire.messages import dcp
 from upriver.wire.packed import SUPERSEDED
 
@@ -100,20 +100,20 @@ def test_each_follower_gets_its_whole_snapshot_or_nothing(given: list[Snapshot],
         snapshot._replace(options=snapshot.options and replace(snapshot.options, vbucket=row))
         for row, snapshot in enumerate(given)
     ]
-    followers, out, kept = Followers(VBUCKETS), SendBuffer(room), []
+    followers, out, kept = LiveTable(VBUCKETS), SendBuffer(room), []
     rows = []
     for row, snapshot in enumerate(given):
         memory = np.frombuffer(snapshot.run or b"\0", np.uint8)
         encoder = PackedEncoder(snapshot.options) if snapshot.options else None
         kept.append((memory, encoder))
         start, flags = (1, 5) if snapshot.begins else (0, 1)
-        rows.append(New(row, 1, snapshot.last, start, flags, address_of(memory), len(snapshot.run)))
+        rows.append(LiveSnapshot(row, 1, snapshot.last, start, flags, address_of(memory), len(snapshot.run)))
         if encoder is not None and snapshot.options is not None:
             followers.add(
                 row, encoder, snapshot.last if snapshot.ends_here else 2**64 - 1, can_advance=snapshot.advance,
                 is_filtered=snapshot.options.collection_ids is not None, is_replica=snapshot.replica,
             )  # fmt: skip
-    news = News(rows)
+    news = LiveBatch(rows)
     done, records = followers.encode(news, 0, out, window)
     wanted, wanted_done, left_out, finished = expected(given, window, room)
     assert bytes(out.view()) == wanted
@@ -125,8 +125,8 @@ def test_each_follower_gets_its_whole_snapshot_or_nothing(given: list[Snapshot],
         own = [frame for frame in documents if int.from_bytes(frame[6:8], "big") == row]
         last = int.from_bytes(own[-1][24:32], "big") if own else 0
         advanced = given[row].last if own and given[row].advance and last != given[row].last else 0
-        assert followers.progress(row) == Progress(len(own), last, advanced)
-        assert followers.progress(row) == Progress(0, 0, 0)
+        assert followers.progress(row) == LiveProgress(len(own), last, advanced)
+        assert followers.progress(row) == LiveProgress(len(own), last, advanced)  # reading it changes nothing
 
 
 def cut_frames(data: bytes) -> list[bytes]:
@@ -140,8 +140,8 @@ def cut_frames(data: bytes) -> list[bytes]:
 
 def test_who_was_muted_gets_nothing_more():
     run = np.frombuffer(mutations(1), np.uint8)
-    news = News([New(1, 1, 1, 0, 1, address_of(run), len(run))])
-    followers, out, encoder = Followers(2), SendBuffer(), PackedEncoder(FrameOptions(vbucket=1))
+    news = LiveBatch([LiveSnapshot(1, 1, 1, 0, 1, address_of(run), len(run))])
+    followers, out, encoder = LiveTable(2), SendBuffer(), PackedEncoder(FrameOptions(vbucket=1))
     followers.add(1, encoder, 2**64 - 1, can_advance=False, is_filtered=False)
     assert followers.encode(news, 0, out, 10**9) == (1, 1)
     used = out.used

@@ -1,7 +1,7 @@
 """The ``upriver`` command. Subcommands load when they are called, so that ``--help`` answers at once.
 
-To add a command, write it as a click command in a module of this package and add one line to ``COMMANDS``: its
-name, where it is (``module:attribute``), its one-line help, and the extra that installs what it needs, if any.
+To add a command, write it as a click command in ``cli/commands`` and add one line to ``GROUPS``: its name, where it is
+(``module:attribute``), its one-line help, and the extra that installs what it needs, if any.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import click
 
@@ -17,7 +17,7 @@ from upriver import __version__
 from upriver.errors import UpriverError
 
 
-class Lazy(NamedTuple):
+class LazyCommand(NamedTuple):
     """Where a command is, what it does in one line, and which extra it needs."""
 
     target: str
@@ -25,34 +25,43 @@ class Lazy(NamedTuple):
     extra: str = ""
 
 
-COMMANDS = {
-    "buckets": Lazy("upriver.cli.commands.buckets:buckets", "List, create and drop buckets."),
-    "cluster": Lazy("upriver.cli.commands.cluster:cluster", "Run a cluster: failover, add, remove, rebalance."),
-    "collections": Lazy(
-        "upriver.cli.commands.collections:collections", "List, create, alter and drop scopes and collections."
-    ),
-    "compile": Lazy("upriver.cli.commands.compile:compile_kernels", "Compile now what a first start would compile."),
-    "demo": Lazy("upriver.cli.commands.demo:demo", "Run the whole pipeline on this machine."),
-    "dump": Lazy("upriver.cli.commands.dump:dump", "Write the changes of a bucket to Parquet or JSON lines."),
-    "fault": Lazy("upriver.cli.commands.fault:fault", "Make a running node misbehave, to test its consumers."),
-    "inspect": Lazy("upriver.cli.commands.inspect:inspect", "Show vbuckets, seqnos, failover logs and lag."),
-    "load": Lazy("upriver.cli.commands.load:load", "Write documents from files into a bucket."),
-    "move": Lazy("upriver.cli.commands.move:move", "Hand vbuckets over to another node."),
-    "replicate": Lazy("upriver.cli.commands.replicate:replicate", "Carry the changes of one cluster to another."),
-    "serve": Lazy("upriver.cli.commands.serve:serve", "Run a node."),
-    "stats": Lazy("upriver.cli.commands.stats:stats", "Show the statistics of a node."),
-    "tail": Lazy("upriver.cli.commands.tail:tail", "Print the changes of a bucket."),
-    "sync": Lazy("upriver.cli.commands.sync:sync", "Keep lake tables equal to a bucket.", "spark"),
-    "user": Lazy("upriver.cli.commands.user:user", "Manage the users of a node."),
-    "verify": Lazy("upriver.cli.commands.verify:verify", "Compare lake tables with a bucket.", "spark"),
-    "wire": Lazy("upriver.cli.commands.wire:wire", "Take frames of the protocol apart."),
+GROUPS = {
+    "Read and write a bucket": {
+        "tail": LazyCommand("tail:tail", "Print the changes of a bucket."),
+        "dump": LazyCommand("dump:dump", "Write the changes of a bucket to Parquet or JSON lines."),
+        "load": LazyCommand("load:load", "Write documents from files into a bucket."),
+        "inspect": LazyCommand("inspect:inspect", "Show vbuckets, seqnos, failover logs and lag."),
+    },
+    "Keep tables equal to a bucket": {
+        "sync": LazyCommand("sync:sync", "Keep lake tables equal to a bucket.", "spark"),
+        "verify": LazyCommand("verify:verify", "Compare lake tables with a bucket.", "spark"),
+    },
+    "Run nodes": {
+        "serve": LazyCommand("serve:serve", "Run a node."),
+        "user": LazyCommand("user:user", "Manage the users of a node."),
+        "buckets": LazyCommand("buckets:buckets", "List, create and drop buckets."),
+        "collections": LazyCommand("collections:collections", "List, create, alter and drop scopes and collections."),
+        "stats": LazyCommand("stats:stats", "Show the statistics of a node."),
+        "fault": LazyCommand("fault:fault", "Make a running node misbehave, to test its consumers."),
+    },
+    "Run clusters": {
+        "cluster": LazyCommand("cluster:cluster", "Run a cluster: failover, add, remove, rebalance."),
+        "move": LazyCommand("move:move", "Hand vbuckets over to another node."),
+        "replicate": LazyCommand("replicate:replicate", "Carry the changes of one cluster to another."),
+    },
+    "Learn more": {
+        "demo": LazyCommand("demo:demo", "Run the whole pipeline on this machine.", "spark"),
+        "wire": LazyCommand("wire:wire", "Take frames of the protocol apart."),
+        "compile": LazyCommand("compile:compile_kernels", "Compile now what a first start would compile."),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
-class Failure(click.ClickException):
+class CommandFailed(click.ClickException):
     """One clear line in red on stderr; exit code 1."""
 
-    def show(self, file: Any = None) -> None:
+    def show(self, file: IO[Any] | None = None) -> None:
         click.secho(f"upriver: {self.message}", fg="red", err=True, file=file)
 
 
@@ -60,22 +69,23 @@ class LazyGroup(click.Group):
     """A group that knows its commands by name and imports one only to run it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].target.partition(":")
         try:
-            command = getattr(import_module(module), attribute)
+            command = getattr(import_module(f"upriver.cli.commands.{module}"), attribute)
         except ModuleNotFoundError as error:
-            raise Failure(_missing(cmd_name, error)) from error
+            raise CommandFailed(_missing(cmd_name, error)) from error
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, command.help) for name, command in commands.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -83,11 +93,11 @@ class LazyGroup(click.Group):
         except UpriverError as error:
             if ctx.params.get("debug"):
                 raise
-            raise Failure(str(error) or type(error).__name__) from error
+            raise CommandFailed(str(error) or type(error).__name__) from error
         except OSError as error:
             if ctx.params.get("debug") or error.errno == errno.EPIPE:  # click ends quietly when nobody reads on
                 raise
-            raise Failure(_about_file(error)) from error
+            raise CommandFailed(_about_file(error)) from error
 
 
 def _about_file(error: OSError) -> str:

@@ -37,7 +37,7 @@ class Flow(NamedTuple):
         return f"{self.source}:{self.source_port} > {self.target}:{self.target_port}"
 
 
-class Event(NamedTuple):
+class CaptureEvent(NamedTuple):
     """What a direction brought next: ``data``, or ``lost`` bytes before it, or that it was ``opened``."""
 
     flow: Flow
@@ -103,7 +103,7 @@ def _ahead(sequence: int, expected: int) -> int:
     return (sequence - expected + _WRAP // 2) % _WRAP - _WRAP // 2
 
 
-def read_capture(raw: bytes, port: int | None = None) -> Iterator[Event]:
+def read_capture(raw: bytes, port: int | None = None) -> Iterator[CaptureEvent]:
     """Every TCP payload of a capture in order, direction by direction."""
     directions: dict[Flow, Direction] = {}
     last = 0.0
@@ -117,15 +117,15 @@ def read_capture(raw: bytes, port: int | None = None) -> Iterator[Event]:
             yield from _give_up(direction, flow, last)
 
 
-def _deliver(direction: Direction, flow: Flow, time: float, segment: Any) -> Iterator[Event]:
+def _deliver(direction: Direction, flow: Flow, time: float, segment: Any) -> Iterator[CaptureEvent]:
     sequence, data = segment.seq, bytes(segment.data)
     if segment.flags & _SYN:
         if direction.open(sequence):
-            yield Event(flow, time, opened=True, fresh=not segment.flags & _ACK)
+            yield CaptureEvent(flow, time, opened=True, fresh=not segment.flags & _ACK)
         sequence += 1
     if data:
         for fresh in direction.add(sequence % _WRAP, data):
-            yield Event(flow, time, fresh, from_start=direction.from_start)
+            yield CaptureEvent(flow, time, fresh, from_start=direction.from_start)
     while direction.waiting_bytes > PATIENCE:
         yield from _give_up(direction, flow, time)
 
@@ -133,15 +133,17 @@ def _deliver(direction: Direction, flow: Flow, time: float, segment: Any) -> Ite
 _SYN, _ACK = 0x02, 0x10
 
 
-def _give_up(direction: Direction, flow: Flow, time: float) -> Iterator[Event]:
-    yield Event(flow, time, lost=direction.skip())
+def _give_up(direction: Direction, flow: Flow, time: float) -> Iterator[CaptureEvent]:
+    yield CaptureEvent(flow, time, lost=direction.skip())
     for fresh in direction.in_order():
-        yield Event(flow, time, fresh, from_start=direction.from_start)
+        yield CaptureEvent(flow, time, fresh, from_start=direction.from_start)
 
 
 def _segments(raw: bytes) -> Iterator[tuple[float, Flow, Any]]:
-    import dpkt
-
+    try:
+        import dpkt
+    except ImportError as error:
+        raise ConfigError("a packet capture is read with dpkt: pip install 'upriver[capture]'") from error
     try:
         reader = dpkt.pcap.UniversalReader(BytesIO(raw))
         link = reader.datalink()

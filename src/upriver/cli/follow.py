@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from upriver.cli.capture import Event, Flow
+from upriver.cli.capture import CaptureEvent, Flow
 from upriver.wire.constants import Magic
 from upriver.wire.inspect.conversation import Conversation, DumpReader
 from upriver.wire.inspect.dump import FrameDump
 
 
-class Finding(NamedTuple):
+class Excerpt(NamedTuple):
     """Something to print: a frame, or a remark about a connection (``lost`` bytes, or ``skipped`` and why)."""
 
     dump: FrameDump | None
@@ -31,7 +31,7 @@ class Follower:
         self._foreign: set[Flow] = set()
         self._last = 0.0
 
-    def take(self, event: Event) -> Iterator[Finding]:
+    def take(self, event: CaptureEvent) -> Iterator[Excerpt]:
         """What one event of the capture shows."""
         self._last = event.time
         reader = self._reader(event)
@@ -39,20 +39,20 @@ class Follower:
             return
         if event.lost:
             reader.gap()
-            yield Finding(None, event.flow, event.time, lost=event.lost)
+            yield Excerpt(None, event.flow, event.time, lost=event.lost)
         if event.data and self._is_foreign(event, reader):
             self._foreign.add(event.flow)
-            yield Finding(None, event.flow, event.time, skipped="it does not begin with a frame of this protocol")
+            yield Excerpt(None, event.flow, event.time, skipped="it does not begin with a frame of this protocol")
         elif event.data:
-            yield from (Finding(dump, event.flow, event.time) for dump in reader.receive(event.data))
+            yield from (Excerpt(dump, event.flow, event.time) for dump in reader.receive(event.data))
 
-    def end(self) -> Iterator[Finding]:
+    def end(self) -> Iterator[Excerpt]:
         """Frames that the capture did not see the end of."""
         for flow, reader in self._readers.items():
             if flow not in self._foreign:
-                yield from (Finding(dump, flow, self._last) for dump in reader.receive_eof())
+                yield from (Excerpt(dump, flow, self._last) for dump in reader.receive_eof())
 
-    def _reader(self, event: Event) -> DumpReader:
+    def _reader(self, event: CaptureEvent) -> DumpReader:
         flow = event.flow
         if event.fresh or flow.connection not in self._conversations:
             self._conversations[flow.connection] = self._new()
@@ -63,6 +63,6 @@ class Follower:
                 self._readers[flow].gap()  # the capture began in the middle: look for a frame's start
         return self._readers[flow]
 
-    def _is_foreign(self, event: Event, reader: DumpReader) -> bool:
+    def _is_foreign(self, event: CaptureEvent, reader: DumpReader) -> bool:
         untouched = reader.pristine and event.from_start
         return untouched and event.data[0] not in Magic._value2member_map_

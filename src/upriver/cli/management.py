@@ -1,21 +1,27 @@
-"""A node's management port as commands use it; a refusal is a ``ConfigError`` in the node's own words."""
+"""A node's management port as commands use it; a refusal is a ``ConfigError`` in the node's own words.
+
+The port is found as SDKs find it: the data service of the node has it in its cluster map.
+"""
 
 from __future__ import annotations
 
 import base64
 import http.client
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import ssl
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
-import click
+from upriver.errors import AccessDenied, ConfigError, ConnectFailed, Status, StatusError
 
-from upriver.errors import ConfigError
+if TYPE_CHECKING:
+    from upriver.client.options import ConnectOptions
+    from upriver.protocol.topology import Address
 
-DEFAULT_URL = "http://127.0.0.1:8091"
 BUCKETS = ("pools", "default", "buckets")
 _NOT_FOUND = "Requested resource not found."  # the text that SDKs look for; it does not say what is missing
 _TIMEOUT_S = 60.0
@@ -25,9 +31,26 @@ _TIMEOUT_S = 60.0
 class Management:
     """Where the port is, and who asks."""
 
-    url: str
+    host: str
+    port: int
     username: str = ""
     password: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def of(cls, options: ConnectOptions) -> Management:
+        """The management port of the first node of a connection that answers."""
+        from upriver.client.srv import srv_seeds
+
+        failed = ""
+        for seed in srv_seeds(options):
+            try:
+                port = _management_port(seed, options)
+            except ConnectFailed as error:
+                failed = failed or str(error)
+            else:
+                return cls(seed.host, port, options.username, options.password, options.ssl_context())
+        raise ConnectFailed(failed)
 
     def get(self, *path: str) -> Any:
         return self.request("GET", *path)
@@ -47,57 +70,67 @@ class Management:
             token = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
             headers["Authorization"] = f"Basic {token}"
         status, body = self._exchange(method, target, content, headers)
-        if status >= 400:
-            raise ConfigError(f"{self.url}: {self._refusal(status, body, path)}")
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise ConfigError(f"{self}: {_refusal(status, body, path)}")
         return json.loads(body) if body else None
 
-    def _refusal(self, status: int, body: bytes, path: tuple[str, ...]) -> str:
-        if status == HTTPStatus.UNAUTHORIZED:
-            missing = "the node wants a login: give --username, and the password in UPRIVER_PASSWORD"
-            return "wrong user name or password" if self.username else missing
-        reason = _reason(status, body)
-        if path[:3] == BUCKETS and reason == _NOT_FOUND:
-            return f"there is no bucket {path[3]!r}"
-        return reason
-
     def _exchange(self, method: str, target: str, body: str, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection = self._connection()
-        try:
-            connection.request(method, target, body, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        except (OSError, UnicodeError, http.client.HTTPException) as error:
-            advice = "is --url the management port of a node that runs with --http-port?"
-            raise ConfigError(f"{self.url} does not answer ({error}); {advice}") from error
-        finally:
-            connection.close()
+        if self.tls is not None:
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                self.host, self.port, timeout=_TIMEOUT_S, context=self.tls
+            )
+        else:
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=_TIMEOUT_S)
+        with closing(connection):
+            try:
+                connection.request(method, target, body, headers)
+                response = connection.getresponse()
+                return response.status, response.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise ConfigError(f"{self}, the node's management port, does not answer: {error}") from error
 
-    def _connection(self) -> http.client.HTTPConnection:
-        wrong = f"{self.url!r} is not the address of a management port, like {DEFAULT_URL}"
-        try:
-            parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
-            port = parts.port
-        except ValueError as error:  # also for a bracket that is not closed
-            raise ConfigError(wrong) from error
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigError(wrong)
-        return http.client.HTTPConnection(parts.hostname, port or 8091, timeout=_TIMEOUT_S)
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}"
 
 
-def _reason(status: int, body: bytes) -> str:
+def _refusal(status: int, body: bytes, path: tuple[str, ...]) -> str:
     try:
         errors = json.loads(body)["errors"]
-        return "; ".join(text if name == "_" else f"{name}: {text}" for name, text in errors.items())
-    except (ValueError, KeyError, AttributeError):
-        return f"HTTP status {status}"
+        reason = "; ".join(text if name == "_" else f"{name}: {text}" for name, text in errors.items())
+    except (ValueError, KeyError, AttributeError, TypeError):
+        reason = f"HTTP status {status}"
+    if path[:3] == BUCKETS and len(path) > 3 and reason == _NOT_FOUND:
+        return f"there is no bucket {path[3]!r}"
+    return reason
 
 
-def management_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--url``, ``--username`` and ``--password`` for a command."""
-    for option in (
-        click.option("--password", default="", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD."),
-        click.option("--username", default="", envvar="UPRIVER_USERNAME"),
-        click.option("--url", default=DEFAULT_URL, show_default=True, help="The node's management port."),
-    ):
-        command = option(command)
-    return command
+def _management_port(seed: Address, options: ConnectOptions) -> int:
+    """Ask the data service for its cluster map; no bucket is needed for that."""
+    from upriver.client._requests.connections import converse
+    from upriver.protocol.session import config_json
+    from upriver.wire.messages.cluster import GetClusterConfig
+
+    with closing(converse(seed, replace(options, bucket=""))) as connection:
+        [answer] = connection.ask([GetClusterConfig()])
+    if answer.status == Status.EACCESS and not options.username:
+        raise AccessDenied(f"{seed}: the node wants a login: give --username, and the password in UPRIVER_PASSWORD")
+    if answer.status != Status.SUCCESS:
+        raise StatusError.of(answer.status, f"{seed}: cannot get the cluster map")
+    nodes = config_json(getattr(answer, "value", b"")).get("nodesExt", [])
+    [node] = [each for each in nodes if each.get("thisNode")] or nodes[:1] or [{}]
+    port = _services(node, seed.host, options.network).get("mgmtSSL" if options.tls else "mgmt")
+    if port is None:
+        reason = (
+            "no management port with TLS; couchbase:// uses the one without" if options.tls else "no management port"
+        )
+        raise ConfigError(f"{seed}: the node has {reason}")
+    return int(port)
+
+
+def _services(node: Mapping[str, Any], seen_host: str, network: str) -> Mapping[str, int]:
+    """The ports of a node, in the network that we came in by."""
+    external = node.get("alternateAddresses", {}).get("external", {})
+    came_outside = network == "external" or (network == "auto" and external.get("hostname") == seen_host)
+    found: Mapping[str, int] = (external.get("ports") if came_outside else None) or node.get("services", {})
+    return found

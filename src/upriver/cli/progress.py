@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+Advance = Callable[[int, int], None]
+
 
 @contextmanager
-def progress_bar(
-    what: str, total: int, *, quiet: bool = False, unit: str = "rows"
-) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str, total: int, *, quiet: bool = False, unit: str = "rows") -> Iterator[Advance]:
     """Gives a function: how far we are of ``total``, and how many more rows that were."""
     if quiet:
         yield lambda done, rows: None

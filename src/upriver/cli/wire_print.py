@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from upriver.cli.capture import Flow
-from upriver.cli.follow import Finding
+from upriver.cli.follow import Excerpt
 from upriver.errors import FramingError, RemoteProtocolError, status_name
 from upriver.wire.inspect.dump import DumpRow, FrameDump, rows
 
@@ -17,20 +17,20 @@ _ROW_RULE = "        +---------------+---------------+---------------+----------
 
 
 class Printer:
-    """Prints findings one after the other; with ``drawing``, also their bytes four in a row."""
+    """Prints excerpts one after the other; with ``drawing``, also their bytes four in a row."""
 
     def __init__(self, drawing: bool = False) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
         self._drawing = drawing
 
-    def show(self, finding: Finding) -> None:
-        where = _where(finding.flow, finding.time)
-        if finding.lost:
-            self._print(f"{where}{finding.lost} bytes are missing from the capture", "yellow")
-        if finding.skipped:
-            self._print(f"{where}skipped: {finding.skipped}", "yellow")
-        if finding.dump:
-            self._show_frame(finding.dump, where)
+    def show(self, excerpt: Excerpt) -> None:
+        where = _where(excerpt.flow, excerpt.time)
+        if excerpt.lost:
+            self._print(f"{where}{excerpt.lost} bytes are missing from the capture", "yellow")
+        if excerpt.skipped:
+            self._print(f"{where}skipped: {excerpt.skipped}", "yellow")
+        if excerpt.dump:
+            self._show_frame(excerpt.dump, where)
 
     def _show_frame(self, dump: FrameDump, where: str) -> None:
         self._print(f"{where}{dump.title}", "bold red" if dump.error else "bold")

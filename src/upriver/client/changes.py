@@ -100,14 +100,14 @@ class ObjectMaker:
         if isinstance(event, FeedRows):
             yield self._rows(event)
         elif isinstance(event, RolledBack):
-            yield Bundle([event], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
+            yield Bundle([event], [], self.feed.table.frozen(), rolled_back=(event.vbucket, event.to_seqno))
         elif isinstance(event, CollectionChange):
             content = event.message.content()
             self.names.note(content)
             told_of = CollectionChanged(
                 event.vbucket, event.message.by_seqno, *self.names.path(content), content, event.vbuuid, event.epoch
             )
-            yield Bundle([told_of] if self._system_events else [], [], self.feed.standing.mark())
+            yield Bundle([told_of] if self._system_events else [], [], self.feed.table.frozen())
 
     def flush(self) -> Iterator[Bundle]:
         return iter(())
@@ -120,7 +120,7 @@ class ObjectMaker:
         link = self.feed.links.get(event.link)
         if link and link.decoder.columns is rows.columns and rows.last == rows.columns.rows:
             link.decoder.clear()
-        return Bundle(changes, [event], self.feed.standing.mark(), single=True)
+        return Bundle(changes, [event], self.feed.table.frozen(), single=True)
 
     def _changes(self, columns: Columns, first: int, last: int) -> list[Any]:
         events = columns["event"][first:last].tolist()

@@ -1,13 +1,11 @@
-"""Which collections are read, as part of a position: a seqno says nothing about a collection that was not read.
-
-Collections and scopes are meant by name, so that one which is dropped and made again stays the same.
-"""
+"""Filters by name, as the client's checkpoints keep them: a collection that is made again stays the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+from upriver.protocol.filters import Filter, Key
 
 DEFAULT = "_default"
 Path = tuple[str, str]
@@ -23,53 +21,42 @@ def path_of(name: str) -> Path:
     return scope or DEFAULT, collection
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """One scope, or some collections; neither means everything."""
+def named(scope: str = "", names: Iterable[str] = ()) -> Filter:
+    """The filter of one scope, or of some collections; of everything without either."""
+    collections = frozenset(".".join(path_of(name)) for name in names)
+    return Filter(scope or None, collections or None)
 
-    scope: str = ""
-    collections: frozenset[Path] = frozenset()
 
-    @classmethod
-    def of(cls, scope: str, names: Iterable[str]) -> Filter:
-        return cls(scope, frozenset(map(path_of, names)))
+def covers(one: Filter, other: Filter) -> bool:
+    """Whether everything that passes ``other``, now or later, passes ``one``."""
+    return one.covers(other, _scope_of)
 
-    def has(self, path: Path) -> bool:
-        """Whether a collection passes."""
-        return path in self.collections or path[0] == self.scope or not (self.scope or self.collections)
 
-    def covers(self, other: Filter) -> bool:
-        """Whether everything that passes the other one, now or later, passes this one, too."""
-        if not (self.scope or self.collections):
-            return True
-        if other.scope:
-            return other.scope == self.scope
-        return bool(other.collections) and all(map(self.has, other.collections))
+def beyond(wanted: Filter, had: Filter, existing: Iterable[Path]) -> Filter | None:
+    """What passes ``wanted`` and not ``had``, as a filter; None for nothing of what exists."""
+    if covers(had, wanted):
+        return None
+    if wanted.scope and all(_scope_of(name) != wanted.scope for name in had.collections or ()):
+        return wanted
+    names: Iterable[Key] = map(".".join, existing) if wanted.collections is None else wanted.collections
+    passing = (name for name in names if wanted.has(name, _scope_of(name)) and not had.has(name, _scope_of(name)))
+    return Filter(collections=found) if (found := frozenset(passing)) else None
 
-    def beyond(self, other: Filter, existing: Iterable[Path]) -> Filter | None:
-        """What passes this one and not the other, as a filter; None for nothing of what exists."""
-        if other.covers(self):
-            return None
-        if self.scope and all(path[0] != self.scope for path in other.collections):
-            return self
-        wanted = self.collections or filter(self.has, existing)
-        found = frozenset(path for path in wanted if not other.has(path))
-        return Filter(collections=found) if found else None
 
-    def __str__(self) -> str:
-        if self.scope:
-            return f"scope {self.scope}"
-        return ", ".join(sorted(".".join(path) for path in self.collections)) or "everything"
+def filter_to_json(found: Filter) -> dict[str, Any]:
+    """The form in a checkpoint."""
+    if found.scope:
+        return {"scope": found.scope}
+    return {"collections": sorted(map(str, found.collections))} if found.collections else {}
 
-    def to_json(self) -> dict[str, Any]:
-        if self.scope:
-            return {"scope": self.scope}
-        return {"collections": sorted(".".join(path) for path in self.collections)} if self.collections else {}
 
-    @classmethod
-    def from_json(cls, value: Any) -> Filter:
-        """``ValueError`` if it is none."""
-        names, scope = value.get("collections", []), value.get("scope", "")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or type(scope) is not str:
-            raise ValueError(f"{value!r} is not a filter")
-        return cls.of(scope, names)
+def filter_from_json(value: Any) -> Filter:
+    """The filter that ``filter_to_json`` made this of; ``ValueError`` if it is none."""
+    names, scope = value.get("collections", []), value.get("scope", "")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or type(scope) is not str:
+        raise ValueError(f"{value!r} is not a filter")
+    return named(scope, names)
+
+
+def _scope_of(collection: Key) -> str:
+    return path_of(str(collection))[0]

@@ -1,6 +1,6 @@
-"""Positions of a whole bucket as a value: comparable, JSON, and honest about snapshots.
+"""The positions of all vbuckets of a bucket as one value, and its JSON form: what a checkpoint keeps.
 
-The JSON form is versioned and names the bucket, so that a checkpoint of another bucket is noticed.
+The JSON is versioned and names the bucket, so that a checkpoint of another bucket is noticed.
 """
 
 from __future__ import annotations
@@ -9,92 +9,79 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from upriver.client.filters import Filter
+from upriver.client.filters import covers, filter_from_json, filter_to_json
 from upriver.errors import CorruptCheckpoint
-from upriver.model import SEQNO_MAX, Position
+from upriver.model import SEQNO_MAX
+from upriver.protocol.filters import Filter
+from upriver.protocol.position import Position
 
 FORMAT = "upriver-positions"
 VERSION, KNOWN_VERSIONS = 2, (1, 2)  # 1 did not tell which collections were read
 
 
 @dataclass(frozen=True, slots=True)
-class Standpoint:
-    """One vbucket: the position, older seqnos at which the reader was consistent, and how many rollbacks it saw.
-
-    ``filter`` says of what: of everything else, nothing has been read up to here. None: nobody knows.
-    """
-
-    position: Position = field(default_factory=Position)
-    points: tuple[int, ...] = ()
-    epoch: int = 0
-    filter: Filter | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Positions(Mapping[int, Position]):
-    """Where a reader stands in every vbucket; ``positions[vb]`` is a ``Position``."""
+    """Where a reader is in every vbucket; ``positions[vb]`` is a ``Position``. Equal if they claim the same."""
 
-    standpoints: Mapping[int, Standpoint] = field(default_factory=dict)
+    by_vbucket: Mapping[int, Position] = field(default_factory=dict)
     bucket_uuid: str = ""
     vbuckets: int = 0
 
     def __getitem__(self, vb: int) -> Position:
-        return self.standpoints[vb].position
+        return self.by_vbucket[vb]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.standpoints)
+        return iter(self.by_vbucket)
 
     def __len__(self) -> int:
-        return len(self.standpoints)
+        return len(self.by_vbucket)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Positions):
             return NotImplemented
-        return dict(self.items()) == dict(other.items()) and self.bucket_uuid == other.bucket_uuid
+        return self._claims() == other._claims() and self.bucket_uuid == other.bucket_uuid
 
     def __hash__(self) -> int:
-        return hash((self.bucket_uuid, tuple(sorted((vb, p.vbuuid, p.seqno) for vb, p in self.items()))))
+        return hash((self.bucket_uuid, tuple(sorted(self._claims().items()))))
+
+    def _claims(self) -> dict[int, tuple[int, int, int, int]]:
+        return {vb: (at.vbuuid, at.seqno, at.snap_start, at.snap_end) for vb, at in self.items()}
 
     def __le__(self, other: Positions) -> bool:
         """Whether ``other`` has at least everything that this one has (which is false across a lost branch)."""
-        return all(
-            vb in other and (s.position.seqno == 0 or _reaches(other.standpoints[vb], s))
-            for vb, s in self.standpoints.items()
-        )
+        return all(vb in other and (at.seqno == 0 or _reaches(other[vb], at)) for vb, at in self.items())
 
     def merged(self, other: Positions) -> Positions:
         """This one with the vbuckets of ``other`` in place of its own."""
-        return replace(self, standpoints={**self.standpoints, **other.standpoints})
+        return replace(self, by_vbucket={**self, **other})
 
     def rolled_back(self, vbucket: int, to_seqno: int) -> Positions:
         """After undoing what was read of a vbucket above ``to_seqno``, as ``HistoryLost`` asks for.
 
         Where the position is not beyond it yet, there is nothing to undo, and it stays.
         """
-        old = self.standpoints[vbucket]
-        if old.position.seqno <= to_seqno:
+        at = self[vbucket]
+        if at.seqno <= to_seqno:
             return self
-        points = tuple(p for p in old.points if p < to_seqno)
-        branch = old.position.vbuuid if to_seqno else 0
-        back = Standpoint(Position(branch, to_seqno, to_seqno, to_seqno), points, old.epoch + 1, old.filter)
-        return replace(self, standpoints={**self.standpoints, vbucket: back})
+        return replace(self, by_vbucket={**self, vbucket: at.rolled_back(to_seqno)._replace(epoch=at.epoch + 1)})
 
     def only(self, vbuckets: set[int]) -> Positions:
-        return replace(self, standpoints={vb: s for vb, s in self.standpoints.items() if vb in vbuckets})
+        """Those of some vbuckets."""
+        return replace(self, by_vbucket={vb: at for vb, at in self.items() if vb in vbuckets})
 
     def to_json(self) -> dict[str, Any]:
         """A plain value for ``json``; u64 numbers that JavaScript could not hold are hexadecimal text.
 
         The filter is that of all positions which do not name their own.
         """
-        common = next((s.filter for s in self.standpoints.values()), None)
+        common = next((at.filter for at in self.values()), None)
         return {
             "format": FORMAT,
             "version": VERSION,
             "bucket_uuid": self.bucket_uuid,
             "vbuckets": self.vbuckets,
             "filter": _filter_json(common),
-            "positions": {str(vb): _to_json(s, common) for vb, s in sorted(self.standpoints.items())},
+            "positions": {str(vb): _to_json(at, common) for vb, at in sorted(self.items())},
         }
 
     @classmethod
@@ -112,35 +99,35 @@ class Positions(Mapping[int, Position]):
             raise CorruptCheckpoint(f"the checkpoint is damaged ({error!r}); delete it to start again") from error
 
 
-def _reaches(other: Standpoint, this: Standpoint) -> bool:
-    at, wanted = other.position, this.position
-    read = other.filter is None or this.filter is None or other.filter.covers(this.filter)
-    return read and wanted.vbuuid == at.vbuuid and wanted.seqno <= at.seqno
+def _reaches(other: Position, this: Position) -> bool:
+    read = other.filter is None or this.filter is None or covers(other.filter, this.filter)
+    return read and this.vbuuid == other.vbuuid and this.seqno <= other.seqno
 
 
 def _filter_json(found: Filter | None) -> dict[str, Any] | None:
-    return None if found is None else found.to_json()
+    return None if found is None else filter_to_json(found)
 
 
-def _to_json(s: Standpoint, common: Filter | None) -> dict[str, Any]:
-    p = s.position
-    found: dict[str, Any] = {"vbuuid": f"{p.vbuuid:x}", "seqno": p.seqno}
-    if (p.snap_start, p.snap_end) != (p.seqno, p.seqno):
-        found["snapshot"] = [p.snap_start, f"{p.snap_end:x}"]
-    if s.points:
-        found["points"] = list(s.points)
-    if s.epoch:
-        found["epoch"] = s.epoch
-    return found if s.filter == common else {**found, "filter": _filter_json(s.filter)}
+def _to_json(at: Position, common: Filter | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"vbuuid": f"{at.vbuuid:x}", "seqno": at.seqno}
+    if (at.snap_start, at.snap_end) != (at.seqno, at.seqno):
+        found["snapshot"] = [at.snap_start, f"{at.snap_end:x}"]
+    if at.points:
+        found["points"] = list(at.points)
+    if at.epoch:
+        found["epoch"] = at.epoch
+    return found if at.filter == common else {**found, "filter": _filter_json(at.filter)}
 
 
-def _from_json(entry: Any, common: Any) -> Standpoint:
+def _from_json(entry: Any, common: Any) -> Position:
     seqno = _number(entry["seqno"])
-    start, end = entry.get("snapshot", (seqno, f"{seqno:x}"))
-    position = Position(_number(int(entry["vbuuid"], 16)), seqno, _number(start), _number(int(end, 16)))
-    points, epoch = tuple(_number(p) for p in entry.get("points", ())), _number(entry.get("epoch", 0))
+    first, last = entry.get("snapshot", (seqno, f"{seqno:x}"))
+    start, end = _number(first), _number(int(last, 16))
+    points = tuple(sorted({point for point in map(_number, entry.get("points", ())) if 0 < point < start}))
     read = entry.get("filter", common)
-    return Standpoint(position, points, epoch, None if read is None else Filter.from_json(read))
+    filter = None if read is None else filter_from_json(read)
+    epoch = _number(entry.get("epoch", 0))
+    return Position(_number(int(entry["vbuuid"], 16)), seqno, start, end, points, epoch, filter).checked()
 
 
 def _number(value: Any) -> int:

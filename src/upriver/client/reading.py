@@ -13,12 +13,14 @@ from enum import Enum
 from typing import Any
 
 from upriver.client._requests.operations import Operation, Operations
-from upriver.client.filters import Filter, Path, path_of
+from upriver.client.filters import Path, beyond, covers, named, path_of
 from upriver.client.options import ConnectOptions
-from upriver.client.positions import Positions, Standpoint
+from upriver.client.positions import Positions
 from upriver.errors import ConfigError, ForeignCheckpoint, UnknownCollection, UnknownScope
-from upriver.model import OnRollback, Position
+from upriver.model import OnRollback
 from upriver.protocol.feed.cluster_feed import FeedRequest
+from upriver.protocol.filters import Filter
+from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings
 from upriver.wire.constants import OpenFlag, StreamFlag
 
@@ -93,7 +95,7 @@ class ReadOptions:
     @property
     def filter(self) -> Filter:
         """What is read, as a position remembers it."""
-        return Filter.of(self.scope, self.collections)
+        return named(self.scope, self.collections)
 
     @property
     def paths(self) -> set[Path]:
@@ -154,28 +156,25 @@ def plan(operations: Operations, read: ReadOptions) -> Operation[FeedRequest]:
         flags |= StreamFlag.IGNORE_PURGED_TOMBSTONES
     value = yield from filter_value(operations, read)
     return FeedRequest(
-        starts={vb: s.position for vb, s in starts.items()},
+        starts=starts,
         ends={vb: ends.get(vb, 0) for vb in starts} if read.end != FOREVER else {},
-        epochs={vb: s.epoch for vb, s in starts.items() if s.epoch},
-        points={vb: s.points for vb, s in starts.items() if s.points},
         flags=flags, value=value, on_rollback=read.on_rollback, follow=read.filtered,
         resumed=isinstance(read.start, Positions), back_to_zero=read.completes,
     )  # fmt: skip
 
 
-def _starts(operations: Operations, read: ReadOptions, wanted: Iterable[int]) -> Operation[dict[int, Standpoint]]:
+def _starts(operations: Operations, read: ReadOptions, wanted: Iterable[int]) -> Operation[dict[int, Position]]:
     if read.start == BEGINNING:
-        return {vb: Standpoint() for vb in wanted}
+        return {vb: Position() for vb in wanted}
     if read.start == NOW:
         seqnos = yield from operations.high_seqnos()
         logs = yield from operations.failover_logs(wanted)
         here = {vb: seqnos.get(vb, 0) for vb in logs}
-        return {vb: Standpoint(Position(logs[vb].uuid, s, s, s) if s else Position()) for vb, s in here.items()}
+        return {vb: Position.consistent_at(logs[vb].uuid, s) if s else Position() for vb, s in here.items()}
     if isinstance(read.start, Positions):
         check_belongs(read.start, operations)
-        return {vb: read.start.standpoints.get(vb, Standpoint()) for vb in wanted}
     assert not isinstance(read.start, str)
-    return {vb: Standpoint(read.start.get(vb, Position())) for vb in wanted}
+    return {vb: read.start.get(vb, Position()) for vb in wanted}
 
 
 def missed(operations: Operations, read: ReadOptions) -> Operation[list[ReadOptions]]:
@@ -185,29 +184,29 @@ def missed(operations: Operations, read: ReadOptions) -> Operation[list[ReadOpti
     """
     if not isinstance(read.start, Positions):
         return []
-    lacking: dict[Filter, dict[int, Standpoint]] = {}
-    for vb, at in read.start.standpoints.items():
+    lacking: dict[Filter, dict[int, Position]] = {}
+    for vb, at in read.start.items():
         wanted = read.vbuckets is None or vb in read.vbuckets
-        if wanted and at.position.seqno and at.filter is not None and not at.filter.covers(read.filter):
+        if wanted and at.seqno and at.filter is not None and not covers(at.filter, read.filter):
             lacking.setdefault(at.filter, {})[vb] = at
     if not lacking:
         return []
     existing = yield from operations.collection_names()
     highs = yield from operations.high_seqnos()
-    found = ((vbs, read.filter.beyond(had, existing.values())) for had, vbs in lacking.items())
+    found = ((vbs, beyond(read.filter, had, existing.values())) for had, vbs in lacking.items())
     return [_from_the_beginning(read, vbs, what, highs) for vbs, what in found if what]
 
 
 def _from_the_beginning(
-    read: ReadOptions, vbuckets: Mapping[int, Standpoint], what: Filter, highs: Mapping[int, int]
+    read: ReadOptions, vbuckets: Mapping[int, Position], what: Filter, highs: Mapping[int, int]
 ) -> ReadOptions:
     """Up to the position, or as far as there is anything: the rest may be of a branch that is gone."""
-    start = Positions({vb: Standpoint(epoch=at.epoch) for vb, at in vbuckets.items()})
-    ends = {vb: min(at.position.seqno, highs.get(vb, 0)) for vb, at in vbuckets.items()}
-    names = tuple(sorted(".".join(path) for path in what.collections))
+    start = Positions({vb: Position(epoch=at.epoch) for vb, at in vbuckets.items()})
+    ends = {vb: min(at.seqno, highs.get(vb, 0)) for vb, at in vbuckets.items()}
+    scope, names = str(what.scope or ""), tuple(sorted(map(str, what.collections or ())))
     name = f"{read.name}:missed" if read.name else ""
     return replace(
-        read, start=start, end=ends, vbuckets=tuple(vbuckets), scope=what.scope, collections=names, name=name,
+        read, start=start, end=ends, vbuckets=tuple(vbuckets), scope=scope, collections=names, name=name,
         completes=True,
     )  # fmt: skip
 

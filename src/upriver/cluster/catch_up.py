@@ -37,7 +37,7 @@ def is_close(answers: Iterable[Response]) -> bool:
     return status in STREAMING and estimate.isdigit() and int(estimate) <= FEW_ITEMS
 
 
-class Approach:
+class CatchUp:
     """Vbuckets that stream from one member of a cluster to another, over the connection ``name``."""
 
     def __init__(self, source: ConnectOptions, target: ConnectOptions, name: str, deadline: float) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from upriver.cluster.catch_up import Approach
+from upriver.cluster.catch_up import CatchUp
 from upriver.cluster.collections import decided
 from upriver.cluster.nodes import TIMEOUT_S, NodeRefused, NodeReport, Nodes, at_once
 from upriver.cluster.plan import (
@@ -356,7 +356,7 @@ class Manager:
         state = self._commit(with_followers(self.state, moves))
         left = moves
         try:
-            self._wait_until_close(state, moves, time.monotonic() + timeout_s)
+            self._wait_until_caught_up(state, moves, time.monotonic() + timeout_s)
             while left:
                 batch, left = left[:BATCH], left[BATCH:]
                 state = self._hand_over(state, batch, timeout_s)
@@ -366,15 +366,15 @@ class Manager:
                 self._commit(not_moved(self.state, left))
             raise
 
-    def _wait_until_close(self, state: ClusterState, moves: list[Move], deadline: float) -> None:
+    def _wait_until_caught_up(self, state: ClusterState, moves: list[Move], deadline: float) -> None:
         """Until little is left to stream and the targets have it on disk."""
         work = []
         for (source, target), pair in by_pair(moves).items():
             ends = state.members[source], state.members[target]
             name = f"replication:{ends[0]}->{ends[1]}:{state.bucket}"
             here, there = (self._nodes.kv_options(end, state.bucket) for end in ends)
-            approach = Approach(here, there, name, deadline)
-            work.append(partial(approach.wait, [move.vbucket for move in pair]))
+            catch_up = CatchUp(here, there, name, deadline)
+            work.append(partial(catch_up.wait, [move.vbucket for move in pair]))
         for outcome in at_once(work):
             if isinstance(outcome, UpriverError):
                 raise outcome

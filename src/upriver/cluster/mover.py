@@ -16,7 +16,7 @@ from typing import TypeVar
 from upriver.client.options import ConnectOptions
 from upriver.cluster.catch_up import LOOK_EVERY_S, is_close, takeover_stat
 from upriver.cluster.connection import ReplicationConnection
-from upriver.cluster.relay import RelayEvent, Seen, Side
+from upriver.cluster.relay import RelayEvent, SeenMessage, Side
 from upriver.errors import ConfigError, ConnectFailed, Status, StatusError, UpriverError
 from upriver.model import VbucketState
 from upriver.wire.messages.cluster import SeqnoPersistence
@@ -27,10 +27,10 @@ STREAMED = 64  # vbuckets that stream to their new owner at the same time
 AT_ONCE = 8  # of those, how many are handed over at the same time
 TRIES = 3
 T = TypeVar("T")
-OnMoved = Callable[[int, "Moved"], None]
+OnMoved = Callable[[int, "MoveOutcome"], None]
 
 
-class Moved(Enum):
+class MoveOutcome(Enum):
     """What came of a vbucket."""
 
     MOVED = "moved"
@@ -51,14 +51,14 @@ class Mover:
         try:
             wanted = list(dict.fromkeys(vbuckets))
             for first in range(0, len(wanted), STREAMED):
-                await self._move_stubbornly(wanted[first : first + STREAMED], on_moved or _nobody)
+                await self._move_with_retries(wanted[first : first + STREAMED], on_moved or _ignore)
         finally:
             await self._drop()
 
-    async def _move_stubbornly(self, vbuckets: list[int], on_moved: OnMoved) -> None:
+    async def _move_with_retries(self, vbuckets: list[int], on_moved: OnMoved) -> None:
         left = dict.fromkeys(vbuckets)
 
-        def done(vb: int, outcome: Moved) -> None:
+        def done(vb: int, outcome: MoveOutcome) -> None:
             del left[vb]
             on_moved(vb, outcome)
 
@@ -91,7 +91,7 @@ class Mover:
             await connection.close()
 
     def _seen(self, event: RelayEvent) -> None:
-        if isinstance(event, Seen) and isinstance(event.message, StreamEnd | UprStreamEnd):
+        if isinstance(event, SeenMessage) and isinstance(event.message, StreamEnd | UprStreamEnd):
             end = self._ends[_stream(event.message.opaque)]
             if not end.done():
                 end.set_result(None)
@@ -100,19 +100,19 @@ class Mover:
         there = await together(self._settle(connection, vb) for vb in vbuckets)
         for vb, is_there in zip(vbuckets, there, strict=True):
             if is_there:
-                done(vb, Moved.ALREADY_THERE)
+                done(vb, MoveOutcome.ALREADY_THERE)
         waiting = [vb for vb, is_there in zip(vbuckets, there, strict=True) if not is_there]
         await together(self._stream(connection, vb) for vb in waiting)
         for first in range(0, len(waiting), AT_ONCE):
             batch = waiting[first : first + AT_ONCE]
-            await together(self._until_close(connection, vb) for vb in batch)
+            await together(self._until_caught_up(connection, vb) for vb in batch)
             await together(self._hand_over(connection, vb, done) for vb in batch)
 
     async def _hand_over(self, connection: ReplicationConnection, vb: int, done: OnMoved) -> None:
         await connection.close_stream(vb)
         await self._take_over(connection, vb)
         await self._verify(connection, vb)
-        done(vb, Moved.MOVED)
+        done(vb, MoveOutcome.MOVED)
 
     async def _settle(self, connection: ReplicationConnection, vb: int) -> bool:
         """Bring both ends to where a move begins; True if it has happened already."""
@@ -136,7 +136,7 @@ class Mover:
             if error.status != Status.KEY_EEXISTS:
                 raise
 
-    async def _until_close(self, connection: ReplicationConnection, vb: int) -> None:
+    async def _until_caught_up(self, connection: ReplicationConnection, vb: int) -> None:
         """Little is left to send, and the target has on disk what was sent."""
         deadline = time.monotonic() + self._timeout_s
         while not is_close(await connection.stat(Side.PRODUCER, takeover_stat(vb, connection.name))):
@@ -176,5 +176,5 @@ async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def _nobody(vb: int, outcome: Moved) -> None:
+def _ignore(vb: int, outcome: MoveOutcome) -> None:
     """Nobody wants to know."""

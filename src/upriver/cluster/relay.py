@@ -41,14 +41,14 @@ class Answered:
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenMessage:
     """A message of interest passed from ``side``: a stream's end, or a step of a takeover."""
 
     side: Side
     message: Message
 
 
-RelayEvent = Answered | Seen
+RelayEvent = Answered | SeenMessage
 
 
 class Relay:
@@ -92,7 +92,7 @@ class Relay:
     def _look(self, side: Side, span: memoryview) -> RelayEvent | None:
         frame = cut_frame(span)
         if not frame.magic.is_response:
-            return Seen(side, decode(frame, self._context))
+            return SeenMessage(side, decode(frame, self._context))
         request = self._requests.get((side, frame.opaque))
         if request is None:
             return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from upriver.client.blocking import Database
 from upriver.client.options import ConnectOptions
 from upriver.cluster.connection import ReplicationConnection
-from upriver.cluster.relay import RelayEvent, Seen, Side
+from upriver.cluster.relay import RelayEvent, SeenMessage, Side
 from upriver.errors import ConfigError, Status, StatusError, UpriverError
 from upriver.model import VbucketState
 from upriver.protocol.topology import Address
@@ -29,7 +29,7 @@ Pair = tuple[Address, Address]
 
 
 @dataclass(slots=True)
-class Progress:
+class ReplicationProgress:
     """How far the replication is: seqnos at the source, and of what has passed, by vbucket."""
 
     source: dict[int, int] = field(default_factory=dict)
@@ -64,11 +64,13 @@ class ThirdParty:
         self.vbuckets = sorted(range(count) if vbuckets is None else set(vbuckets))
         if self.vbuckets and self.vbuckets[-1] >= count:
             raise ConfigError(f"there is no vbucket {self.vbuckets[-1]}: the last is {count - 1}")
-        self.progress = Progress(source=dict.fromkeys(self.vbuckets, 0))
+        self.progress = ReplicationProgress(source=dict.fromkeys(self.vbuckets, 0))
         self._connections: dict[Pair, ReplicationConnection] = {}
         self._missing_since = time.monotonic()
 
-    async def run(self, on_progress: Callable[[Progress], None], *, once: bool = False, every_s: float = 0.5) -> None:
+    async def run(
+        self, on_progress: Callable[[ReplicationProgress], None], *, once: bool = False, every_s: float = 0.5
+    ) -> None:
         """Replicate; with ``once`` until everything that the source has at some moment has passed."""
         async with asyncio.TaskGroup() as group:
             pairs = [group.create_task(self._keep_up(pair, vbs)) for pair, vbs in self._pairs().items()]
@@ -146,7 +148,7 @@ class ThirdParty:
             await connection.close()
 
     def _seen(self, event: RelayEvent, ended: asyncio.Queue[int]) -> None:
-        if isinstance(event, Seen) and isinstance(event.message, StreamEnd | UprStreamEnd):
+        if isinstance(event, SeenMessage) and isinstance(event.message, StreamEnd | UprStreamEnd):
             self.progress.streaming.discard(event.message.vbucket)
             ended.put_nowait(event.message.vbucket)
 

@@ -11,8 +11,8 @@ from upriver.client.blocking import Database
 from upriver.errors import ConfigError
 from upriver.lake.change_log import table_name
 from upriver.lake.options import SyncOptions
-from upriver.model import Position
 from upriver.protocol.feed.cluster_feed import FeedRequest
+from upriver.protocol.position import Position
 
 
 @dataclass(frozen=True)

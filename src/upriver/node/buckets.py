@@ -26,7 +26,7 @@ from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.bucket_settings import BucketSettings
 from upriver.node.cluster.proposals import Proposals
-from upriver.node.dcp.live_fan import LiveFan
+from upriver.node.dcp.live import LiveTurns
 from upriver.protocol.consumer.streams import Registry
 from upriver.store import Bucket, StoreOptions, claim
 
@@ -54,7 +54,6 @@ class NodeBucket:
         self.dcp_connections: dict[
             str, ClientConnection
         ] = {}  # by connection name: producers and consumers share names
-        self.fan = LiveFan()
         self.passive_streams = Registry()  # what this node consumes, over all connections
         self.waits = waits
         self.member = False  # of a cluster: a manager's map rules
@@ -71,6 +70,7 @@ class NodeBucket:
         self._state_changes: dict[int, asyncio.Future[None]] = {}
         self.manifest_changes = asyncio.Lock()  # held by who makes a new manifest of the present one
         self._loop = asyncio.get_running_loop()
+        self.live = LiveTurns(self, self._loop)
         store.on_damage = self._found_damage
         for error in list(store.damage.values()):
             self._found_damage(error)  # when it was opened

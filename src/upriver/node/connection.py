@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from upriver.node.access.auth import ScramExchange
     from upriver.node.buckets import NodeBucket
     from upriver.node.dcp.consumer import ConsumerRole
-    from upriver.node.dcp.producer import Producer
+    from upriver.node.dcp.producer import ProducerRole
     from upriver.node.server import Node
     from upriver.store import Stored, VBucket
 
@@ -67,8 +67,8 @@ class ClientConnection(asyncio.Protocol):
         self.tracing = False  # whether every answer says how long it took
         self.context = Context(datatypes=0, check_values=True)
         self.bucket: NodeBucket | None = None
-        self.dcp: Producer | ConsumerRole | None = None
-        self.receive_raw: Callable[[bytes | memoryview], None] | None = None  # a DCP consumer takes bytes in bulk
+        self.dcp: ProducerRole | ConsumerRole | None = None
+        self.receive_raw: Callable[[bytes | memoryview], None] | None = None  # a consumer takes its bytes in bulk
         self.map_revision_sent = (0, 0)  # of the cluster map that the last NOT_MY_VBUCKET carried
         self.created = self.last_received = self.last_progress = time.monotonic()
         self.closed = False

@@ -127,7 +127,7 @@ def on_active(
     if durability is None:
         return handler(conn, request, vbucket)
     bucket.sync_writes.replicas_needed(vbucket.id)
-    with vbucket.preparing(durability.level):
+    with vbucket.durable.preparing(durability.level):
         return handler(conn, request, vbucket)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import ConfigError, InvalidArguments, NotSupported
 from upriver.model import VbucketState
 from upriver.node import log
-from upriver.node.dcp.producer import Producer
+from upriver.node.dcp.producer import ProducerRole
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -103,7 +103,7 @@ def _drop_connection(node: Node, arguments: Arguments) -> dict[str, Any]:
 def _stall(node: Node, arguments: Arguments) -> dict[str, Any]:
     """The connection stays open and sends nothing, not even noops."""
     until = time.monotonic() + _number(arguments, "seconds", 10)
-    stalled = [conn.dcp for conn in _producers(node, arguments) if isinstance(conn.dcp, Producer)]
+    stalled = [conn.dcp for conn in _producers(node, arguments) if isinstance(conn.dcp, ProducerRole)]
     for producer in stalled:
         producer.stalled_until = until
     return {"stalled": len(stalled)}
@@ -112,7 +112,7 @@ def _stall(node: Node, arguments: Arguments) -> dict[str, Any]:
 def _slow(node: Node, arguments: Arguments) -> dict[str, Any]:
     """The connection sends no more than so many bytes per second; 0 is full speed again."""
     rate = _number(arguments, "bytes_per_second")
-    slowed = [conn.dcp for conn in _producers(node, arguments) if isinstance(conn.dcp, Producer)]
+    slowed = [conn.dcp for conn in _producers(node, arguments) if isinstance(conn.dcp, ProducerRole)]
     for producer in slowed:
         producer.slow_bytes_per_s = rate
     return {"slowed": len(slowed)}

@@ -26,11 +26,11 @@ from upriver.node.cluster.map_pushes import push_map
 from upriver.node.commands.table import COMMANDS
 from upriver.node.connection import ClientConnection
 from upriver.node.data_directory import DataDirectory
-from upriver.node.dcp.producer import SendBuffers
 from upriver.node.housekeeping import Housekeeping
 from upriver.node.http import routes
 from upriver.node.options import VERSION, NodeOptions
 from upriver.node.persistence import PersistenceWaits
+from upriver.protocol.producer.memory import ProducerMemory
 
 if TYPE_CHECKING:
     from upriver.node.http.routes import HttpServer
@@ -47,7 +47,7 @@ class Node:
         self.commands = COMMANDS
         self.connections: set[ClientConnection] = set()
         self.logins = auth.Logins()
-        self.send_buffers = SendBuffers()
+        self.producer_memory = ProducerMemory()
         self.started = time.monotonic()
         self.kv_port = self.http_port = self.tls_port = 0
         self.connection_limits = ConnectionLimits(options.limits)

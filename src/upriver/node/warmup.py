@@ -37,11 +37,11 @@ def _warm_up_store(path: Path, encoder: PackedEncoder, out: SendBuffer) -> None:
     with Bucket.open(path, name="warm-up", vbuckets=1, options=StoreOptions(background=False)) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         for key in (b"one", b"two", b"one"):
-            vb.set(key, b"{}")
-        vb.delete(b"two")
-        vb.get(b"one")
+            vb.documents.set(key, b"{}")
+        vb.documents.delete(b"two")
+        vb.documents.get(b"one")
         vb.stream(0, vb.high_seqno).poll()
-        vb.set(b"one", b"{}")  # in a segment of its own: the streams below get both as one
+        vb.documents.set(b"one", b"{}")  # in a segment of its own: the streams below get both as one
         for disk_only in (False, True):
             bucket.flush()
             source = vb.stream(0, vb.high_seqno, disk_only=disk_only, collections=frozenset((0,)))
@@ -65,5 +65,5 @@ def _warm_up_replica(path: Path) -> None:
     run = b"".join(pack(RecordKind.MUTATION, b"\0k%d" % n, b"v" * 300, seqno=n, cas=n) for n in range(1, count + 1))
     with Bucket.open(path, name="warm-up", vbuckets=1, options=StoreOptions(background=False)) as bucket:
         vb = bucket.set_state(0, VbucketState.REPLICA)
-        vb.begin_snapshot(1, count)
-        vb.apply_records(run)
+        vb.replication.begin_snapshot(1, count)
+        vb.replication.apply_records(run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from upriver.model import FailoverLog, Position
+from upriver.model import SEQNO_MAX, Claim, FailoverLog
 
 
 class Accept(NamedTuple):
@@ -43,11 +43,11 @@ class History:
     collection_high: int | None = None
 
 
-def decide(history: History, wanted: Position, *, strict: bool = False, known_purge_seqno: int = 0) -> Decision:
+def decide(history: History, wanted: Claim, *, strict: bool = False, known_purge_seqno: int = 0) -> Decision:
     """Whether the branch and the snapshot that a reader names are part of this history.
 
     >>> log = FailoverLog.new(0xA).branch(0xB, 500)
-    >>> decide(History(log, 900), Position(0xA, 600, 600, 600))
+    >>> decide(History(log, 900), Claim(0xA, 600, 600, 600))
     RollbackTo(seqno=500)
     """
     start, uuid = wanted.seqno, wanted.vbuuid
@@ -74,7 +74,18 @@ def decide_upr(history: History, uuid: int, start: int) -> UprDecision:
         return Accept()
     if history.log.last_seqno_of(uuid, history.high_seqno) is None:
         return UnknownUuid()
-    return decide(history, Position(uuid, start, start, start))
+    return decide(history, Claim(uuid, start, start, start))
+
+
+def has_lost(log: FailoverLog, uuid: int, seqno: int) -> bool:
+    """Whether history has left a branch before a seqno that was read of it.
+
+    >>> log = FailoverLog.new(7).branch(9, 40)
+    >>> has_lost(log, 7, 50), has_lost(log, 7, 40), has_lost(log, 9, 99), has_lost(log, 5, 1)
+    (True, False, False, True)
+    """
+    last = log.last_seqno_of(uuid, SEQNO_MAX)
+    return last is None or last < seqno
 
 
 def _missed_deletions(history: History, start: int, known_purge_seqno: int) -> bool:

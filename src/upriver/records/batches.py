@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.model import Datatype
-from upriver.records.schema import CHANGES, WIRE, XATTRS, Event, signed
+from upriver.model import Datatype, signed
+from upriver.records.schema import CHANGES, WIRE, XATTRS, Event, signed_column
 from upriver.wire.bulk.decode import Columns
 from upriver.wire.values import inflate, split_xattrs
 
@@ -82,9 +82,9 @@ def change_batch(columns: Columns, options: ChangeOptions, first: int = 0, last:
     made = {
         "event": _event_names(events),
         "vbucket": columns["vbucket"][first:last].astype(np.int32),
-        "seqno": signed(columns["seqno"][first:last]),
-        "rev_seqno": signed(columns["rev_seqno"][first:last]),
-        "cas": signed(cas),
+        "seqno": signed_column(columns["seqno"][first:last]),
+        "rev_seqno": signed_column(columns["rev_seqno"][first:last]),
+        "cas": signed_column(cas),
         "timestamp": _timestamps(cas),
         "scope": scopes,
         "collection": collections,
@@ -104,6 +104,13 @@ def change_batch(columns: Columns, options: ChangeOptions, first: int = 0, last:
 def row_batch(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
     """Rows made one by one (rollbacks, collection events, odd documents), by column name; the rest is null."""
     return pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=CHANGES)
+
+
+def rollback_row(vbucket: int, to_seqno: int, lost_vbuuid: int, epoch: int) -> dict[str, Any]:
+    """The row that tells of a rollback: changes of the vbucket above ``to_seqno`` from before ``epoch`` are void."""
+    return {
+        "event": Event.ROLLBACK, "vbucket": vbucket, "seqno": to_seqno, "epoch": epoch, "vbuuid": signed(lost_vbuuid),
+    }  # fmt: skip
 
 
 def _arrow(column: Any) -> pa.Array:
@@ -158,7 +165,7 @@ def _names(ids: npt.NDArray[np.uint32], names: Mapping[int, tuple[str, str]]) ->
 
 def _timestamps(cas: npt.NDArray[np.uint64]) -> pa.Array:
     """The clock in a CAS: nanoseconds, whose low 16 bits are a counter (10.5); no time for a CAS that is none."""
-    microseconds = signed(cas & np.uint64(0xFFFF_FFFF_FFFF_0000)) // 1000
+    microseconds = signed_column(cas & np.uint64(0xFFFF_FFFF_FFFF_0000)) // 1000
     missing = (cas == 0) | (cas > np.uint64(2**63))
     mask = missing if missing.any() else None
     return pa.array(microseconds, CHANGES.field("timestamp").type, mask=mask)

@@ -1,7 +1,7 @@
 """THE Arrow schemas, declared once: document messages as they come off the wire, and rows of the change feed.
 
 Spark, the client and the files all derive theirs from ``CHANGES``. It holds only types that Spark has: no unsigned
-numbers, no large or view types. How u64 fits in there is decided here, in ``signed`` and ``unsigned``.
+numbers, no large or view types. A u64 is the same 64 bits as a signed number (``model.signed``).
 """
 
 from __future__ import annotations
@@ -78,19 +78,10 @@ CHANGES = pa.schema(
 )
 
 
-def signed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def signed_column(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """u64 columns as Arrow and Spark have them: the same 64 bits, read as a signed number.
 
     Equality and uniqueness survive, and so does order below 2^63: seqnos never come near it, and a CAS, nanoseconds
     since 1970, not before 2262.
     """
     return numbers.view(np.int64)
-
-
-def unsigned(number: int) -> int:
-    """The u64 behind a number of a change row, to send it back.
-
-    >>> unsigned(-1) == 2**64 - 1, unsigned(7)
-    (True, 7)
-    """
-    return number & 0xFFFF_FFFF_FFFF_FFFF

@@ -1,7 +1,7 @@
 """The Spark schema of change rows, derived from the one Arrow schema; and batches brought into it.
 
 Spark compares the first batch of a task with its schema by names, order, types and nullability, so every batch is
-cast here, column by column. u64 numbers are the same 64 bits as a signed ``BIGINT`` (``records.schema.signed``).
+cast here, column by column. u64 numbers are the same 64 bits as a signed ``BIGINT`` (``model.signed``).
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ import pyarrow as pa
 from upriver.client._requests.operations import Ask, Operation
 from upriver.client.blocking import Database
 from upriver.errors import TEMPORARY, ConfigError, ConnectFailed, Status, status_name
-from upriver.model import DEFAULT_COLLECTION, Datatype, vbucket_of
+from upriver.model import DEFAULT_COLLECTION, Datatype, unsigned, vbucket_of
 from upriver.protocol.feed.cluster_feed import backoff
 from upriver.protocol.topology import Address
-from upriver.records.schema import Event, unsigned
+from upriver.records.schema import Event
 from upriver.spark.options import Operation as Action
 from upriver.spark.options import WriteOptions
 from upriver.wire.constants import MetaOption, Opcode

@@ -4,14 +4,15 @@
 """
 
 from upriver.store.bucket import Bucket
-from upriver.store.collections.manifest import CollectionEntry, Event, Manifest, ScopeEntry
+from upriver.store.collections.manifest import CollectionEntry, Manifest, ManifestEvent, ScopeEntry
 from upriver.store.disk.file import claim
 from upriver.store.documents import Stored
+from upriver.store.log.blocks import record_on_disk
 from upriver.store.log.stream import StreamSource, live_after
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
-from upriver.store.withmeta import WithMeta
-from upriver.wire.source_events import End, EndReason, Live, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.store.withmeta import WithMetaOption
+from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 __all__ = [
     "Bucket",
@@ -19,9 +20,9 @@ __all__ = [
     "Durability",
     "End",
     "EndReason",
-    "Event",
-    "Live",
     "Manifest",
+    "ManifestEvent",
+    "NewSnapshot",
     "OsoEnd",
     "OsoStart",
     "Run",
@@ -32,7 +33,8 @@ __all__ = [
     "StreamEvent",
     "StreamSource",
     "VBucket",
-    "WithMeta",
+    "WithMetaOption",
     "claim",
     "live_after",
+    "record_on_disk",
 ]

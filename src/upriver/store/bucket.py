@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from upriver.errors import CorruptStore, DamagedVbucket, NotMyVbucket, NotOurFile, OutOfRange, TemporaryFailure
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.arrays import POOL, keep_heap
 from upriver.store.collections import kept as kept_manifests
 from upriver.store.collections.changes import ManifestChanges
@@ -21,6 +21,7 @@ from upriver.store.disk.file import BUCKET, FORMAT, READABLE, Disk, seal_vbucket
 from upriver.store.disk.sealed import seal_record
 from upriver.store.log.flusher import VB_META, Flusher, meta_key
 from upriver.store.options import StoreOptions
+from upriver.store.record import describe, restore
 from upriver.store.shared import Shared
 from upriver.store.upkeep.compaction import compact, wants_compaction
 from upriver.store.upkeep.emptying import empty
@@ -109,7 +110,7 @@ class Bucket:
                     self._unreadable[number] = damage.what
         self._shared.present = frozenset(numbers)
         # Who will catch up with the manifest writes where others may have gone on: as after a crash.
-        branching = [vb for vb in self._vbuckets.values() if not clean or vb.lags_behind_manifest]
+        branching = [vb for vb in self._vbuckets.values() if not clean or vb.collections.lags_behind]
         for vbucket in branching:
             self._survive_crash(vbucket)
         disk.begin_writing()
@@ -118,7 +119,7 @@ class Bucket:
             if self._shared.manifest.uid:
                 kept_manifests.put(transaction, disk, self._shared.manifest)  # were it damaged, it is whole again
             for vbucket in branching:
-                transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, vbucket.describe()), db=disk.meta)
+                transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, describe(vbucket)), db=disk.meta)
             disk.put_present(transaction, self._shared.present)
         self._manifests.catch_up()
 
@@ -136,14 +137,14 @@ class Bucket:
         if vbucket_id >= self.vbuckets:
             raise CorruptStore(f"{self._shared.disk.file}: vbucket {vbucket_id} of {self.vbuckets}")
         vbucket = VBucket(self._shared, vbucket_id, VbucketState.DEAD, FailoverLog.new(1))
-        vbucket.restore(data)
+        restore(vbucket, data)
         if self._identity["format"] == 1:  # a rollback forgot how many were dead
             vbucket.content = vbucket.content._replace(dead=max(1, vbucket.content.dead))
         self._add(vbucket)
 
     def _survive_crash(self, vbucket: VBucket) -> None:
         """What was acknowledged but not persisted is lost: its seqnos may come again, under another uuid (5.7.3)."""
-        vbucket.registers[k.CAS] += UNCLEAN_CAS_LEAP
+        vbucket.registers[r.CAS] += UNCLEAN_CAS_LEAP
         if vbucket.state is not VbucketState.ACTIVE:
             return
         seqno = vbucket.snap_end if vbucket.snapshot_complete else vbucket.snap_start
@@ -324,7 +325,7 @@ class Bucket:
                 vbucket = VBucket(self._shared, vbucket_id, state, FailoverLog.new(self._shared.random_uuid()))
                 self._add(vbucket)
                 if state is VbucketState.ACTIVE:  # others hear of it from theirs
-                    vbucket.adopt_manifest()
+                    vbucket.collections.adopt_manifest()
             elif vbucket.state is not state:
                 vbucket.change_state(state, takeover=takeover, silent=silent)
             if topology is not None or state is not VbucketState.ACTIVE:
@@ -383,6 +384,11 @@ class Bucket:
         self._flusher.check_running()
 
     # ---- collections ----
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """While it is held, no other thread changes a vbucket or ends a stream."""
+        return self._shared.lock
 
     @property
     def manifest(self) -> Manifest:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from upriver.errors import InvalidArguments, Locked, SyncWriteInProgress, TooBig
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.disk.file import Octets
-from upriver.store.documents import WRAPPED, Documents, prefix_of
-from upriver.store.log import runs
+from upriver.store.documents import WRAPPED, prefix_of
+from upriver.store.log.kernels import runs
 from upriver.store.values import is_json
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY
 from upriver.wire.packed import HEADER_SIZE, RecordKind
 
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
+
 Sizes = npt.NDArray[np.int64]
 
 
-class Bulk(Documents):
+class BulkWrites:
     """All or nothing: an error leaves everything as it was."""
+
+    __slots__ = ("_vb",)
+
+    def __init__(self, vbucket: VBucket) -> None:
+        self._vb = vbucket
 
     def set_many(
         self, keys: Sequence[bytes], values: Sequence[bytes], collection_id: int = 0, *, flags: int = 0,
@@ -33,14 +42,14 @@ class Bulk(Documents):
             datatypes = np.full(len(values), datatype, np.uint8)
             if datatype & WRAPPED:
                 for value in values:
-                    self._checked_body(value, datatype)
-        time = self._absolute_expiry(expiry, collection_id)
+                    self._vb.documents.checked_body(value, datatype)
+        time = self._vb.documents.absolute_expiry(expiry, collection_id)
         return self._write_many(RecordKind.MUTATION, keys, values, datatypes, collection_id, flags, time)
 
     def delete_many(self, keys: Sequence[bytes], collection_id: int = 0) -> int:
         """Write a tombstone for every key, whether it was there or not."""
-        none = np.zeros(len(keys), np.uint8)
-        return self._write_many(RecordKind.DELETION, keys, [b""] * len(keys), none, collection_id, 0, self.shared.now_s)
+        none, now = np.zeros(len(keys), np.uint8), self._vb.shared.now_s
+        return self._write_many(RecordKind.DELETION, keys, [b""] * len(keys), none, collection_id, 0, now)
 
     def _write_many(
         self, kind: RecordKind, keys: Sequence[bytes], values: Sequence[bytes], datatypes: Octets, collection_id: int,
@@ -51,24 +60,26 @@ class Bulk(Documents):
         key_sizes = np.fromiter(map(len, keys), np.int64, len(keys))
         value_sizes = np.fromiter(map(len, values), np.int64, len(values))
         self._check_sizes(key_sizes, value_sizes, collection_id)
-        with self.shared.lock:
-            self._require_active()
-            self.shared.check_room()
-            self.collection_row(collection_id)
+        vb = self._vb
+        with vb.shared.lock:
+            vb.require_active()
+            vb.shared.check_room()
+            vb.collection_row(collection_id)
             run = _lay_out(kind, keys, key_sizes, values, value_sizes, datatypes, collection_id, flags, time)
             self._refuse_held(keys, collection_id)
-            self.registers[k.CAS] = self._next_cas()
-            self._append(run, assign=True)
-            return self.high_seqno
+            vb.registers[r.CAS] = vb.next_cas()
+            vb.append_records(run, assign=True)
+            return vb.high_seqno
 
     def _refuse_held(self, keys: Sequence[bytes], collection_id: int) -> None:
         """Locked keys and pending durable writes are few; look for them only when there are any."""
-        if self.locks or self.pending:
+        vb = self._vb
+        if vb.locks or vb.pending:
             prefix = prefix_of(collection_id)
             for key in keys:
-                if self._lock_of(prefix + key) is not None:
+                if vb.documents.lock_cas(prefix + key) is not None:
                     raise Locked
-                if prefix + key in self.pending:
+                if prefix + key in vb.pending:
                     raise SyncWriteInProgress
 
     def _check_sizes(self, key_sizes: Sizes, value_sizes: Sizes, collection_id: int) -> None:
@@ -76,7 +87,7 @@ class Bulk(Documents):
             return
         if key_sizes.min() < 1 or key_sizes.max() > (MAX_COLLECTION_KEY if collection_id else MAX_KEY):
             raise InvalidArguments(f"a key of {key_sizes.min()} or {key_sizes.max()} bytes is not allowed")
-        if value_sizes.max() > self.shared.options.max_value_bytes:
+        if value_sizes.max() > self._vb.shared.options.max_value_bytes:
             raise TooBig("a value is larger than the bucket allows")
 
 

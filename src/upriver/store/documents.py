@@ -5,8 +5,10 @@ Every operation either changes the memory log and returns, or raises and has cha
 
 from __future__ import annotations
 
+import random
+from contextlib import closing
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,16 +25,18 @@ from upriver.errors import (
     TooBig,
 )
 from upriver.model import SEQNO_MAX, Datatype, Document, VbucketState
-from upriver.store import kernels as k
-from upriver.store.core import Core
+from upriver.store import registers as r
 from upriver.store.values import MOST_XATTR_BYTES, checked_body, is_json, split_value, surviving_xattrs
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY, encode_leb128
-from upriver.wire.packed import RecordHead, RecordKind, pack
+from upriver.wire.packed import RecordHead, RecordKind, pack, unpack
+from upriver.wire.source_events import Run
+
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
 
 RELATIVE_EXPIRY_S = 30 * 86400
 LOCK_S = 15
 LONGEST_LOCK_S = 30
-CLOCK_MASK = ~0xFFFF
 JSON, WRAPPED = int(Datatype.JSON), int(Datatype.SNAPPY | Datatype.XATTR)  # plain numbers: flags are slow
 
 prefix_of = lru_cache(maxsize=4096)(encode_leb128)
@@ -46,40 +50,74 @@ class Stored(NamedTuple):
     vbuuid: int
 
 
-class Documents(Core):
+class Documents:
     """The operations. ``cas`` 0 means any."""
 
-    _preparing = 0  # the durability level of the writes that are made now
+    __slots__ = ("_shared", "_vb")
+
+    def __init__(self, vbucket: VBucket) -> None:
+        self._vb = vbucket
+        self._shared = vbucket.shared
 
     # ---- reading ----
 
     def get(self, key: bytes, collection_id: int = 0) -> Document:
         """The live document; an expired one is turned into a tombstone on the way."""
-        with self.shared.lock:
-            self._require_active()
-            return self._live(self._wire_key(key, collection_id), key, collection_id)
+        with self._shared.lock:
+            self._vb.require_active()
+            return self._live(self.wire_key(key, collection_id), key, collection_id)
 
     def get_replica(self, key: bytes, collection_id: int = 0) -> Document:
         """The document as this replica has it."""
-        with self.shared.lock:
-            if self.state is not VbucketState.REPLICA:
-                raise NotMyVbucket(f"vbucket {self.id} is not a replica")
-            document = self._version(self._wire_key(key, collection_id), key, collection_id)
+        with self._shared.lock:
+            if self._vb.state is not VbucketState.REPLICA:
+                raise NotMyVbucket(f"vbucket {self._vb.id} is not a replica")
+            document = self.version(self.wire_key(key, collection_id), key, collection_id)
             if document is None or document.deleted or self._is_expired(document):
                 raise KeyNotFound
             return document
 
     def get_meta(self, key: bytes, collection_id: int = 0) -> Document:
         """The newest version, which may be a tombstone."""
-        with self.shared.lock:
-            self._require_active()
-            document = self._version(self._wire_key(key, collection_id), key, collection_id)
+        with self._shared.lock:
+            self._vb.require_active()
+            document = self.version(self.wire_key(key, collection_id), key, collection_id)
             if document is None:
                 raise KeyNotFound
             return document
 
+    def get_random(self, collection_id: int = 0) -> Document:
+        """Some live document of the collection."""
+        vb = self._vb
+        with self._shared.lock:
+            vb.require_active()
+            if not vb.collection_item_count(collection_id):
+                raise KeyNotFound
+            begun = vb.collection_start_seqno(collection_id)
+            somewhere = random.randrange(begun, vb.collection_high_seqno(collection_id) + 1)
+            for start in (somewhere, begun):
+                document = self._first_live_after(start, collection_id)
+                if document is not None:
+                    return document
+        raise KeyNotFound
+
+    def _first_live_after(self, start: int, collection_id: int) -> Document | None:
+        vb = self._vb
+        prefix = len(prefix_of(collection_id))
+        with closing(vb.stream(start, vb.high_seqno)) as source:
+            while (event := source.poll()) is not None:
+                at = 0
+                while isinstance(event, Run) and at < len(event.data):
+                    head, wire_key, _ = unpack(event.data, at)
+                    at += head.size
+                    if head.collection_id == collection_id and vb.lookup(wire_key).seqno == head.seqno:
+                        document = self.version(wire_key, wire_key[prefix:], collection_id)
+                        if document is not None and not document.deleted and not self._is_expired(document):
+                            return document
+        return None
+
     def _live(self, wire_key: bytes, key: bytes, collection_id: int) -> Document:
-        document = self._version(wire_key, key, collection_id)
+        document = self.version(wire_key, key, collection_id)
         if document is None or document.deleted:
             raise KeyNotFound
         if self._is_expired(document):
@@ -87,33 +125,26 @@ class Documents(Core):
             raise KeyNotFound
         return document
 
-    def _version(self, wire_key: bytes, key: bytes, collection_id: int) -> Document | None:
-        row = self.collection_row(collection_id)
-        found = self._lookup(wire_key)
-        if found.seqno <= int(row[k.C_START]):
+    def version(self, wire_key: bytes, key: bytes, collection_id: int) -> Document | None:
+        """The newest version of a key, live or not; None if there is none. The caller holds the lock."""
+        vb = self._vb
+        begun = vb.collection_start_seqno(collection_id)
+        entry = vb.lookup(wire_key)
+        if entry.seqno <= begun:
             return None
-        head, stored_key, value = self._record(found)
+        head, stored_key, value = vb.record(entry)
         if stored_key != wire_key:
             return None  # another key with the same 64-bit hash
-        return self._document(head, key, value)
-
-    def _document(self, head: RecordHead, key: bytes, value: bytes) -> Document:
-        gone = self.is_tombstone(head)
-        return Document(
-            key, value, head.collection_id, head.cas, head.seqno, head.rev_seqno, head.flags, 0 if gone else head.time,
-            head.datatype, gone, head.kind & 0x7F == RecordKind.EXPIRATION, head.time if gone else 0,
-        )  # fmt: skip
+        return document_of(head, key, value)
 
     def _is_expired(self, document: Document) -> bool:
-        return 0 < document.expiry <= self.shared.now_s
+        return 0 < document.expiry <= self._shared.now_s
 
-    def _expire(self, wire_key: bytes, document: Document) -> Stored:
+    def _expire(self, wire_key: bytes, document: Document) -> None:
         """Write the tombstone of a document whose time has come."""
-        stored = self._write(
-            RecordKind.EXPIRATION, wire_key, *surviving_xattrs(document), document.collection_id, time=self.shared.now_s
-        )
-        self.expired_count += 1
-        return stored
+        kept, now = surviving_xattrs(document), self._shared.now_s
+        self.write(RecordKind.EXPIRATION, wire_key, *kept, document.collection_id, time=now)
+        self._vb.expired_count += 1
 
     # ---- writing ----
 
@@ -122,11 +153,11 @@ class Documents(Core):
         cas: int = 0, preserve_ttl: bool = False,
     ) -> Stored:  # fmt: skip
         """Store the document, whatever was there (or only over the version ``cas``)."""
-        with self.shared.lock:
-            wire_key = self._prepare_write(key, collection_id, value)
-            time = self._absolute_expiry(expiry, collection_id)
-            if cas or preserve_ttl or self.locks:
-                current = self._current_for_write(wire_key, key, collection_id, cas)
+        with self._shared.lock:
+            wire_key = self.key_for_write(key, collection_id, value)
+            time = self.absolute_expiry(expiry, collection_id)
+            if cas or preserve_ttl or self._vb.locks:
+                current = self.current_for_write(wire_key, key, collection_id, cas)
                 if cas and current is None:
                     raise KeyNotFound
                 if preserve_ttl and current is not None:
@@ -137,35 +168,34 @@ class Documents(Core):
         self, key: bytes, value: bytes, collection_id: int = 0, *, flags: int = 0, expiry: int = 0, datatype: int = 0
     ) -> Stored:
         """Store the document only if there is none."""
-        with self.shared.lock:
-            wire_key = self._prepare_write(key, collection_id, value)
-            found = self._lookup(wire_key)
-            maybe_live = found.seqno and not found.deleted
-            if maybe_live and self._current_for_write(wire_key, key, collection_id, 0) is not None:
+        with self._shared.lock:
+            wire_key = self.key_for_write(key, collection_id, value)
+            known = self._vb.lookup(wire_key)
+            maybe_live = known.seqno and not known.deleted
+            if maybe_live and self.current_for_write(wire_key, key, collection_id, 0) is not None:
                 raise KeyExists("the key exists")
-            return self._store(
-                wire_key, value, collection_id, flags, self._absolute_expiry(expiry, collection_id), datatype
-            )
+            time = self.absolute_expiry(expiry, collection_id)
+            return self._store(wire_key, value, collection_id, flags, time, datatype)
 
     def replace(
         self, key: bytes, value: bytes, collection_id: int = 0, *, flags: int = 0, expiry: int = 0, datatype: int = 0,
         cas: int = 0, preserve_ttl: bool = False,
     ) -> Stored:  # fmt: skip
         """Store the document only if there is one."""
-        with self.shared.lock:
-            wire_key = self._prepare_write(key, collection_id, value)
+        with self._shared.lock:
+            wire_key = self.key_for_write(key, collection_id, value)
             current = self._required(wire_key, key, collection_id, cas)
-            time = current.expiry if preserve_ttl else self._absolute_expiry(expiry, collection_id)
+            time = current.expiry if preserve_ttl else self.absolute_expiry(expiry, collection_id)
             return self._store(wire_key, value, collection_id, flags, time, datatype)
 
     def delete(self, key: bytes, collection_id: int = 0, *, cas: int = 0) -> Stored:
         """Replace the document by a tombstone; system xattrs stay."""
-        with self.shared.lock:
-            wire_key = self._prepare_write(key, collection_id, b"")
+        with self._shared.lock:
+            wire_key = self.key_for_write(key, collection_id, b"")
             current = self._required(wire_key, key, collection_id, cas)
-            self.locks.pop(wire_key, None)
-            return self._write(
-                RecordKind.DELETION, wire_key, *surviving_xattrs(current), collection_id, time=self.shared.now_s
+            self._vb.locks.pop(wire_key, None)
+            return self.write(
+                RecordKind.DELETION, wire_key, *surviving_xattrs(current), collection_id, time=self._shared.now_s
             )
 
     def append(self, key: bytes, value: bytes, collection_id: int = 0, *, cas: int = 0) -> Stored:
@@ -175,14 +205,13 @@ class Documents(Core):
         return self._extend(key, collection_id, cas, value, b"")
 
     def _extend(self, key: bytes, collection_id: int, cas: int, before: bytes, after: bytes) -> Stored:
-        with self.shared.lock:
-            wire_key = self._prepare_write(key, collection_id, before + after)
-            current = self._current_for_write(wire_key, key, collection_id, cas)
+        with self._shared.lock:
+            wire_key = self.key_for_write(key, collection_id, before + after)
+            current = self.current_for_write(wire_key, key, collection_id, cas)
             if current is None:
                 raise NotStored("nothing to append to")
             blob, body = split_value(current)
             value = blob + before + body + after
-            self._check_size(value)
             kept = current.datatype & Datatype.XATTR
             return self._store(wire_key, value, collection_id, current.flags, current.expiry, kept)
 
@@ -191,13 +220,13 @@ class Documents(Core):
         decrement: bool = False,
     ) -> tuple[int, Stored]:  # fmt: skip
         """Count a decimal document up (wrapping at 64 bits) or down (not below 0)."""
-        with self.shared.lock:
-            wire_key = self._prepare_write(key, collection_id, b"")
-            current = self._current_for_write(wire_key, key, collection_id, 0)
+        with self._shared.lock:
+            wire_key = self.key_for_write(key, collection_id, b"")
+            current = self.current_for_write(wire_key, key, collection_id, 0)
             if current is None:
                 if not create:
                     raise KeyNotFound
-                time = self._absolute_expiry(expiry, collection_id)
+                time = self.absolute_expiry(expiry, collection_id)
                 return initial, self._store(wire_key, b"%d" % initial, collection_id, 0, time, 0)
             blob, body = split_value(current)
             number = _decimal(body)
@@ -208,170 +237,168 @@ class Documents(Core):
 
     def touch(self, key: bytes, expiry: int, collection_id: int = 0) -> Stored:
         """Give the document a new expiry; a change like any other."""
-        with self.shared.lock:
-            wire_key = self._prepare_write(key, collection_id, b"")
+        with self._shared.lock:
+            wire_key = self.key_for_write(key, collection_id, b"")
             return self._touch(wire_key, self._required(wire_key, key, collection_id, 0), expiry)
 
     def get_and_touch(self, key: bytes, expiry: int, collection_id: int = 0) -> Document:
-        with self.shared.lock:
-            wire_key = self._prepare_write(key, collection_id, b"")
+        with self._shared.lock:
+            wire_key = self.key_for_write(key, collection_id, b"")
             self._touch(wire_key, self._required(wire_key, key, collection_id, 0), expiry)
             return self._live(wire_key, key, collection_id)
 
     def _touch(self, wire_key: bytes, current: Document, expiry: int) -> Stored:
-        time = self._absolute_expiry(expiry, current.collection_id)
+        time = self.absolute_expiry(expiry, current.collection_id)
         if time == current.expiry:
-            return Stored(current.cas, current.seqno, self.uuid)
-        return self._write(
+            return Stored(current.cas, current.seqno, self._vb.uuid)
+        return self.write(
             RecordKind.MUTATION, wire_key, current.value, current.datatype, current.collection_id, flags=current.flags,
             time=time,
         )  # fmt: skip
 
-    # ---- locks ----
+    # ---- locks of documents ----
 
     def lock(self, key: bytes, collection_id: int = 0, seconds: int = 0) -> Document:
         """The document under a new CAS that only its holder knows; 15 s unless told, 30 s at most."""
-        with self.shared.lock:
-            wire_key = self._prepare_write(key, collection_id, b"")
-            current = self._current_for_write(wire_key, key, collection_id, 0)
+        vb = self._vb
+        with self._shared.lock:
+            wire_key = self.key_for_write(key, collection_id, b"")
+            current = self.current_for_write(wire_key, key, collection_id, 0)
             if current is None:
                 raise KeyNotFound
             held = seconds if 0 < seconds <= LONGEST_LOCK_S else LOCK_S
-            cas = self._next_cas()
-            self.registers[k.CAS] = cas
-            self.locks[wire_key] = (cas, self.shared.now_s + held)
+            cas = vb.next_cas()
+            vb.registers[r.CAS] = cas
+            vb.locks[wire_key] = (cas, self._shared.now_s + held)
             return Document(
                 key, current.value, collection_id, cas, current.seqno, current.rev_seqno, current.flags, current.expiry,
                 current.datatype,
             )  # fmt: skip
 
     def unlock(self, key: bytes, cas: int, collection_id: int = 0) -> None:
-        with self.shared.lock:
-            self._require_active()
-            wire_key = self._wire_key(key, collection_id)
+        with self._shared.lock:
+            self._vb.require_active()
+            wire_key = self.wire_key(key, collection_id)
             self._live(wire_key, key, collection_id)
-            held = self._lock_of(wire_key)
+            held = self.lock_cas(wire_key)
             if held is None:
                 raise NotLocked
             if held != cas:
                 raise Locked("the lock is held under another CAS")
-            del self.locks[wire_key]
+            del self._vb.locks[wire_key]
 
     def is_locked(self, key: bytes, collection_id: int = 0) -> bool:
         """Whether others see this document with the CAS of a locked one."""
-        return self._lock_of(self._wire_key(key, collection_id)) is not None
+        return self.lock_cas(self.wire_key(key, collection_id)) is not None
 
-    def _lock_of(self, wire_key: bytes) -> int | None:
-        held = self.locks.get(wire_key)
+    def lock_cas(self, wire_key: bytes) -> int | None:
+        """The CAS that a key is locked under; None if it is not."""
+        locks = self._vb.locks
+        held = locks.get(wire_key)
         if held is None:
             return None
-        if held[1] <= self.shared.now_s:
-            del self.locks[wire_key]
+        if held[1] <= self._shared.now_s:
+            del locks[wire_key]
             return None
         return held[0]
 
-    # ---- shared steps ----
+    # ---- steps that writes have in common; the caller holds the lock ----
 
-    def _require_active(self) -> None:
-        if self.state is not VbucketState.ACTIVE:
-            raise NotMyVbucket(f"vbucket {self.id} is {self.state.name.lower()} here")
-
-    def _wire_key(self, key: bytes, collection_id: int) -> bytes:
+    def wire_key(self, key: bytes, collection_id: int) -> bytes:
+        """The key with its collection prefix, as records have it."""
         if not 1 <= len(key) <= (MAX_COLLECTION_KEY if collection_id else MAX_KEY):
             raise InvalidArguments(f"a key of {len(key)} bytes is not allowed")
         return prefix_of(collection_id) + key
 
-    def _prepare_write(self, key: bytes, collection_id: int, value: bytes) -> bytes:
-        self._require_active()
-        self.shared.check_room()
-        self._check_size(value)
-        self.collection_row(collection_id)
-        return self._wire_key(key, collection_id)
-
-    def _check_size(self, value: bytes) -> None:
-        if len(value) > self.shared.options.max_value_bytes + MOST_XATTR_BYTES:
+    def key_for_write(self, key: bytes, collection_id: int, value: bytes) -> bytes:
+        """The prefixed key, if a write of it would be taken at all."""
+        vb, shared = self._vb, self._shared
+        vb.require_active()
+        shared.check_room()
+        if len(value) > shared.options.max_value_bytes + MOST_XATTR_BYTES:
             raise TooBig(f"{len(value)} bytes")
+        vb.collection_row(collection_id)
+        return self.wire_key(key, collection_id)
 
-    def _checked_body(self, value: bytes, datatype: int) -> bytes:
-        return checked_body(value, datatype, self.shared.options.max_value_bytes)
+    def checked_body(self, value: bytes, datatype: int) -> bytes:
+        """What is behind compression and xattrs; raises if readers could not open the value."""
+        return checked_body(value, datatype, self._shared.options.max_value_bytes)
 
-    def _current_for_write(self, wire_key: bytes, key: bytes, collection_id: int, cas: int) -> Document | None:
+    def current_for_write(self, wire_key: bytes, key: bytes, collection_id: int, cas: int) -> Document | None:
         """The live version that a write would replace, after checking its lock and ``cas``."""
         try:
             current = self._live(wire_key, key, collection_id)
         except KeyNotFound:
             return None
-        held = self._lock_of(wire_key)
+        held = self.lock_cas(wire_key)
         if held is not None:
             if cas != held:
                 raise Locked
-            del self.locks[wire_key]
+            del self._vb.locks[wire_key]
         elif cas and cas != current.cas:
             raise KeyExists("the CAS has changed")
         return current
 
     def _required(self, wire_key: bytes, key: bytes, collection_id: int, cas: int) -> Document:
-        current = self._current_for_write(wire_key, key, collection_id, cas)
+        current = self.current_for_write(wire_key, key, collection_id, cas)
         if current is None:
             raise KeyNotFound
         return current
 
-    def _absolute_expiry(self, expiry: int, collection_id: int) -> int:
-        """KV's expiry field as unix seconds."""
-        relative = 0 < expiry <= RELATIVE_EXPIRY_S
-        return self._capped(self.shared.now_s + expiry if relative else expiry, collection_id)
+    def absolute_expiry(self, expiry: int, collection_id: int, *, relative: bool = True) -> int:
+        """An expiry as unix seconds, no later than the max TTL of the collection, or else of the bucket, allows.
 
-    def _capped(self, time: int, collection_id: int) -> int:
-        """Not later than the collection's, or else the bucket's, max TTL allows."""
-        entry = self.shared.manifest.collections.get(collection_id)
-        longest = self.shared.options.max_ttl_s
+        ``relative``: KV's expiry field, in which small numbers are seconds from now.
+        """
+        shared = self._shared
+        if relative and 0 < expiry <= RELATIVE_EXPIRY_S:
+            expiry += shared.now_s
+        entry = shared.manifest.collections.get(collection_id)
+        longest = shared.options.max_ttl_s
         if entry is not None and entry.max_ttl is not None:
             longest = entry.max_ttl
         if not longest:
-            return time
-        latest = self.shared.now_s + longest
-        return latest if time == 0 or time > latest else time
-
-    @staticmethod
-    def detected(value: bytes) -> int:
-        """The datatype of a plain value."""
-        return JSON if is_json(value) else 0
+            return expiry
+        latest = shared.now_s + longest
+        return latest if expiry == 0 or expiry > latest else expiry
 
     def _store(self, wire_key: bytes, value: bytes, collection_id: int, flags: int, time: int, datatype: int) -> Stored:
         if datatype & WRAPPED:  # JSON is never believed, but seen: behind xattrs and compression too
-            datatype = datatype & WRAPPED | self.detected(self._checked_body(value, datatype))
-        elif len(value) > self.shared.options.max_value_bytes:
+            datatype = datatype & WRAPPED | (JSON if is_json(self.checked_body(value, datatype)) else 0)
+        elif len(value) > self._shared.options.max_value_bytes:
             raise TooBig(f"{len(value)} bytes")
         else:
-            datatype = self.detected(value)
-        if self._preparing:
-            return self._write(RecordKind.MUTATION, wire_key, value, datatype, collection_id, flags=flags, time=time)
-        return self._write_now(RecordKind.MUTATION, wire_key, value, datatype, collection_id, flags, time)
+            datatype = JSON if is_json(value) else 0
+        return self.write(RecordKind.MUTATION, wire_key, value, datatype, collection_id, flags, time)
 
-    def _write(
-        self, kind: RecordKind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, *, flags: int = 0,
-        time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
-    ) -> Stored:  # fmt: skip
-        """A change of a document, or only its announcement."""
-        return self._write_now(kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno, extra)
-
-    def _write_now(
+    def write(
         self, kind: RecordKind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int = 0,
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
-        if self.pending and wire_key in self.pending and kind not in (RecordKind.COMMIT, RecordKind.ABORT):
+        """Append a change of a document, or while ``preparing`` its prepare; a key with a pending one is refused."""
+        vb = self._vb
+        if vb.preparing_level and kind in (RecordKind.MUTATION, RecordKind.DELETION):
+            return vb.durable.write_prepare(kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno)
+        if vb.pending and wire_key in vb.pending and kind not in (RecordKind.COMMIT, RecordKind.ABORT):
             raise SyncWriteInProgress
-        cas = cas or self._next_cas()
+        cas = cas or vb.next_cas()
         record = pack(
             kind, wire_key, value, seqno=0, rev_seqno=rev_seqno, cas=cas, flags=flags, time=time, datatype=datatype,
             collection_id=collection_id, extra=extra,
         )  # fmt: skip
-        self._append(np.frombuffer(record, np.uint8), assign=True)
-        return Stored(cas, self.numbers[k.HIGH], self.failover_log.uuid)
+        vb.append_records(np.frombuffer(record, np.uint8), assign=True)
+        return Stored(cas, vb.numbers[r.HIGH], vb.failover_log.uuid)
 
-    def _next_cas(self) -> int:
-        """Hybrid logical clock (10.5)."""
-        return max(self.shared.now_ns() & CLOCK_MASK, self.numbers[k.CAS] + 1)
+
+def document_of(head: RecordHead, key: bytes, value: bytes) -> Document:
+    """The document that a record says."""
+    kind = head.kind & 0x7F
+    commit_deletes = kind == RecordKind.COMMIT and bool(head.extra >> 63)
+    gone = commit_deletes or kind in (RecordKind.DELETION, RecordKind.EXPIRATION)
+    return Document(
+        key, value, head.collection_id, head.cas, head.seqno, head.rev_seqno, head.flags, 0 if gone else head.time,
+        head.datatype, gone, kind == RecordKind.EXPIRATION, head.time if gone else 0,
+    )  # fmt: skip
 
 
 def _decimal(body: bytes) -> int:

@@ -11,12 +11,12 @@ from upriver.errors import TemporaryFailure
 from upriver.store.arrays import Scratch
 from upriver.store.collections.transition import Transition
 from upriver.store.disk.file import Disk
-from upriver.store.log.memory import Checkpoint, Gauge
+from upriver.store.log.memory import Gauge, MemoryCheckpoint
 from upriver.store.options import StoreOptions
 
 if TYPE_CHECKING:
     from upriver.store.collections.manifest import Manifest
-    from upriver.store.core import Core
+    from upriver.store.vbucket import VBucket
 
 
 class Shared:
@@ -42,9 +42,9 @@ class Shared:
         self.table_scratch = Scratch()  # for who holds commit_lock
         self.log_gauge = Gauge()
         self.index_gauge = Gauge()
-        self.ages: deque[Checkpoint] = deque()
+        self.ages: deque[MemoryCheckpoint] = deque()
         self.present: frozenset[int] = frozenset()  # vbuckets that have a record on disk
-        self.dirty: dict[int, Core] = {}
+        self.dirty: dict[int, VBucket] = {}
         self.dirty_bytes = 0
         self.disk_full = False
         self.failure = ""  # why nothing can be persisted until the bucket is opened again
@@ -85,7 +85,7 @@ class Shared:
             self.wake_flusher()
             raise TemporaryFailure("memory quota reached: waiting for the disk")
 
-    def note_dirty(self, vbucket: Core, size: int) -> None:
+    def note_dirty(self, vbucket: VBucket, size: int) -> None:
         self.dirty_bytes += size
         if vbucket.id not in self.dirty:
             self.dirty[vbucket.id] = vbucket

@@ -1,25 +1,358 @@
-"""A vbucket, with everything that can be done to it."""
+"""A vbucket: its state, the one way in for records, and the parts that work on it.
+
+``VBucket`` owns everything that is true of one vbucket: registers, failover log, memory log, key index, snapshot range.
+The operations live in its parts, which share that state and nothing else:
+
+* ``documents``, ``bulk``, ``with_meta``: what clients do, one document or many at a time;
+* ``durable``: prepare, commit and abort of durable writes;
+* ``replication``: what a replica takes from its producer;
+* ``collections``: the manifest and its system events.
+
+Everything is built from ``append_records``, ``lookup`` and ``record``.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
-from upriver.errors import InvalidArguments, KeyNotFound
-from upriver.model import SEQNO_MAX, Document, VbucketState
-from upriver.store import kernels as k
-from upriver.store.bulk import Bulk
-from upriver.store.documents import prefix_of
+import numpy as np
+
+from upriver.errors import InvalidArguments, NotMyVbucket, OutOfRange, UnknownCollection
+from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
+from upriver.store import registers as r
+from upriver.store.bulk import BulkWrites
+from upriver.store.collections.events import Collections, default_table
+from upriver.store.disk.file import Octets, Words
+from upriver.store.documents import Documents
 from upriver.store.durable import DurableWrites
+from upriver.store.index import kernels as key_kernels
+from upriver.store.index.keyindex import UNKNOWN_KEY, IndexEntry, KeyIndex
+from upriver.store.log.blocks import blocks_after, record_on_disk
+from upriver.store.log.kernels import ingest, runs
+from upriver.store.log.memory import MemoryLog, OpenSegment
 from upriver.store.log.stream import StreamSource
+from upriver.store.record import OnDisk, Tally
+from upriver.store.replication import Replication
+from upriver.store.shared import Shared
 from upriver.store.upkeep.rollback import roll_back
 from upriver.store.withmeta import WithMetaWrites
-from upriver.wire.packed import unpack
-from upriver.wire.source_events import EndReason, Run
+from upriver.wire.packed import HEADER_SIZE, RecordHead, unpack
+from upriver.wire.source_events import EndReason
+
+SEVERAL = 4 * 1024  # a run of this many bytes is likely more than one record
+BULK = 32 * 1024  # from this many bytes on a run is taken in without the interpreter lock
+NO_CEILING = np.uint64(SEQNO_MAX)
+EVICTIONS = 4  # checkpoints looked at when a write finds the memory log too large
+CLOCK_MASK = ~0xFFFF
 
 
-class VBucket(Bulk, WithMetaWrites, DurableWrites):
-    """One vbucket of a ``Bucket``."""
+class VBucket:
+    """One vbucket of a ``Bucket``. Whoever changes it holds ``shared.lock``; every public operation does so itself."""
+
+    # With a thousand vbuckets written in turn what counts is how few cache lines a write touches.
+    __slots__ = (
+        "_waiting", "_waiting_for_disk", "bulk", "collection_rows", "collection_table", "collections", "compacted_s",
+        "complete_seqno", "content", "documents", "durable", "epoch", "erasing", "expired_count", "failover_log",
+        "id", "indexed_seqno", "keys", "keys_loaded", "locks", "log_end", "memory", "numbers", "on_disk", "pending",
+        "persisted_seqno", "preparing_level", "purge_seqno", "registers", "replication", "rollback_floor", "shared",
+        "snap_end", "snap_start", "snapshot_from_disk", "sources", "state", "stored_log", "tables", "topology",
+        "with_meta",
+    )  # fmt: skip
+
+    def __init__(self, shared: Shared, vbucket_id: int, state: VbucketState, log: FailoverLog) -> None:
+        self.shared = shared
+        self.id = vbucket_id
+        self.state = state
+        self.failover_log = log
+        self.stored_log: tuple[FailoverLog | None, list[list[int]]] = (None, [])  # a log, and how the record says it
+        self.registers: Words = np.zeros(r.REGISTERS, np.uint64)
+        self.registers[r.EXPIRY] = SEQNO_MAX
+        self.numbers = self.registers.data  # the same, as Python's integers: three times as fast one by one
+        self.replace_collection_table(default_table())
+        self.erasing = False  # collections were dropped or flushed and their records are still on disk
+        self.persisted_seqno = 0
+        self.content = Tally()
+        self.log_end = 0  # where the newest block on disk ends
+        self.tables: list[int] = []  # generations of the key tables on disk
+        self.compacted_s = shared.now_s
+        self.on_disk = OnDisk(0, 0, 0, self.collection_table)
+        self.expired_count = 0  # documents that it let expire since it was opened
+        self.purge_seqno = 0
+        self.rollback_floor = 0  # below this the versions that a rollback would need are gone
+        self.indexed_seqno = 0  # the key tables on disk know everything up to here
+        self.epoch = 0  # moves when records on disk are rewritten or taken away
+        self.complete_seqno = 0  # end of the last snapshot that is wholly here
+        self.snap_start = 0
+        self.snap_end = 0
+        self.snapshot_from_disk = False
+        self.topology: Any = None
+        self.memory = MemoryLog(0, shared.checkpoint_bytes, shared.log_gauge, shared.ages)
+        self.keys = KeyIndex(shared, vbucket_id, self.registers)
+        self.keys_loaded = True  # False after a restart: the overlay lacks what the tables on disk do not know
+        self.sources: set[StreamSource] = set()
+        self._waiting: dict[Callable[[], None], None] = {}  # in order, each once
+        self._waiting_for_disk: dict[Callable[[], None], None] = {}  # those of them that a commit may help
+        self.locks: dict[bytes, tuple[int, int]] = {}
+        self.preparing_level = 0  # the durability level of the writes that are being made; 0: they are plain
+        self.pending: dict[bytes, int] = {}  # prepared and neither committed nor aborted: key -> seqno
+        self.documents = Documents(self)
+        self.bulk = BulkWrites(self)
+        self.with_meta = WithMetaWrites(self)
+        self.durable = DurableWrites(self)
+        self.replication = Replication(self)
+        self.collections = Collections(self)
+
+    # ---- numbers ----
+
+    @property
+    def high_seqno(self) -> int:
+        return self.numbers[r.HIGH]
+
+    @property
+    def max_visible_seqno(self) -> int:
+        return self.numbers[r.VISIBLE]
+
+    @property
+    def high_prepared_seqno(self) -> int:
+        return self.numbers[r.PREPARED]
+
+    @property
+    def high_completed_seqno(self) -> int:
+        return self.numbers[r.COMPLETED]
+
+    @property
+    def max_cas(self) -> int:
+        return self.numbers[r.CAS]
+
+    @property
+    def tombstone_count(self) -> int:
+        return self.numbers[r.TOMBSTONES]
+
+    @property
+    def item_count(self) -> int:
+        return int(self.collection_table[:, r.C_ITEMS].sum())
+
+    @property
+    def uuid(self) -> int:
+        return self.failover_log.uuid
+
+    @property
+    def manifest_uid(self) -> int:
+        """Of the manifest that this vbucket knows, which may be older than the bucket's."""
+        return self.collections.manifest.uid
+
+    @property
+    def snapshot(self) -> tuple[int, int]:
+        """Range of the snapshot that the last record came in."""
+        return (self.snap_start, self.snap_end)
+
+    @property
+    def snapshot_complete(self) -> bool:
+        return self.high_seqno >= self.snap_end
+
+    @property
+    def receiving_initial_disk_snapshot(self) -> bool:
+        """A replica that has nothing consistent to offer yet (5.4, step 22)."""
+        receiving = self.state is not VbucketState.ACTIVE and not self.snapshot_complete
+        return receiving and self.snapshot_from_disk and self.complete_seqno == 0
+
+    def collection_row(self, collection_id: int) -> int:
+        """Where the collection is in the table; raises ``UnknownCollection``."""
+        row = self.collection_rows.get(collection_id)
+        if row is None:
+            raise UnknownCollection(f"no collection {collection_id:x} in vbucket {self.id}")
+        return row
+
+    def replace_collection_table(self, table: Words) -> None:
+        self.collection_table = table
+        self.collection_rows = {number: row for row, number in enumerate(table[:, r.C_ID].tolist())}
+
+    def collection_ids(self) -> list[int]:
+        return list(self.collection_rows)
+
+    def collection_high_seqno(self, collection_id: int) -> int:
+        return self.collection_table.item(self.collection_row(collection_id), r.C_HIGH)
+
+    def visible_high_seqno(self, collection_id: int) -> int:
+        return self.collection_table.item(self.collection_row(collection_id), r.C_VISIBLE)
+
+    def collection_start_seqno(self, collection_id: int) -> int:
+        return self.collection_table.item(self.collection_row(collection_id), r.C_START)
+
+    def collection_item_count(self, collection_id: int) -> int:
+        return self.collection_table.item(self.collection_row(collection_id), r.C_ITEMS)
+
+    def next_cas(self) -> int:
+        """Hybrid logical clock (10.5)."""
+        return max(self.shared.now_ns() & CLOCK_MASK, self.numbers[r.CAS] + 1)
+
+    def require_active(self) -> None:
+        if self.state is not VbucketState.ACTIVE:
+            raise NotMyVbucket(f"vbucket {self.id} is {self.state.name.lower()} here")
+
+    def require_replica(self) -> None:
+        if self.state not in (VbucketState.REPLICA, VbucketState.PENDING):
+            raise NotMyVbucket(f"vbucket {self.id} is {self.state.name.lower()} here")
+
+    # ---- the way in ----
+
+    def append_records(self, run: Octets, *, assign: bool, ceiling: int = SEQNO_MAX) -> None:
+        """Take in packed records; with ``assign`` they get seqno, CAS and rev here."""
+        keys, numbers = self.keys, self.numbers
+        if not keys.ready:
+            self.load_keys()
+        size = run.size
+        if size > SEVERAL:
+            keys.reserve(size // max(HEADER_SIZE, int(run[:4].view(np.uint32)[0])))
+        take_in = ingest.ingest_many if size > BULK else ingest.ingest
+        limit = NO_CEILING if ceiling == SEQNO_MAX else np.uint64(ceiling)
+        at, before = 0, 0
+        while at < size:
+            segment = self.open_segment(min(size - at, self.memory.most_bytes))
+            checkpoint, used, before = segment.checkpoint, numbers[r.USED], at
+            at = take_in(
+                run, at, size, checkpoint.data, segment.at, checkpoint.serial, keys.overlay, keys.layers,
+                self.collection_table, self.registers, self.shared.seed, assign, limit,
+            )  # fmt: skip
+            self.appended(segment, used)
+            if at < size:
+                at = self._resolve_stop(run, at, stuck=at == before)
+        if self._waiting:
+            self.wake()
+
+    def appended(self, segment: OpenSegment, used: int) -> None:
+        """The registers say what was written behind ``used``: so does the segment now, and the flusher will see it."""
+        if segment.first == 0:
+            segment.first = self.numbers[r.FIRST]
+        segment.end = self.numbers[r.USED]
+        self.shared.note_dirty(self, segment.end - used)
+
+    def _resolve_stop(self, run: Octets, at: int, stuck: bool) -> int:
+        """Do what the kernel could not and return where to go on, or say why the record at ``at`` is refused."""
+        reason = self.numbers[r.STOP]
+        if reason == ingest.CROWDED:
+            self.keys.make_room(self.high_seqno)
+        elif reason == ingest.FULL and not stuck:
+            self.close_segment()
+        elif reason == ingest.FULL:
+            self.open_segment_with_room(unpack(run.data, at)[0].size)
+        elif reason == ingest.COLLISION:
+            self.close_segment()
+            self.memory.close_checkpoint()
+        elif reason == ingest.UNKNOWN_COLLECTION:
+            raise UnknownCollection(f"no collection {unpack(run.data, at)[0].collection_id:x} in vbucket {self.id}")
+        elif reason == ingest.BAD_SEQNO:
+            raise OutOfRange(f"seqno {unpack(run.data, at)[0].seqno} does not follow {self.high_seqno} in its snapshot")
+        elif reason == ingest.BAD_RECORD:
+            raise InvalidArguments(f"the run is not made of packed records (at byte {at})")
+        else:
+            at = self.collections.receive_event(run, at)
+        return at
+
+    def open_segment(self, size: int) -> OpenSegment:
+        """The open segment, with room for ``size`` bytes if its checkpoint can grow that far."""
+        segment = self.memory.open
+        if segment is None:
+            return self._begin_segment(size)
+        if segment.end + size > segment.checkpoint.data.size:
+            self.memory.room(size, segment.end)
+        return segment
+
+    def open_segment_with_room(self, size: int) -> OpenSegment:
+        """The open segment, or a new one if ``size`` bytes do not fit into its checkpoint."""
+        segment = self.open_segment(size)
+        if not self.memory.room(size, segment.end):
+            self.close_segment()
+            segment = self._begin_segment(size)
+        return segment
+
+    def _begin_segment(self, size: int) -> OpenSegment:
+        if self.shared.log_gauge.bytes > self.shared.log_bytes:
+            self.shared.evict(tries=EVICTIONS)
+        segment = self.memory.begin_segment(size, self.complete_seqno)
+        self.numbers[r.USED] = segment.at
+        self.numbers[r.DEDUPED] = 0
+        return segment
+
+    def close_segment(self) -> None:
+        """Freeze what was written so far: nothing in it will be deduplicated away any more."""
+        if self.memory.open is None:
+            return
+        own = self.state is VbucketState.ACTIVE
+        high = self.numbers[r.HIGH]
+        if own:
+            self.complete_seqno = self.snap_start = self.snap_end = high
+        # A received snapshot without a gap had nothing left out: every seqno in it is a state that existed.
+        exact = self.numbers[r.DEDUPED] == 0 and (own or self.numbers[r.GAPS] == 0)
+        self.memory.close_segment(high, high if own else self.snap_end, exact)
+
+    # ---- who waits for changes ----
+
+    def wait(self, wake: Callable[[], None], for_disk: bool = False) -> None:
+        """Call ``wake`` once, when something happens; ``for_disk``: also when something was persisted."""
+        self._waiting[wake] = None
+        if for_disk:
+            self._waiting_for_disk[wake] = None
+
+    def stop_waiting(self, wake: Callable[[], None]) -> None:
+        """Forget it; else an idle vbucket would hold on to every reader that ever was."""
+        self._waiting.pop(wake, None)
+        self._waiting_for_disk.pop(wake, None)
+
+    def wake(self) -> None:
+        """Call everybody who waits; in whatever thread this is."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            for wake in waiting:
+                wake()
+
+    def wake_for_disk(self) -> None:
+        """Call those who wait for a commit."""
+        if self._waiting_for_disk:
+            waiting, self._waiting_for_disk = self._waiting_for_disk, {}
+            for wake in waiting:
+                wake()
+
+    # ---- the key index ----
+
+    def load_keys(self) -> None:
+        """Make sure that overlay and tables together know every key."""
+        if not self.keys_loaded:
+            self._load_overlay()
+        self.keys.prepare()
+
+    def _load_overlay(self) -> None:
+        """After a restart: enter the records that the tables on disk do not know yet."""
+        keys = self.keys
+        for _, block in blocks_after(self, self.indexed_seqno):
+            while (keys.entries + block.records) * 5 >= keys.overlay.size:
+                keys.grow()
+            new = runs.index_run(
+                block.data, block.at, block.data.size, np.uint64(self.indexed_seqno), keys.overlay, self.shared.seed
+            )
+            self.registers[r.ENTRIES] += np.uint64(new)
+        self.keys_loaded = True  # not before: what could not be read is no reason to know nothing
+
+    def lookup(self, wire_key: bytes, salt: int = 0) -> IndexEntry:
+        """What the key index knows of a key; its prepares are found under ``PREPARE_SALT``."""
+        keys = self.keys
+        if not keys.ready:
+            self.load_keys()
+        octets = np.frombuffer(wire_key, np.uint8)
+        _, known, rev, place = key_kernels.find(octets, np.uint64(salt), self.shared.seed, keys.overlay, keys.layers)
+        if not known:
+            return UNKNOWN_KEY
+        return IndexEntry(int(known) & int(key_kernels.SEQNO_BITS), bool(known >> 63), int(rev), int(place))
+
+    def record(self, entry: IndexEntry) -> tuple[RecordHead, bytes, bytes]:
+        """The record that the index points at, from memory or from disk."""
+        checkpoint = self.memory.by_serial.get(entry.place >> 32)
+        if checkpoint is not None:
+            return unpack(checkpoint.data.data, entry.place & 0xFFFF_FFFF)
+        return record_on_disk(self, entry.seqno)
+
+    # ---- streams and state ----
 
     def stream(
         self, start: int, end: int = SEQNO_MAX, *, snap_start: int | None = None, snap_end: int | None = None,
@@ -42,41 +375,12 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
             self.sources.add(source)
             return source
 
-    def get_random_key(self, collection_id: int = 0) -> Document:
-        """Some live document of the collection."""
-        with self.shared.lock:
-            self._require_active()
-            row = self.collection_row(collection_id)
-            if not row[k.C_ITEMS]:
-                raise KeyNotFound
-            begin = random.randrange(int(row[k.C_START]), int(row[k.C_HIGH]) + 1)
-            for start in (begin, int(row[k.C_START])):
-                for document in self._documents_after(start, collection_id):
-                    return document
-        raise KeyNotFound
-
-    def _documents_after(self, start: int, collection_id: int) -> Iterator[Document]:
-        source = self.stream(start, self.high_seqno)
-        while (event := source.poll()) is not None:
-            if not isinstance(event, Run):
-                continue
-            at = 0
-            while at < len(event.data):
-                head, wire_key, _ = unpack(event.data, at)
-                at += head.size
-                key = wire_key[len(prefix_of(collection_id)) :]
-                if head.collection_id == collection_id and self._lookup(wire_key).seqno == head.seqno:
-                    document = self._version(wire_key, key, collection_id)
-                    if document is not None and not document.deleted and not self._is_expired(document):
-                        source.close()
-                        yield document
-
     def end_streams(self, reason: EndReason) -> None:
         for source in list(self.sources):
             source.kill(reason)
 
     def release_memory(self) -> None:
-        """Let go of every checkpoint that is on disk; who reads next reads there."""
+        """Drop every checkpoint that is on disk; the next reader reads there."""
         with self.shared.lock:
             log = self.memory
             while log.checkpoints and log.flushed(log.checkpoints[0]):
@@ -91,7 +395,7 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
         self.state = state
         self.locks.clear()
         if state is VbucketState.ACTIVE:
-            self.adopt_manifest()
+            self.collections.adopt_manifest()
         if not silent:
             self.end_streams(EndReason.STATE_CHANGED)
         self.wake()
@@ -104,9 +408,9 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
                 self.shared.random_uuid(), min(complete, high), self.shared.options.max_failover_entries
             )
         self.purge_seqno = min(self.purge_seqno, high)  # the rest of a snapshot that was cut short is no history
-        self.memory.settle(high)
+        self.memory.cut_snapshot(high)
         self.snap_start = self.snap_end = self.complete_seqno = high
-        self.registers[k.DEDUPED] = 0
+        self.registers[r.DEDUPED] = 0
 
     def rollback(self, to: int) -> int:
         """Undo every change above ``to``; durable on return. Returns where it really went, which may be lower.
@@ -114,13 +418,7 @@ class VBucket(Bulk, WithMetaWrites, DurableWrites):
         Only states that existed can be gone back to; if none is left the vbucket is emptied, and returns 0.
         """
         with self.shared.commit_lock, self.shared.lock:
-            self._require_replica()
+            self.require_replica()
             self.shared.flush()
             self.end_streams(EndReason.STATE_CHANGED)
             return roll_back(self, to)
-
-    @property
-    def receiving_initial_disk_snapshot(self) -> bool:
-        """A replica that has nothing consistent to offer yet (5.4, step 22)."""
-        receiving = self.state is not VbucketState.ACTIVE and not self.snapshot_complete
-        return receiving and self.snapshot_from_disk and self.complete_seqno == 0

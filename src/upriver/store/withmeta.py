@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from enum import IntFlag
+from typing import TYPE_CHECKING
 
 from upriver.errors import InvalidArguments, InvalidCas, KeyExists, KeyNotFound, Locked
 from upriver.model import SEQNO_MAX, Datatype, Document
-from upriver.store.documents import Documents, Stored
+from upriver.store.documents import JSON, Stored
+from upriver.store.values import is_json
 from upriver.wire.packed import RecordKind
+
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
 
 MOST_AHEAD_NS = 3_900 * 10**9  # a clock may be wrong by its time zone, not by more
 MAX_REV = (1 << 48) - 1
 
 
-class WithMeta(IntFlag):
+class WithMetaOption(IntFlag):
     """Option bits of the with-meta commands."""
 
     NONE = 0
@@ -24,18 +29,24 @@ class WithMeta(IntFlag):
     IS_EXPIRATION = 0x10
 
 
-class WithMetaWrites(Documents):
+class WithMetaWrites:
     """Set, add and delete with metadata."""
 
-    def set_with_meta(
+    __slots__ = ("_shared", "_vb")
+
+    def __init__(self, vbucket: VBucket) -> None:
+        self._vb = vbucket
+        self._shared = vbucket.shared
+
+    def set(
         self, key: bytes, value: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0,
         expiry: int = 0, datatype: int = 0, cas: int = 0, options: int = 0, add: bool = False,
     ) -> Stored:  # fmt: skip
         """``expiry`` is absolute. Loses with ``KeyExists``."""
         incoming = Document(key, value, collection_id, meta_cas, 0, rev_seqno, flags, expiry, datatype & ~Datatype.JSON)
-        return self._with_meta(incoming, RecordKind.MUTATION, cas, WithMeta(options), add)
+        return self._resolve(incoming, RecordKind.MUTATION, cas, WithMetaOption(options), add)
 
-    def delete_with_meta(
+    def delete(
         self, key: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0,
         delete_time: int = 0, value: bytes = b"", datatype: int = 0, cas: int = 0, options: int = 0,
     ) -> Stored:  # fmt: skip
@@ -43,56 +54,57 @@ class WithMetaWrites(Documents):
         incoming = Document(
             key, value, collection_id, meta_cas, 0, rev_seqno, flags, 0, datatype, deleted=True, delete_time=delete_time
         )
-        kind = RecordKind.EXPIRATION if options & WithMeta.IS_EXPIRATION else RecordKind.DELETION
-        return self._with_meta(incoming, kind, cas, WithMeta(options), add=False)
+        kind = RecordKind.EXPIRATION if options & WithMetaOption.IS_EXPIRATION else RecordKind.DELETION
+        return self._resolve(incoming, kind, cas, WithMetaOption(options), add=False)
 
-    def _with_meta(self, incoming: Document, kind: RecordKind, cas: int, options: WithMeta, add: bool) -> Stored:
-        with self.shared.lock:
+    def _resolve(self, incoming: Document, kind: RecordKind, cas: int, options: WithMetaOption, add: bool) -> Stored:
+        documents = self._vb.documents
+        with self._shared.lock:
             self._check_options(options, incoming)
-            wire_key = self._prepare_write(incoming.key, incoming.collection_id, incoming.value)
-            current = self._version(wire_key, incoming.key, incoming.collection_id)
+            wire_key = documents.key_for_write(incoming.key, incoming.collection_id, incoming.value)
+            current = documents.version(wire_key, incoming.key, incoming.collection_id)
             self._check_header_cas(wire_key, current, cas)
             if add and current is not None and not current.deleted:
                 raise KeyExists("the key exists")
-            skip = options & WithMeta.SKIP_CONFLICT_RESOLUTION
-            if current is not None and not skip and not wins(incoming, current, lww=self.shared.options.lww):
+            skip = options & WithMetaOption.SKIP_CONFLICT_RESOLUTION
+            if current is not None and not skip and not wins(incoming, current, lww=self._shared.options.lww):
                 raise KeyExists("the version that is here wins")
-            return self._write_with_meta(wire_key, incoming, kind, options)
+            return self._write(wire_key, incoming, kind, options)
 
-    def _write_with_meta(self, wire_key: bytes, incoming: Document, kind: RecordKind, options: WithMeta) -> Stored:
+    def _write(self, wire_key: bytes, incoming: Document, kind: RecordKind, options: WithMetaOption) -> Stored:
         time = incoming.expiry
         if kind is not RecordKind.MUTATION:
-            time = incoming.delete_time or self.shared.now_s
-        elif time or self.shared.options.max_ttl_s or incoming.collection_id:
-            time = self._capped(time, incoming.collection_id)
+            time = incoming.delete_time or self._shared.now_s
+        elif time or self._shared.options.max_ttl_s or incoming.collection_id:
+            time = self._vb.documents.absolute_expiry(time, incoming.collection_id, relative=False)
         datatype = int(incoming.datatype)
-        body = self._checked_body(incoming.value, datatype)
+        body = self._vb.documents.checked_body(incoming.value, datatype)
         if kind is RecordKind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
-            datatype |= self.detected(body)
-        return self._write(
+            datatype |= JSON if is_json(body) else 0
+        return self._vb.documents.write(
             kind, wire_key, incoming.value, datatype, incoming.collection_id, flags=incoming.flags, time=time,
-            cas=0 if options & WithMeta.REGENERATE_CAS else incoming.cas, rev_seqno=incoming.rev_seqno,
+            cas=0 if options & WithMetaOption.REGENERATE_CAS else incoming.cas, rev_seqno=incoming.rev_seqno,
         )  # fmt: skip
 
-    def _check_options(self, options: WithMeta, incoming: Document) -> None:
-        if bool(options & WithMeta.FORCE_ACCEPT) != self.shared.options.lww:
+    def _check_options(self, options: WithMetaOption, incoming: Document) -> None:
+        if bool(options & WithMetaOption.FORCE_ACCEPT) != self._shared.options.lww:
             raise InvalidArguments("force-accept is for buckets that resolve conflicts by CAS, and needed there")
-        regenerate = options & WithMeta.REGENERATE_CAS
-        if regenerate and not options & WithMeta.SKIP_CONFLICT_RESOLUTION:
+        regenerate = options & WithMetaOption.REGENERATE_CAS
+        if regenerate and not options & WithMetaOption.SKIP_CONFLICT_RESOLUTION:
             raise InvalidArguments("a CAS can be regenerated only when conflict resolution is skipped")
         if incoming.cas in (0, SEQNO_MAX) and not regenerate:
             raise InvalidArguments(f"{incoming.cas:#x} is not a CAS that a document can have")
-        if incoming.cas > self.shared.now_ns() + MOST_AHEAD_NS and not regenerate:
+        if incoming.cas > self._shared.now_ns() + MOST_AHEAD_NS and not regenerate:
             raise InvalidCas(f"the CAS {incoming.cas:#x} is more than {MOST_AHEAD_NS // 10**9} s in the future")
         if incoming.rev_seqno > MAX_REV:
             raise InvalidArguments(f"{incoming.rev_seqno:#x} is more than the 48 bits that a revision can have")
 
     def _check_header_cas(self, wire_key: bytes, current: Document | None, cas: int) -> None:
-        held = self._lock_of(wire_key)
+        held = self._vb.documents.lock_cas(wire_key)
         if held is not None:
             if cas != held:
                 raise Locked
-            del self.locks[wire_key]
+            del self._vb.locks[wire_key]
         elif cas and (current is None or current.deleted):
             raise KeyNotFound
         elif cas and current is not None and current.cas != cas:

@@ -22,7 +22,7 @@ from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
 from upriver.lake.read import read_arrow, read_documents
 from upriver.lake.verify.judge import verify
-from upriver.spark.reader.offsets import Offset
+from upriver.protocol.offsets import Offset
 from upriver.spark.sync.plan import explain
 from upriver.spark.sync.run import first_cause
 from upriver.testing import node
@@ -290,4 +290,4 @@ def test_every_batch_says_what_the_lake_has_reached(spark, lake: LakeWorld) -> N
     highs = lake.world.db.high_seqnos()
     assert told["batch"] == 0
     assert told["filter"] == {"scope": "", "collections": []}
-    assert [place.seqno for place in Offset.from_json(told["offset"]).places] == [highs[vb] for vb in range(4)]
+    assert [place.seqno for place in Offset.from_json(told["offset"]).positions] == [highs[vb] for vb in range(4)]

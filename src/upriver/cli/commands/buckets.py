@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
-from upriver.cli.management import BUCKETS, Management, management_options
+from upriver.cli.connecting import ConnectingGroup, connection_options
+from upriver.cli.management import BUCKETS, Management
+
+if TYPE_CHECKING:
+    from upriver.client.options import ConnectOptions
 
 
-@click.group()
+@click.group(cls=ConnectingGroup)
 def buckets() -> None:
     """List, create and drop buckets."""
 
 
 @buckets.command("list")
+@connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@management_options
-def list_buckets(url: str, username: str, password: str, as_json: bool) -> None:
-    """List the buckets."""
-    found = Management(url, username, password).get(*BUCKETS)
+def list_buckets(connect_to: ConnectOptions, as_json: bool) -> None:
+    """List the buckets of the node at CONNECTION."""
+    found = Management.of(connect_to).get(*BUCKETS)
     rows = [
         {"name": each["name"], "items": each["basicStats"]["itemCount"], "vbuckets": each["numVBuckets"],
          "memory_bytes": each["basicStats"]["memUsed"], "disk_bytes": each["basicStats"]["diskUsed"]}
@@ -41,24 +46,24 @@ def _print_table(rows: list[dict[str, object]]) -> None:
     Console().print(table)
 
 
-@buckets.command("create")
+@buckets.command("create", short_help="Create a bucket.")
+@connection_options
 @click.argument("name")
 @click.option("--vbuckets", type=click.IntRange(1, 65535), help="How many vbuckets.  [default: the node's]")
-@management_options
-def create(name: str, vbuckets: int | None, url: str, username: str, password: str) -> None:
-    """Create a bucket."""
+def create(connect_to: ConnectOptions, name: str, vbuckets: int | None) -> None:
+    """Create the bucket NAME at the node at CONNECTION."""
     form = {"name": name} | ({"numVBuckets": vbuckets} if vbuckets else {})
-    Management(url, username, password).request("POST", *BUCKETS, form=form)
+    Management.of(connect_to).request("POST", *BUCKETS, form=form)
     click.echo(f"created {name}")
 
 
-@buckets.command("drop")
+@buckets.command("drop", short_help="Drop a bucket and erase its data.")
+@connection_options
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@management_options
-def drop(name: str, yes: bool, url: str, username: str, password: str) -> None:
-    """Drop a bucket and erase its data."""
+def drop(connect_to: ConnectOptions, name: str, yes: bool) -> None:
+    """Drop the bucket NAME of the node at CONNECTION and erase its data."""
     if not yes:
         click.confirm(f"Erase the bucket {name} with all its data?", abort=True, err=True)
-    Management(url, username, password).request("DELETE", *BUCKETS, name)
+    Management.of(connect_to).request("DELETE", *BUCKETS, name)
     click.echo(f"dropped {name}")

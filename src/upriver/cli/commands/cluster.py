@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from upriver.cli.connecting import ConnectingGroup, connect_options, login, login_options, split_options
+from upriver.cli.management import Management
 from upriver.cli.progress import progress_bar
-from upriver.errors import ConfigError
+from upriver.lake.report import counted
 
 if TYPE_CHECKING:
     from upriver.cluster.local import LocalCluster
@@ -27,25 +30,23 @@ _DATA = click.option(
     "--data", type=click.Path(path_type=Path), default="cluster", show_default=True, help="Directory of the cluster."
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_USER = (
-    click.option("--username", default="", envvar="UPRIVER_USERNAME"),
-    click.option("--password", default="", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD."),
-)
+_HOST_AND_PORTS = re.compile(r"(.+):(\d+):(\d+)")
 
 
-def _cluster_options(command: Any) -> Any:
-    for option in (*_USER, _JSON, _DATA):
-        command = option(command)
-    return command
+def _cluster_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Declare what every command on a cluster takes; the function gets ``manager`` and ``as_json``."""
+
+    @wraps(function)
+    def run(data: Path, **given: Any) -> None:
+        from upriver.cluster.manager import Manager
+
+        who, rest = split_options(given)
+        function(manager=Manager(data, *login(who)), **rest)
+
+    return _DATA(_JSON(login_options(run)))
 
 
-def _manager(data: Path, username: str, password: str) -> Manager:
-    from upriver.cluster.manager import Manager
-
-    return Manager(data, username, password)
-
-
-@click.group()
+@click.group(cls=ConnectingGroup)
 def cluster() -> None:
     """Run a cluster, and look after one."""
 
@@ -55,63 +56,59 @@ def cluster() -> None:
 
 @cluster.command(short_help="Start nodes and keep their map up to date.")
 @_DATA
-@click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, 64))
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(0, 3))
-@click.option("--vbuckets", default=1024, show_default=True, type=click.IntRange(1, 65535))
-@click.option("--bucket", default="default", show_default=True)
-@click.option("--member", "members", multiple=True, metavar="HOST:KV:MGMT", help="A node that runs already; repeat it.")
+@click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, 64), help="How many nodes.")
+@click.option("--replicas", default=1, show_default=True, type=click.IntRange(0, 3), help="Of each vbucket.")
+@click.option("--vbuckets", default=1024, show_default=True, type=click.IntRange(1, 65535), help="Of the bucket.")
+@click.option("--bucket", default="default", show_default=True, help="Created at the first start.")
+@click.option("--member", "members", multiple=True, metavar="NODE", help="A node that runs already; may be repeated.")
 @click.option("--restart", is_flag=True, help="Start nodes again that died.")
 @click.option("--enable-faults", is_flag=True, help="Allow `upriver fault`, for testing consumers.")
 @click.option("--lazy", is_flag=True, help="Sync less: faster, survives kill -9 but perhaps not a power failure.")
-@_USER[0]
-@_USER[1]
-def start(data: Path, members: tuple[str, ...], restart: bool, **options: Any) -> None:
+@login_options
+def start(
+    data: Path, nodes: int, replicas: int, vbuckets: int, bucket: str, members: tuple[str, ...], restart: bool,
+    enable_faults: bool, lazy: bool, **who: Any,
+) -> None:  # fmt: skip
     """Start nodes and keep their map up to date until Ctrl-C; a cluster that was in --data comes back as it was.
 
-    With --member no process is started: those nodes, which run with --member themselves, become the cluster.
+    With --member no process is started: those nodes (couchbase://HOST:PORT or HOST:PORT), which run with `upriver serve
+    --member`, become the cluster.
     """
+    from upriver.cluster.collections import answering
+    from upriver.cluster.local import local_cluster
+    from upriver.cluster.manager import STATE_FILE, Manager
+
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    if members:
-        _start_given(data, [_member(each) for each in members], stop, options)
-    else:
-        _start_local(data, restart, stop, options)
+    username, password = user = login(who)
+    if not members:
+        with local_cluster(
+            nodes, replicas, vbuckets, bucket=bucket, data=data, username=username, password=password,
+            enable_faults=enable_faults, lazy=lazy,
+        ) as running:  # fmt: skip
+            _watch(running.manager, stop, partial(_look_after, running, restart))
+        return
+    manager = Manager(data, *user)
+    if not (data / STATE_FILE).exists():
+        manager.create(bucket, [_member(each, who) for each in members], vbuckets, replicas)
+    with answering(manager.answer_proposals):
+        _watch(manager, stop)
 
 
-def _member(text: str) -> Member:
+def _member(node: str, who: dict[str, Any]) -> Member:
+    """A node by its connection, which knows its management port, or as HOST:KV-PORT:MANAGEMENT-PORT."""
     from upriver.cluster.plan import Member
 
-    try:
-        host, kv, mgmt = text.rsplit(":", 2)
-        return Member(host, int(kv), int(mgmt))
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not HOST:KV-PORT:MANAGEMENT-PORT, like 127.0.0.1:11210:8091") from error
+    if ports := _HOST_AND_PORTS.fullmatch(node):
+        return Member(ports[1], int(ports[2]), int(ports[3]))
+    options = connect_options({**who, "connection": node})
+    return Member(options.seeds[0].host, options.seeds[0].port, Management.of(options).port)
 
 
 def _ready(state: ClusterState) -> None:
     click.echo("ready couchbase://" + ",".join(str(member) for member in state.members))
     sys.stdout.flush()
-
-
-def _start_given(data: Path, members: list[Member], stop: threading.Event, options: dict[str, Any]) -> None:
-    from upriver.cluster.collections import answering
-    from upriver.cluster.manager import STATE_FILE
-
-    manager = _manager(data, options["username"], options["password"])
-    if not (data / STATE_FILE).exists():
-        manager.create(options["bucket"], members, options["vbuckets"], options["replicas"])
-    with answering(manager.answer_proposals):
-        _watch(manager, stop)
-
-
-def _start_local(data: Path, restart: bool, stop: threading.Event, options: dict[str, Any]) -> None:
-    from upriver.cluster.local import local_cluster
-
-    if not options["username"]:
-        del options["username"], options["password"]
-    with local_cluster(data=data, **options) as running:
-        _watch(running.manager, stop, partial(_look_after, running, restart))
 
 
 def _watch(manager: Manager, stop: threading.Event, first: Callable[[], None] = lambda: None) -> None:
@@ -144,9 +141,8 @@ def _look_after(running: LocalCluster, restart: bool) -> None:
 
 @cluster.command(short_help="Show the nodes and what each owns.")
 @_cluster_options
-def status(data: Path, username: str, password: str, as_json: bool) -> None:
+def status(manager: Manager, as_json: bool) -> None:
     """Show the nodes, what each owns, and how far replicas are behind."""
-    manager = _manager(data, username, password)
     state, reports = manager.state, manager.node_reports()
     waiting = manager.waiting(reports)
     rows = [_node_row(state, number, reports, waiting.get(number)) for number in range(len(state.members))]
@@ -192,7 +188,7 @@ def _print_nodes(state: ClusterState, rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    sizes = f"{len(state.owners)} vbuckets, {_counted(state.replicas, 'replica')}"
+    sizes = f"{len(state.owners)} vbuckets, {counted(state.replicas, 'replica')}"
     title = f"{state.bucket}: {sizes}, revision {state.revision}"
     table = Table("node", "address", "status", "active", "replica", "complete", "lag", title=title)
     for row in rows:
@@ -206,10 +202,6 @@ def _print_nodes(state: ClusterState, rows: list[dict[str, Any]]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- commands
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _report(manager: Manager, as_json: bool, said: str, **facts: Any) -> None:
@@ -226,48 +218,49 @@ def _report(manager: Manager, as_json: bool, said: str, **facts: Any) -> None:
 @click.argument("node")
 @click.option("--force", is_flag=True, help="Even if durable writes may be lost.")
 @_cluster_options
-def failover(node: str, force: bool, data: Path, username: str, password: str, as_json: bool) -> None:
+def failover(manager: Manager, node: str, force: bool, as_json: bool) -> None:
     """Promote the replicas of NODE (its number or HOST:PORT), which is gone."""
-    manager = _manager(data, username, password)
     before = manager.state
     after = manager.fail_over(node, force=force)
     promoted = sum(old[0] != new[0] for old, new in zip(before.owners, after.owners, strict=True))
-    said = f"promoted the replicas of {_counted(promoted, 'vbucket')}"
+    said = f"promoted the replicas of {counted(promoted, 'vbucket')}"
     _report(manager, as_json, said, promoted=promoted)
 
 
 @cluster.command(short_help="Make a running node part of the cluster.")
-@click.argument("member", metavar="HOST:KV:MGMT")
-@_cluster_options
-def add(member: str, data: Path, username: str, password: str, as_json: bool) -> None:
-    """Make a node that runs with `upriver serve --member` part of the cluster.
+@click.argument("connection")
+@_DATA
+@_JSON
+@login_options
+def add(connection: str, data: Path, as_json: bool, **who: Any) -> None:
+    """Make the node at CONNECTION, which runs with `upriver serve --member`, part of the cluster.
 
     It owns nothing until `upriver cluster rebalance` moves vbuckets to it.
     """
-    manager = _manager(data, username, password)
-    manager.add(_member(member))
+    from upriver.cluster.manager import Manager
+
+    manager, member = Manager(data, *login(who)), _member(connection, who)
+    manager.add(member)
     nodes = len(manager.state.members)
     said = f"{member} is a member, one of {nodes}, and owns nothing until `upriver cluster rebalance`"
     _report(manager, as_json, said, nodes=nodes)
 
 
-@cluster.command()
+@cluster.command(short_help="Move everything off a node and forget it.")
 @click.argument("node")
 @_cluster_options
-def remove(node: str, data: Path, username: str, password: str, as_json: bool) -> None:
-    """Move everything off NODE and forget it."""
-    manager = _manager(data, username, password)
+def remove(manager: Manager, node: str, as_json: bool) -> None:
+    """Move everything off NODE (its number or HOST:PORT) and forget it."""
     with progress_bar("moving", len(manager.state.owners), quiet=as_json, unit="vbuckets") as advance:
         manager.remove(node, lambda done, total, move: advance(done * len(manager.state.owners) // total, 1))
     nodes = len(manager.state.members)
-    _report(manager, as_json, f"removed node {node}; the cluster has {_counted(nodes, 'node')}", nodes=nodes)
+    _report(manager, as_json, f"removed node {node}; the cluster has {counted(nodes, 'node')}", nodes=nodes)
 
 
 @cluster.command()
 @_cluster_options
-def rebalance(data: Path, username: str, password: str, as_json: bool) -> None:
+def rebalance(manager: Manager, as_json: bool) -> None:
     """Spread the vbuckets evenly over the nodes that answer."""
-    manager = _manager(data, username, password)
     with progress_bar("moving", 1000, quiet=as_json, unit="vbuckets") as advance:
         count = manager.rebalance(None, lambda done, total, move: advance(1000 * done // total, 1))
-    _report(manager, as_json, f"moved {_counted(count, 'vbucket')}", moved=count)
+    _report(manager, as_json, f"moved {counted(count, 'vbucket')}", moved=count)

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.management import BUCKETS, Management, management_options
+from upriver.cli.connecting import ConnectingGroup, connection_options
+from upriver.cli.management import BUCKETS, Management
 from upriver.errors import ConfigError
 
-_bucket = click.option("--bucket", default="default", show_default=True)
+if TYPE_CHECKING:
+    from upriver.client.options import ConnectOptions
 
 
-@click.group()
+@click.group(cls=ConnectingGroup)
 def collections() -> None:
-    """List, create, alter and drop scopes and collections; a path is SCOPE or SCOPE.COLLECTION."""
+    """List, create, alter and drop scopes and collections. A PATH is SCOPE or SCOPE.COLLECTION."""
 
 
-@collections.command("list")
+@collections.command("list", short_help="List scopes and collections.")
+@connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
-@_bucket
-@management_options
-def list_collections(bucket: str, as_json: bool, url: str, username: str, password: str) -> None:
-    """List scopes and collections with their ids."""
-    manifest = Management(url, username, password).get(*BUCKETS, bucket, "scopes")
+def list_collections(connect_to: ConnectOptions, as_json: bool) -> None:
+    """List the scopes and collections of a bucket, with their ids."""
+    manifest = Management.of(connect_to).get(*BUCKETS, connect_to.bucket, "scopes")
     if as_json:
         click.echo(json.dumps(manifest, indent=2))
         return
@@ -43,7 +44,8 @@ def _rows(scope: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{scope['name']}.{each['name']}", f"0x{each['uid']}{ttl}"
 
 
-@collections.command("create")
+@collections.command("create", short_help="Create a scope or a collection.")
+@connection_options
 @click.argument("path")
 @click.option(
     "--max-ttl",
@@ -51,15 +53,10 @@ def _rows(scope: dict[str, Any]) -> Iterator[tuple[str, str]]:
     default=0,
     help="Seconds that a document lives at most; 0: what the bucket says, -1: for ever.",
 )
-@_bucket
-@management_options
-def create(path: str, max_ttl: int, bucket: str, url: str, username: str, password: str) -> None:
-    """Create a scope, or a collection.
-
-    The scope of a new collection is created, too, if it is missing.
-    """
+def create(connect_to: ConnectOptions, path: str, max_ttl: int) -> None:
+    """Create a scope, or a collection and its scope, if that is missing. PATH is SCOPE or SCOPE.COLLECTION."""
     scope, collection = _split(path)
-    node = Management(url, username, password)
+    node, bucket = Management.of(connect_to), connect_to.bucket
     known = {each["name"] for each in node.get(*BUCKETS, bucket, "scopes")["scopes"]}
     if scope not in known or not collection:
         node.request("POST", *BUCKETS, bucket, "scopes", form={"name": scope})
@@ -69,38 +66,34 @@ def create(path: str, max_ttl: int, bucket: str, url: str, username: str, passwo
     click.echo(f"created {path}")
 
 
-@collections.command("alter")
-@click.argument("path")
+@collections.command("alter", short_help="Change a collection.")
+@connection_options
+@click.argument("path", metavar="SCOPE.COLLECTION")
 @click.option("--max-ttl", type=click.IntRange(-1, 2**31 - 1), help="0: what the bucket says, -1: for ever.")
 @click.option("--history/--no-history", default=None, help="Whether changes are kept for readers of history.")
-@_bucket
-@management_options
-def alter(
-    path: str, max_ttl: int | None, history: bool | None, bucket: str, url: str, username: str, password: str
-) -> None:
+def alter(connect_to: ConnectOptions, path: str, max_ttl: int | None, history: bool | None) -> None:
     """Change a collection; what is not given stays as it is."""
     scope, collection = _split(path)
     if not collection or (max_ttl is None and history is None):
         raise ConfigError("give SCOPE.COLLECTION and --max-ttl, --history or --no-history")
     wanted = {"maxTTL": max_ttl, "history": None if history is None else str(history).lower()}
     form = {name: value for name, value in wanted.items() if value is not None}
-    node = Management(url, username, password)
-    node.request("PATCH", *BUCKETS, bucket, "scopes", scope, "collections", collection, form=form)
+    where = (*BUCKETS, connect_to.bucket, "scopes", scope, "collections", collection)
+    Management.of(connect_to).request("PATCH", *where, form=form)
     click.echo(f"altered {path}")
 
 
-@collections.command("drop")
+@collections.command("drop", short_help="Drop a collection or a scope.")
+@connection_options
 @click.argument("path")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_bucket
-@management_options
-def drop(path: str, yes: bool, bucket: str, url: str, username: str, password: str) -> None:
+def drop(connect_to: ConnectOptions, path: str, yes: bool) -> None:
     """Drop a collection, or a scope with all its collections."""
     scope, collection = _split(path)
     if not yes:
-        click.confirm(f"Erase {path} of {bucket} with all its documents?", abort=True, err=True)
+        click.confirm(f"Erase {path} of {connect_to.bucket} with all its documents?", abort=True, err=True)
     below = ("collections", collection) if collection else ()
-    Management(url, username, password).request("DELETE", *BUCKETS, bucket, "scopes", scope, *below)
+    Management.of(connect_to).request("DELETE", *BUCKETS, connect_to.bucket, "scopes", scope, *below)
     click.echo(f"dropped {path}")
 
 

@@ -23,6 +23,7 @@ import click
 
 from upriver.cli.demo_data import SHARES, documents, manifest
 from upriver.errors import UpriverError
+from upriver.lake.report import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,9 +113,7 @@ class _Demo:
         self.say(f"loaded {count:,} documents (users, orders, devices) in {spent:.1f} s, {count / spent:,.0f}/s")
 
     def start_sync(self, count: int) -> None:
-        from upriver.lake.report import counted
-
-        self.sync = Sync(self.connection, self.directory)
+        self.sync = SyncProcess(self.connection, self.directory)
         self.stack.callback(self.sync.stop)
         self.say(f"upriver sync {self.connection} --to {self.sync.lake}")
         with self.console.status("  starting Spark ..."):
@@ -124,7 +123,7 @@ class _Demo:
         self.say(f"{self.sync.rows:,} rows are in the tables after {batches}, {speed:,.0f} rows/s at best")
 
     def write_on(self) -> None:
-        self.writer = Writer(self.connection)
+        self.writer = BusyWriter(self.connection)
         self.stack.callback(self.writer.stop)
         before = self.sync.rows
         self.sync.wait_for(lambda: self.sync.rows > before + 1000, 60.0)
@@ -135,7 +134,7 @@ class _Demo:
         a, b = self.nodes
         name = f"replication:127.0.0.1:{a.kv_port}->127.0.0.1:{b.kv_port}:default"
         subprocess.run(  # noqa: S603
-            _upriver("fault", "--node", f"http://127.0.0.1:{a.http_port}", "stall", "--name", name, "--seconds", "60"),
+            _upriver("fault", "stall", a.connection_string, "--name", name, "--seconds", "60"),
             check=True, capture_output=True,
         )  # fmt: skip
         before = self.sync.rows
@@ -159,8 +158,6 @@ class _Demo:
         return lost
 
     def wait_for_repair(self) -> None:
-        from upriver.lake.report import counted
-
         started = time.monotonic()
         self.sync.wait_for(lambda: self.sync.rollbacks > 0, 90.0)
         after = self.sync.rows
@@ -225,7 +222,7 @@ class _Demo:
             yield db
 
 
-class Sync:
+class SyncProcess:
     """`upriver sync --json` in a process of its own, and what it has said so far."""
 
     def __init__(self, connection: str, directory: Path) -> None:
@@ -275,7 +272,7 @@ class Sync:
             self._reader.join(5)
 
 
-class Writer:
+class BusyWriter:
     """Someone who keeps writing, through failovers and all."""
 
     def __init__(self, connection: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from upriver.cli.connecting import connection_options, open_database, split_options
+from upriver.cli.connecting import ConnectingCommand, connection_options
 from upriver.errors import ConfigError
 from upriver.files import sync_file, sync_folder
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
     from upriver.client._feed.blocking_feed import BlockingFeed
     from upriver.client.checkpoints import FileCheckpoint
+    from upriver.client.options import ConnectOptions
 
 _NAME = re.compile(r"part-\d{6,}\.(parquet|jsonl|unfinished)")
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @connection_options
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Directory of the parts.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "jsonl"]), default="parquet", show_default=True)
@@ -38,20 +39,24 @@ _NAME = re.compile(r"part-\d{6,}\.(parquet|jsonl|unfinished)")
     "--part-rows", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Rows of one file, about."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON, and no progress bar.")
-def dump(**options: Any) -> None:
+def dump(
+    connect_to: ConnectOptions, out: Path, kind: str, scope: str, collections: tuple[str, ...], part_rows: int,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Write every change of a bucket up to now; run it again to add what has changed since, or after a crash."""
+    from upriver.client.blocking import connect
     from upriver.client.checkpoints import FileCheckpoint
 
-    connecting, rest = split_options(options)
-    out: Path = rest["out"]
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = FileCheckpoint(out / "checkpoint.json")
     _remove_unfinished(out, checkpoint)
-    reading = {"scope": rest["scope"], "collections": rest["collections"], "end": "now"}
-    with open_database(connecting) as db, db.feed(checkpoint=checkpoint, **reading) as feed:
-        summary = _Dump(feed, checkpoint, out, rest["kind"], rest["part_rows"], quiet=rest["as_json"]).run()
+    with (
+        connect(connect_to) as db,
+        db.feed(checkpoint=checkpoint, scope=scope, collections=collections, end="now") as feed,
+    ):
+        summary = _Dump(feed, checkpoint, out, kind, part_rows, quiet=as_json).run()
     text = f"{summary['rows']:,} rows in {summary['parts']} new part" + ("" if summary["parts"] == 1 else "s")
-    click.echo(json.dumps(summary) if rest["as_json"] else text)
+    click.echo(json.dumps(summary) if as_json else text)
 
 
 def _number(part: Path) -> int:
@@ -156,4 +161,4 @@ class _Dump:
         with progress_bar("dump", total, quiet=self._quiet) as advance_to:
             for batch in batches:
                 yield batch
-                advance_to(int(self._feed.feed.standing.streams.seqnos().sum()) - done, batch.num_rows)
+                advance_to(int(self._feed.feed.table.streams.seqnos().sum()) - done, batch.num_rows)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.connecting import connection_options, open_database, split_options
+from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments, split_options
 from upriver.cli.inspect_store import check_directory
 from upriver.errors import ConfigError
 
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
     from upriver.client.positions import Positions
 
 
-@click.command()
-@connection_options
+@click.command(cls=ConnectingCommand)
+@connection_arguments
 @click.option("--vbucket", "vbuckets", type=int, multiple=True, help="Only this vbucket; may be repeated.")
 @click.option("--checkpoint", type=click.Path(path_type=Path, dir_okay=False), help="Show the lag of this checkpoint.")
-@click.option("--check", is_flag=True, help="CONNECTION is a data directory: read it all and name what is damaged.")
+@click.option("--check", metavar="DIR", help="Instead of a node, read a data directory and name what is damaged.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect(**options: Any) -> None:
     """Show the vbuckets of a bucket: owner, high seqno, branch and failover log; with --checkpoint, its lag.
 
-    With --check, CONNECTION is the data directory of a node (which may be running) or of one bucket: everything in it
-    is read and compared with its checksums. The exit code is 1 if something is damaged.
+    With --check, DIR is the data directory of a node (which may be running) or of one bucket: everything in it is read
+    and compared with its checksums. The exit code is 1 if something is damaged.
     """
+    from upriver.client.blocking import connect
+
     connecting, rest = split_options(options)
     if rest["check"]:
-        sys.exit(0 if check_directory(Path(connecting["connection"]), rest["as_json"]) else 1)
-    with open_database(connecting) as db:
+        sys.exit(0 if check_directory(Path(rest["check"]), rest["as_json"]) else 1)
+    with connect(connect_options(connecting)) as db:
         found = report(db, rest["vbuckets"], _saved(rest["checkpoint"]))
     if rest["as_json"]:
         click.echo(json.dumps(found, indent=2))
@@ -81,7 +83,7 @@ def _vbucket(db: Database, vb: int, high: int, log: Any, saved: Positions | None
         from upriver.protocol.history import History, RollbackTo, decide
 
         position = saved.get(vb)
-        decision = decide(History(log, high), position) if position else None
+        decision = decide(History(log, high), position.claim) if position else None
         back = decision.seqno if isinstance(decision, RollbackTo) else None
         at = position.seqno if position else 0
         entry |= {"position": at, "lag": high - min(at, high if back is None else back), "rollback_to": back}

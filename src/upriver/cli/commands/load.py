@@ -3,46 +3,55 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.connecting import connection_options, open_database, split_options
+from upriver.cli.connecting import ConnectingCommand, connection_options
 from upriver.cli.undone import Undone, is_dumped
 from upriver.errors import ConfigError, KeyNotFound, UnknownCollection, UnknownScope
 
 if TYPE_CHECKING:
     from upriver.client.blocking import Database
+    from upriver.client.options import ConnectOptions
 
 BATCH = 2_000
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 Row = dict[str, Any]
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @connection_options
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path, dir_okay=False))
 @click.option("--format", "kind", type=click.Choice(["jsonl", "parquet", "csv"]), help="Instead of by the suffix.")
 @click.option("--key", "key_field", default="id", show_default=True, help="Field that holds the document's key.")
 @click.option("--collection", default="", help="Into this scope.collection.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON, and no progress bar.")
-def load(**options: Any) -> None:
+def load(
+    connect_to: ConnectOptions,
+    files: tuple[Path, ...],
+    kind: str | None,
+    key_field: str,
+    collection: str,
+    as_json: bool,
+) -> None:
     """Write documents from FILES into a bucket.
 
     Files of ``upriver dump`` are recognized: their documents go into the collections that they came from, deletions
     included, and what a later file undoes is left out. Give all files of a dump, in order.
     """
-    connecting, rest = split_options(options)
+    from upriver.client.blocking import connect
+
     totals = {"written": 0, "deleted": 0, "skipped": 0, "without_key": 0}
-    kinds = [_kind(path, rest["kind"]) for path in rest["files"]]
-    with open_database(connecting) as db:
-        writers = _Writers(db, rest["collection"], totals)
-        undone = _undone(rest["files"], kinds)
-        for number, (path, kind) in enumerate(zip(rest["files"], kinds, strict=True)):
-            _load_file(writers, undone, number, path, kind, rest["key_field"], quiet=rest["as_json"])
-    click.echo(json.dumps(totals) if rest["as_json"] else _summary(totals, rest["key_field"]))
+    kinds = [_kind(path, kind) for path in files]
+    with connect(connect_to) as db:
+        writers = _Writers(db, collection, totals)
+        undone = _undone(files, kinds)
+        for number, (path, kind_of_file) in enumerate(zip(files, kinds, strict=True)):
+            _load_file(writers, undone, number, path, kind_of_file, key_field, quiet=as_json)
+    click.echo(json.dumps(totals) if as_json else _summary(totals, key_field))
 
 
 def _summary(totals: dict[str, int], key_field: str) -> str:
@@ -52,7 +61,7 @@ def _summary(totals: dict[str, int], key_field: str) -> str:
     return text
 
 
-def _undone(files: list[Path], kinds: list[str]) -> Undone:
+def _undone(files: Sequence[Path], kinds: list[str]) -> Undone:
     import pyarrow as pa
 
     undone = Undone()

@@ -10,57 +10,54 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.connecting import connection_string
+from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments
 from upriver.cli.ranges import parse_ranges
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-    from upriver.cluster.third_party import Progress
+    from upriver.cluster.third_party import ReplicationProgress, ThirdParty
 
 
-@click.command()
-@click.argument("source")
+@click.command(cls=ConnectingCommand)
+@connection_arguments
 @click.argument("target")
 @click.option("--vbuckets", help="Only these, like 0-511,600.  [default: all]")
-@click.option("--bucket", default="default", show_default=True, envvar="UPRIVER_BUCKET")
-@click.option("--username", envvar="UPRIVER_USERNAME", help="At both ends.")
-@click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
 @click.option("--demote", is_flag=True, help="Make active vbuckets of the target replicas; undoes what only they have.")
 @click.option("--once", is_flag=True, help="Stop when everything that the source has is there.")
 @click.option("--lag", "show_lag", is_flag=True, help="Show how far each vbucket is behind.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per second.")
-def replicate(source: str, target: str, vbuckets: str | None, **options: Any) -> None:
-    """Stream the vbuckets of SOURCE into replicas at TARGET until Ctrl-C.
+def replicate(
+    target: str, vbuckets: str | None, demote: bool, once: bool, show_lag: bool, as_json: bool, **connecting: Any
+) -> None:
+    """Stream the vbuckets of CONNECTION into replicas at TARGET until Ctrl-C.
 
     The target's node asks for the streams itself and resumes where it is, rolled back if its history says so. This
-    process only carries the bytes, in both directions, untouched.
+    process only carries the bytes, in both directions, untouched. The options of the connection hold for both ends.
     """
-    from upriver.client.options import ConnectOptions
     from upriver.cluster.third_party import ThirdParty
     from upriver.net.aio import run
 
-    common = {name: options[name] for name in ("bucket", "username", "password")}
-    ends = [ConnectOptions.parse(connection_string(each), **common) for each in (source, target)]
-    wanted = parse_ranges(vbuckets) if vbuckets else None
-    third = ThirdParty(ends[0], ends[1], wanted, demote=options["demote"])
+    source, sink = connect_options(connecting), connect_options({**connecting, "connection": target})
+    third = ThirdParty(source, sink, parse_ranges(vbuckets) if vbuckets else None, demote=demote)
     try:
-        with _display(options["as_json"], options["show_lag"]) as show:
-            run(_run(third, show, options["once"]))
+        with _display(as_json, show_lag) as show:
+            run(_run(third, show, once))
     except KeyboardInterrupt:
         pass
     finally:
         third.close()
 
 
-async def _run(third: Any, show: Callable[[Progress], None], once: bool) -> None:
+async def _run(third: ThirdParty, show: Callable[[ReplicationProgress], None], once: bool) -> None:
     try:
         await third.run(show, once=once)
     except* Exception as errors:  # a task group wraps what went wrong
         raise errors.exceptions[0] from None
 
 
-def summary(progress: Progress, lag_of_each: bool) -> dict[str, Any]:
+def summary(progress: ReplicationProgress, lag_of_each: bool) -> dict[str, Any]:
     lag = progress.lag
     found: dict[str, Any] = {
         "vbuckets": len(progress.source), "streaming": len(progress.streaming), "seqnos": sum(progress.source.values()),
@@ -72,7 +69,7 @@ def summary(progress: Progress, lag_of_each: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _display(as_json: bool, show_lag: bool) -> Iterator[Callable[[Progress], None]]:
+def _display(as_json: bool, show_lag: bool) -> Iterator[Callable[[ReplicationProgress], None]]:
     if as_json:
         yield lambda progress: click.echo(json.dumps(summary(progress, show_lag)))
         return
@@ -87,7 +84,7 @@ def _display(as_json: bool, show_lag: bool) -> Iterator[Callable[[Progress], Non
     console = Console(stderr=True)
     with _whole_lines(console), Live(bar, console=console, refresh_per_second=4) as live:
 
-        def show(progress: Progress) -> None:
+        def show(progress: ReplicationProgress) -> None:
             facts = summary(progress, False)
             rate = facts["bytes"] / max(1e-9, time.monotonic() - began) / 1e6
             text = f"{facts['streaming']}/{facts['vbuckets']} streams, {facts['lag']:,} behind, {rate:,.1f} MB/s"
@@ -107,7 +104,7 @@ def _whole_lines(console: Console) -> Iterator[None]:
             console.line()
 
 
-def _lag_table(progress: Progress) -> Any:
+def _lag_table(progress: ReplicationProgress) -> Table:
     from rich.table import Table
 
     table = Table("vbucket", "source", "passed", "lag")

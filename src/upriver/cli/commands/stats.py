@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
+from upriver.cli.connecting import ConnectingCommand, connection_options
 
-@click.command()
-@click.argument("node")
+if TYPE_CHECKING:
+    from upriver.client.options import ConnectOptions
+
+
+@click.command(cls=ConnectingCommand)
+@connection_options
 @click.argument("group", nargs=-1)
-@click.option("--bucket", default="default", show_default=True)
-@click.option("--username", envvar="UPRIVER_USERNAME")
-@click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def stats(
-    node: str, group: tuple[str, ...], bucket: str, username: str | None, password: str | None, as_json: bool
-) -> None:
-    """Show statistics of NODE (host:port, or couchbase://...), for example GROUP 'vbucket-seqno 12' or 'dcp'."""
+def stats(connect_to: ConnectOptions, group: tuple[str, ...], as_json: bool) -> None:
+    """Show a group of statistics of each node, such as: dcp, or: vbucket-seqno 12."""
     from upriver.client.blocking import connect
 
-    target = node if "://" in node else f"couchbase://{node}"
-    with connect(target, bucket, username=username, password=password) as database:
+    with connect(connect_to) as database:
         by_node = database.stats(" ".join(group))
     if as_json:
         click.echo(json.dumps(by_node, indent=2))

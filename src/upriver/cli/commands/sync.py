@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from upriver.cli.connecting import ConnectingCommand
+from upriver.cli.lake_options import lake_options, sync_options
 from upriver.errors import UpriverError
+from upriver.lake.report import amount, counted, duration, size
 
 if TYPE_CHECKING:
     from upriver.lake.journal import Batch
@@ -30,13 +33,9 @@ AWAY_S = 3.0  # a bucket that fails over is away for a moment
 TELL_AGAIN_S = 60.0
 
 
-@click.command()
-@click.argument("connection", required=False)
-@click.option("--bucket", help="[default: default]")
-@click.option("--to", help="Directory (or s3://, gs://, hdfs:// address) of the tables.")
+@click.command(cls=ConnectingCommand)
+@lake_options
 @click.option("--checkpoint", help="Directory of Spark's checkpoint, which belongs to the tables.  [default: in --to]")
-@click.option("--collections", help="Only these: scope.collection, separated by commas.")
-@click.option("--scope", help="Only the collections of this scope.")
 @click.option("--format", type=click.Choice(["delta"]), help="[default: delta]")
 @click.option("--once", is_flag=True, default=None, help="Bring the tables up to the bucket, and end.")
 @click.option(
@@ -58,39 +57,18 @@ TELL_AGAIN_S = 60.0
 @click.option("--max-bytes", type=int, help="Bytes of changes per batch, about.  [default: 1073741824]")
 @click.option("--adopt", is_flag=True, default=None, help="Go on with a bucket that was deleted and created again.")
 @click.option("--partitions", type=int, help="Tasks per batch.  [default: one per core]")
-@click.option("--username")
-@click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
-@click.option("--password-file", help="File that holds the password.")
-@click.option("--ca-file", help="PEM file of the authority that signed the nodes' certificates.")
-@click.option("--client-cert", help="PEM file of our own certificate.")
-@click.option("--client-key", help="PEM file of its private key.")
-@click.option("--network", type=click.Choice(["auto", "default", "external"]), help="Which addresses to use.")
-@click.option("--config", type=click.Path(), help="TOML file with any of these options, under their own names.")
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark runs, unless spark-submit says it.")
 @click.option("--ui", is_flag=True, help="Serve Spark's own web page; its address is printed.")
 @click.option("--dry-run", is_flag=True, help="Explain what would be done, and do nothing.")
 @click.option("--report", type=click.Path(), help="Draw the run into this HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per batch on stdout.")
 @click.option("--verbose", is_flag=True, help="Show what happens to the tables, and Spark's warnings.")
-def sync(
-    config: str | None,
-    master: str,
-    ui: bool,
-    dry_run: bool,
-    report: str | None,
-    as_json: bool,
-    verbose: bool,
-    **given: Any,
-) -> None:
+def sync(master: str, ui: bool, dry_run: bool, report: str | None, as_json: bool, verbose: bool, **given: Any) -> None:
     """Keep Delta tables equal to the bucket at CONNECTION (couchbase://host, or host:port).
 
     The first run loads what is there; every run goes on where the last one stopped. Ctrl-C stops between batches.
     """
-    from upriver.lake.options import SyncOptions
-
-    if config is None and not (given["connection"] and given["to"]):
-        raise click.UsageError("sync needs CONNECTION and --to, or a --config file that has them")
-    options = SyncOptions.load(config, {name: value for name, value in given.items() if value is not None})
+    options = sync_options(given)
     logging.basicConfig(level="ERROR", stream=sys.stderr, format="%(asctime)s %(message)s")
     if verbose:
         logging.getLogger("upriver").setLevel("INFO")
@@ -207,8 +185,6 @@ class Display:
     def done(self, live: Live) -> None:
         if self._live:
             self._status.stop()
-        from upriver.lake.report import counted
-
         spent = time.time() - live.started
         rolled = f", {counted(live.rollbacks, 'rollback')} repaired" if live.rollbacks else ""
         batches = counted(live.count, "batch", "batches")
@@ -222,8 +198,6 @@ class Display:
 
 def line(live: Live, options: SyncOptions) -> str:
     """The state of a run in one line: that the bucket is away, a bar with the time left, or lag and last batch."""
-    from upriver.lake.report import duration
-
     if live.away_s >= AWAY_S:
         limit = f"gives up after {options.give_up_after}" if options.give_up_after else "goes on when it does"
         return f"the bucket has not answered for {duration(live.away_s)} ({live.away_because}); the sync {limit}"
@@ -234,8 +208,6 @@ def line(live: Live, options: SyncOptions) -> str:
 
 
 def _loading(live: Live, batches: list[Batch]) -> str:
-    from upriver.lake.report import amount, duration, size
-
     recent = batches[-5:]
     spent = max(sum(batch.total_s for batch in recent), 1e-3)
     speed, bytes_s = sum(batch.rows for batch in recent) / spent, sum(batch.value_bytes for batch in recent) / spent
@@ -248,8 +220,6 @@ def _loading(live: Live, batches: list[Batch]) -> str:
 
 
 def _following(live: Live, batches: list[Batch]) -> str:
-    from upriver.lake.report import amount, counted, duration
-
     if not batches:
         return "in step with the bucket, nothing has changed"
     last = batches[-1]
@@ -269,7 +239,8 @@ def _explain(options: SyncOptions, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(f"bucket '{found['bucket']}': {found['vbuckets']} vbuckets, {found['changes']:,} changes so far")
+    sizes = f"{counted(found['vbuckets'], 'vbucket')}, {counted(found['changes'], 'change')} so far"
+    click.echo(f"bucket '{found['bucket']}': {sizes}")
     click.echo(f"tables under {found['to']}: " + ("new" if found["new"] else f"at batch {found['batch']}"))
     for table in found["tables"]:
         click.echo(f"  {table['name']:30} {table['plan']}")

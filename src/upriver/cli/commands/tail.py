@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.connecting import connection_options, open_database, split_options, start_of
+from upriver.cli.connecting import ConnectingCommand, connection_options, start_of
 from upriver.errors import ConfigError
 
 if TYPE_CHECKING:
     from upriver.client.changes import Change
+    from upriver.client.options import ConnectOptions
 
 _COLOURS = {"mutation": "green", "deletion": "red", "expiration": "magenta", "rollback": "bright_red"}
 
 
-@click.command()
+@click.command(cls=ConnectingCommand)
 @connection_options
 @click.option("--from", "start", default="beginning", show_default=True, help="beginning, now, or a checkpoint file.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for more at the end, instead of stopping there.")
@@ -30,31 +31,26 @@ _COLOURS = {"mutation": "green", "deletion": "red", "expiration": "magenta", "ro
 @click.option("--keys-only", is_flag=True, help="Do not fetch values.")
 @click.option("--xattrs", is_flag=True, help="Fetch extended attributes.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after so many changes.")
-@click.option("--on-rollback", type=click.Choice(["emit", "fail", "rewind"]), default="emit", show_default=True)
+@click.option("--on-rollback", type=click.Choice(["emit", "fail", "rewind"]), default="emit", show_default=True,
+              help="Print that history was rolled back, stop there, or begin again silently.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def tail(**options: Any) -> None:
-    """Print the changes of a bucket at CONNECTION (couchbase://host, or host:port)."""
-    connecting, rest = split_options(options)
-    wanted = _filter(rest.pop("events"), rest.pop("key_prefix").encode())
-    limit, show = rest.pop("limit"), _as_json if rest.pop("as_json") else _as_text
-    reading = _reading(**rest)
+def tail(
+    connect_to: ConnectOptions, start: str, follow: bool, vbuckets: tuple[int, ...], events: tuple[str, ...],
+    key_prefix: str, keys_only: bool, limit: int | None, as_json: bool, **reading: Any,
+) -> None:  # fmt: skip
+    """Print the changes of the bucket at CONNECTION (couchbase://host, or host:port)."""
+    from upriver.client.blocking import connect
+
+    wanted, show = _filter(events, key_prefix.encode()), _as_json if as_json else _as_text
+    reading |= {"start": start_of(start), "end": "forever" if follow else "now", "vbuckets": vbuckets or None}
     shown = 0
-    with open_database(connecting) as db:
-        for change in db.changes(**reading):
+    with connect(connect_to) as db:
+        for change in db.changes(content="keys" if keys_only else "values", **reading):
             if wanted(change):
                 show(change)
                 shown += 1
                 if limit is not None and shown >= limit:
                     return
-
-
-def _reading(
-    start: str, follow: bool, keys_only: bool, vbuckets: tuple[int, ...], collections: tuple[str, ...], **rest: Any
-) -> dict[str, Any]:
-    return {
-        **rest, "start": start_of(start), "end": "forever" if follow else "now",
-        "content": "keys" if keys_only else "values", "vbuckets": vbuckets or None, "collections": collections,
-    }  # fmt: skip
 
 
 def _filter(events: tuple[str, ...], prefix: bytes) -> Callable[[Change], bool]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
+from upriver.cli.connecting import ConnectingCommand
+from upriver.cli.lake_options import lake_options, sync_options
+from upriver.lake.report import counted
 
-@click.command()
-@click.argument("connection", required=False)
-@click.option("--bucket", help="[default: default]")
-@click.option("--to", "--lake", "to", help="Directory of the tables.")
-@click.option("--collections", help="Only these: scope.collection, separated by commas.")
-@click.option("--scope", help="Only the collections of this scope.")
+
+@click.command(cls=ConnectingCommand)
+@lake_options
 @click.option(
     "--view",
     type=click.Choice(["fresh", "current"]),
@@ -22,29 +22,17 @@ import click
     show_default=True,
     help="What to judge: current with its tail, or the plain Delta table alone.",
 )
-@click.option("--username")
-@click.option("--password", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
-@click.option("--password-file", help="File that holds the password.")
-@click.option("--ca-file", help="PEM file of the authority that signed the nodes' certificates.")
-@click.option("--client-cert", help="PEM file of our own certificate.")
-@click.option("--client-key", help="PEM file of its private key.")
-@click.option("--network", type=click.Choice(["auto", "default", "external"]), help="Which addresses to use.")
-@click.option("--config", type=click.Path(), help="The TOML file of the sync: where the bucket and the tables are.")
 @click.option("--strict", is_flag=True, help="Rows that are only late count as differences, too.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per collection.")
-def verify(config: str | None, view: str, strict: bool, as_json: bool, **given: Any) -> None:
+def verify(view: str, strict: bool, as_json: bool, **given: Any) -> None:
     """Compare the tables with the bucket at CONNECTION, while both go on.
 
     Late is only what was changed after the offsets that the sync has committed. Exit code 0: equal; 1: something
     differs (its keys are shown), or could not be compared.
     """
-    from upriver.lake.options import SyncOptions
     from upriver.lake.verify.judge import verify as compare
 
-    if config is None and not (given["connection"] and given["to"]):
-        raise click.UsageError("verify needs CONNECTION and --to, or a --config file that has them")
-    options = SyncOptions.load(config, {name: value for name, value in given.items() if value is not None})
-    found = compare(options, view=view)
+    found = compare(sync_options(given), view=view)
     wrong = False
     for result in found:
         wrong |= not result.equal or (strict and result.late > 0)
@@ -52,12 +40,8 @@ def verify(config: str | None, view: str, strict: bool, as_json: bool, **given: 
     if not as_json:
         total = sum(result.differences for result in found)
         judged = "current with its tail" if view == "fresh" else "current alone, without its tail"
-        click.secho(f"{_counted(total)} (view: {judged})", fg="red" if total else "green")
+        click.secho(f"{counted(total, 'difference')} (view: {judged})", fg="red" if total else "green")
     sys.exit(1 if wrong else 0)
-
-
-def _counted(differences: int) -> str:
-    return f"{differences:,} difference" + ("" if differences == 1 else "s")
 
 
 def _sentence(result: Any) -> str:
@@ -67,7 +51,7 @@ def _sentence(result: Any) -> str:
     text = f"{result.name}: {result.bucket_rows:,} documents, {rows}: "
     if result.equal:
         return text + "equal" + (f" ({result.late} rows not there yet)" if result.late else "")
-    parts = [f"{_counted(result.differences)} in vbuckets {result.differing_vbuckets[:MAX_KEYS]}"]
+    parts = [f"{counted(result.differences, 'difference')} in vbuckets {result.differing_vbuckets[:MAX_KEYS]}"]
     for kind in (*KINDS, "lost_files"):
         keys = getattr(result, kind)
         if keys:

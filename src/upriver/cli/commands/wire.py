@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from upriver.cli.capture import CAPTURE_MAGICS, read_capture
-from upriver.cli.follow import Finding, Follower
+from upriver.cli.follow import Excerpt, Follower
 from upriver.errors import ConfigError
 from upriver.wire.constants import Dialect, Magic
 from upriver.wire.inspect.conversation import Conversation, DumpReader
@@ -47,12 +47,12 @@ def decode(
     conversation = partial(Conversation, None if dialect == "auto" else Dialect(dialect), collections)
     printer = Printer(drawing)
     broken = False
-    for finding in _findings(_read(source), conversation, port):
-        broken |= finding.dump is not None and finding.dump.error is not None
+    for excerpt in _excerpts(_read(source), conversation, port):
+        broken |= excerpt.dump is not None and excerpt.dump.error is not None
         if json_lines:
-            _print_json(finding)
+            _print_json(excerpt)
         else:
-            printer.show(finding)
+            printer.show(excerpt)
     sys.exit(1 if broken else 0)
 
 
@@ -94,7 +94,7 @@ def _hex_digits(text: str) -> bytes | None:
         return None
 
 
-def _findings(raw: bytes, conversation: Callable[[], Conversation], port: int | None) -> Iterator[Finding]:
+def _excerpts(raw: bytes, conversation: Callable[[], Conversation], port: int | None) -> Iterator[Excerpt]:
     if raw.startswith(CAPTURE_MAGICS):
         follower = Follower(conversation)
         for event in read_capture(raw, port):
@@ -102,19 +102,19 @@ def _findings(raw: bytes, conversation: Callable[[], Conversation], port: int | 
         yield from follower.end()
         return
     reader = DumpReader(conversation())
-    yield from map(Finding, reader.receive(raw))
-    yield from map(Finding, reader.receive_eof())
+    yield from map(Excerpt, reader.receive(raw))
+    yield from map(Excerpt, reader.receive_eof())
 
 
-def _print_json(finding: Finding) -> None:
+def _print_json(excerpt: Excerpt) -> None:
     import orjson
 
-    found: dict[str, Any] = as_json(finding.dump) if finding.dump else {}
-    if finding.flow:
-        found |= {"connection": str(finding.flow), "time": finding.time}
-    if finding.lost:
-        found["gap"] = finding.lost
-    if finding.skipped:
-        found["skipped"] = finding.skipped
+    found: dict[str, Any] = as_json(excerpt.dump) if excerpt.dump else {}
+    if excerpt.flow:
+        found |= {"connection": str(excerpt.flow), "time": excerpt.time}
+    if excerpt.lost:
+        found["gap"] = excerpt.lost
+    if excerpt.skipped:
+        found["skipped"] = excerpt.skipped
     sys.stdout.buffer.write(orjson.dumps(found) + b"\n")
     sys.stdout.buffer.flush()

@@ -6,11 +6,11 @@ While the caller is busy the connections go on until the flow-control window is 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from upriver.client._feed.link_policy import LinkPolicy
 from upriver.client._feed.outbox import Outbox
 from upriver.client._feed.subscription import MakeBundles, Subscription
 from upriver.client.blocking import default_name
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAINTAIN_S = 0.05
 MOST_WAITING, FEW_WAITING = 4, 2  # bundles; between them reading stops and goes on
-_log = logging.getLogger(__name__)
 
 
 class _Link:
@@ -59,6 +58,7 @@ class AsyncFeed(Generic[T]):
         self._checkpoint = self._read.pop("checkpoint", None)
         self._request = self._read.pop("request", None)
         self._subscription: Subscription | None = None
+        self._policy: LinkPolicy | None = None
         self._outbox: Outbox | None = None
         self._connections: dict[Address, Connection] = {}
         self._connecting: set[asyncio.Task[None]] = set()
@@ -75,6 +75,11 @@ class AsyncFeed(Generic[T]):
         if self._subscription is None:
             raise LocalProtocolError("the feed is not open yet")
         return self._subscription
+
+    @property
+    def policy(self) -> LinkPolicy:
+        assert self._policy is not None  # made with the subscription
+        return self._policy
 
     async def __aenter__(self) -> AsyncFeed[T]:
         if self._closed:
@@ -100,6 +105,10 @@ class AsyncFeed(Generic[T]):
         known = None if self._request else read.filter
         self._subscription = Subscription(database._operations, request, settings, names, read, known)
         self._subscription.lacking = {vb for one in earlier for vb in one.vbuckets or ()}
+        self._policy = LinkPolicy(
+            self._subscription.feed, self._subscription.reconnects, database.options.connect_timeout_s,
+            self._subscription.want_map, asyncio.get_running_loop().time(),
+        )  # fmt: skip
         self._earlier = [AsyncFeed(database, self._make, one.as_given(), batches=self._batches) for one in earlier]
         options: dict[str, Any] = {"rows": read.rows} if self._batches else {"where": read.where}
         self._outbox = self._subscription.deliver(self._make, **options)
@@ -220,8 +229,7 @@ class AsyncFeed(Generic[T]):
         subscription = self.subscription
         link = subscription.feed.links[address]
         try:
-            for event in subscription.feed.received(address, size, now):
-                subscription.reconnects.progressed(address)
+            for event in self.policy.received(address, size, now):
                 subscription.add(event, now)
         except UpriverError as error:
             self._lost(address, error)
@@ -231,23 +239,16 @@ class AsyncFeed(Generic[T]):
             return
         connection = self._connections[address]
         connection.write(link.data_to_send())
-        if link.ready:
-            subscription.reconnects.ready(address, now)
         if self._outbox and self._outbox.waiting >= MOST_WAITING:
             connection.pause()
         self._wake.set()
 
     def _lost(self, address: Address, error: OSError | UpriverError) -> None:
-        now = asyncio.get_running_loop().time()
-        _log.info("lost the connection to %s: %s", address, error)
-        self.subscription.reconnects.failed(address, now)
-        self.subscription.feed.lost(address, now)
         if connection := self._connections.pop(address, None):
             connection.close()
-        self.subscription.want_map()
         self._wake.set()
         try:
-            self.subscription.reconnects.forgive(address, error)
+            self.policy.lost(address, error, asyncio.get_running_loop().time())
         except UpriverError as final:
             self._fail(final)
 
@@ -259,17 +260,14 @@ class AsyncFeed(Generic[T]):
     async def _maintain(self) -> None:
         """Connect what is missing, let time pass for the feed, and run its chores."""
         loop, subscription = asyncio.get_running_loop(), self.subscription
-        listened_at = loop.time()
         try:
             while not self._failure:
                 now = loop.time()
-                if now - listened_at > 1.0:
-                    subscription.feed.was_away(now - listened_at)  # somebody held up the loop
-                listened_at = now
+                self.policy.begin_round(now)
                 self._start_connecting(now)
                 for event in subscription.feed.tick(now):
                     subscription.add(event, now)
-                self._drop_silent(now)
+                self._drop_dead(now)
                 self._caught_up()
                 self._start_chore(now)
                 await asyncio.sleep(MAINTAIN_S)
@@ -284,20 +282,17 @@ class AsyncFeed(Generic[T]):
         if self._chore is None and (chore := self.subscription.chore(now)):
             self._chore = asyncio.create_task(self._database.run(chore))
 
-    def _drop_silent(self, now: float) -> None:
+    def _drop_dead(self, now: float) -> None:
         for address, connection in list(self._connections.items()):
             if connection.paused and (link := self.subscription.feed.links.get(address)):
                 link.heard_at = now  # nobody listens: that silence is not the peer's
-        within_s = self._database.options.connect_timeout_s
-        for address in self.subscription.feed.silent(now):
-            self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
-        for address in self.subscription.feed.late(now, within_s):
-            self._lost(address, ConnectFailed(f"{address} did not accept us within {within_s:g} s"))
+        for address, error in self.policy.dead(now):
+            self._lost(address, error)
 
     def _start_connecting(self, now: float) -> None:
         busy = {task.get_name() for task in self._connecting}
-        for address in self.subscription.feed.wanted() - self._connections.keys():
-            if str(address) not in busy and self.subscription.reconnects.may_try(address, now):
+        for address in self.policy.due(now, self._connections.keys()):
+            if str(address) not in busy:
                 task = asyncio.create_task(self._connect(address), name=str(address))
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)

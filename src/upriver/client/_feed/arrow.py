@@ -1,4 +1,4 @@
-"""Feed events to Arrow batches: rows pile up in the decoder's columns and leave as one batch, in order."""
+"""Makes Arrow batches of feed events: rows gather in the decoder's columns, and leave in order as one batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from upriver.client._feed.bundle import Bundle
 from upriver.client.names import Names
+from upriver.model import signed
 from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.protocol.topology import Address
-from upriver.records.batches import ChangeOptions, change_batch, row_batch
+from upriver.records.batches import ChangeOptions, change_batch, rollback_row, row_batch
 from upriver.records.schema import Event
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, ScopeCreated
 
@@ -42,18 +43,18 @@ class BatchMaker:
             yield from self._add_rows(event)
         elif isinstance(event, RolledBack):
             yield from self._flush_before()
-            told = row_batch([_rollback_row(event)])
-            yield Bundle([told], [], self.feed.standing.mark(), rolled_back=(event.vbucket, event.to_seqno))
+            told = row_batch([rollback_row(event.vbucket, event.to_seqno, event.lost_branch, event.epoch)])
+            yield Bundle([told], [], self.feed.table.frozen(), rolled_back=(event.vbucket, event.to_seqno))
         elif isinstance(event, CollectionChange):
             row = self._collection_row(event)
             if self._system_events:
                 yield from self._flush_before()
-                yield Bundle([row_batch([row])], [], self.feed.standing.mark())
+                yield Bundle([row_batch([row])], [], self.feed.table.frozen())
 
     def _add_rows(self, event: FeedRows) -> Iterator[Bundle]:
         if self.feed.moves != self._moves:
             self._moves = self.feed.moves
-            yield from self._flush_before()  # one connection after the other: no vbucket may wait in two of them
+            yield from self._flush_before()  # a vbucket moved: its rows must not wait in two connections
         held = self._held.get(event.link)
         if held and held[-1].rows.columns is not event.rows.columns:
             yield self._emit(event.link)  # rows of one decode that were left when their columns were taken
@@ -65,15 +66,15 @@ class BatchMaker:
             yield from self.flush()
 
     def flush(self) -> Iterator[Bundle]:
-        """All rows that wait, of all connections; only then is the place in the feed well defined."""
+        """All rows that wait, of all connections; only then do the positions of the feed hold for the caller."""
         while self._held:
             made = self._emit(next(iter(self._held)))
             if not self._held:
-                made.mark = self.feed.standing.mark()
+                made.reached = self.feed.table.frozen()
             yield made
 
     def _flush_before(self) -> Iterator[Bundle]:
-        """The same before something that the feed has already counted: its place is beyond what the caller gets."""
+        """The same, before an event that the feed's positions already include."""
         while self._held:
             yield self._emit(next(iter(self._held)))
 
@@ -89,7 +90,7 @@ class BatchMaker:
             if link and ours and last == columns.rows:
                 link.decoder.clear()
         elif link and ours:
-            link.decoder.take()  # the batch keeps the memory; the decoder goes on with other
+            link.decoder.take()  # the batch keeps the memory; the decoder goes on with new memory
         return Bundle(self._cut(batch), held)
 
     def _cut(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -104,17 +105,13 @@ class BatchMaker:
         scope, collection = self.names.path(content)
         return {
             "event": kind_of(content), "vbucket": event.vbucket, "seqno": event.message.by_seqno,
-            "epoch": event.epoch, "vbuuid": _signed(event.vbuuid), "scope": scope, "collection": collection,
+            "epoch": event.epoch, "vbuuid": signed(event.vbuuid), "scope": scope, "collection": collection,
             "collection_id": getattr(content, "collection_id", None),
         }  # fmt: skip
 
 
 def _used(columns: Any) -> int:
     return int(columns.view("value_at")[columns.rows])
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
 
 
 def kind_of(content: CollectionEvent) -> Event:
@@ -126,10 +123,3 @@ def kind_of(content: CollectionEvent) -> Event:
     if isinstance(content, CollectionEnded):
         return Event.COLLECTION_DROPPED
     return Event.SCOPE_CREATED if isinstance(content, ScopeCreated) else Event.SCOPE_DROPPED
-
-
-def _rollback_row(event: RolledBack) -> dict[str, Any]:
-    return {
-        "event": Event.ROLLBACK, "vbucket": event.vbucket, "seqno": event.to_seqno, "epoch": event.epoch,
-        "vbuuid": _signed(event.lost_branch),
-    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is ready for the caller: items, what they cost, and where the reader stands once it has them."""
+"""Bundles: items that are ready for the caller, with the positions reached once it has them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRows
-from upriver.protocol.standing import Mark
+from upriver.protocol.feed.positions import FrozenPositions
 
 
 @dataclass(slots=True)
@@ -16,14 +16,14 @@ class Bundle:
 
     items: list[Any]
     held: list[FeedRows] = field(default_factory=list)
-    mark: Mark | None = None  # the place in the feed once all is taken; None: the feed has counted more than that
+    reached: FrozenPositions | None = None  # once all is taken; None: the feed has counted more than that
     single: bool = False  # items are single documents, with a vbucket and a seqno each
-    rolled_back: tuple[int, int] | None = None  # vbucket, to_seqno: what waits of it beyond that is void
+    rolled_back: tuple[int, int] | None = None  # vbucket, to_seqno: what waits above that is void
     then: Callable[[], None] | None = None  # to be done when all is taken
 
 
 class BundleMaker(Protocol):
-    """Turns feed events into items."""
+    """Turns feed events into bundles."""
 
     @property
     def holds(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""What waits between a feed and its caller: items in order, positions of what was handed over, and what is held back.
+"""What waits between a subscription and its caller: items in order, and the positions of what was handed over.
 
 Pure, like the feed: the shells put events in, take items out, and say what time it is. Bytes are acknowledged when
 the caller comes back for more; a position covers exactly what the caller has been given.
@@ -7,18 +7,19 @@ the caller comes back for more; a position covers exactly what the caller has be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from upriver.client._feed.bundle import Bundle, BundleMaker
-from upriver.client._feed.progress import Step, begun, last_rows, moved
-from upriver.client.positions import Standpoint
-from upriver.model import Position
+from upriver.client._feed.progress import RowSpan, out_of_order, row_spans
 from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent
-from upriver.protocol.standing import Mark
+from upriver.protocol.feed.positions import FrozenPositions
+from upriver.protocol.position import Position
 
-LINGER_S = 0.01  # how long rows may wait for company
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LINGER_S = 0.01  # how long rows may wait for more
 
 
 class Outbox:
@@ -34,8 +35,8 @@ class Outbox:
         self._ready: deque[Bundle] = deque()
         self._current: Bundle | None = None
         self._before = 0  # how many items of the current bundle an earlier loop was given
-        self._mark: Mark = feed.standing.mark()
-        self._since_mark: list[Any] = []  # batches that were given since
+        self._reached: FrozenPositions = feed.table.frozen()
+        self._since: list[Any] = []  # batches that were given since
         self._held_since: float | None = None
         self._persisted: dict[int, tuple[int, int]] = {}  # by vbucket: the branch, and up to where it is on all disks
 
@@ -51,8 +52,8 @@ class Outbox:
 
     def add(self, event: FeedEvent, now: float) -> None:
         """Something came from the feed."""
-        for made in self._maker.add(event):
-            self._enqueue(made)
+        for bundle in self._maker.add(event):
+            self._enqueue(bundle)
         if not self._maker.holds:
             self._held_since = None
         elif self._held_since is None:
@@ -61,10 +62,10 @@ class Outbox:
     def went_back(self, then: Callable[[], None]) -> None:
         """The feed has gone back, and repeats changes; do ``then`` once the caller has all that came before."""
         self._flush()
-        self._enqueue(Bundle([], [], self.feed.standing.mark(), then=then))
+        self._enqueue(Bundle([], [], self.feed.table.frozen(), then=then))
 
     def take(self, now: float) -> list[Any] | None:
-        """Items for the caller, or None; taking them means that those before are done with.
+        """Items for the caller, or None; taking them means that the caller is done with those before.
 
         While the caller gets them one by one, ``given`` must say how many it has: it is part of the position. A caller
         that left its loop in the middle of them gets the rest.
@@ -82,131 +83,111 @@ class Outbox:
             if self._current.items:
                 return self._current.items
 
-    def _rest(self, made: Bundle) -> list[Any]:
+    def _rest(self, bundle: Bundle) -> list[Any]:
         self._before, self.given = self._before + self.given, 0
-        return made.items[self._before :]
+        return bundle.items[self._before :]
 
     def wait_s(self, now: float) -> float | None:
-        """When to call ``next`` again even if nothing comes: rows wait for company. None: no need."""
+        """How long until rows that wait for more are due, even if nothing comes; None if none wait."""
         if self._held_since is None or self._ready:
             return None
         return max(0.0, self._held_since + self._linger_s - now)
 
-    def standpoints(self) -> dict[int, Standpoint]:
-        """What may be claimed of what the caller has been given, including the item that it was given last."""
-        made, standing, given = self._current, self.feed.standing, self._before + self.given
-        if made is None:
-            place = standing.mark() if self.idle else self._mark
-            return self._all_of(place, batches=[] if self.idle else self._since_mark)
-        if made.mark and given == len(made.items):
-            return self._all_of(made.mark)
-        if made.single and made.mark:
-            positions = self._inside(made.mark, [(change.vbucket, change.seqno) for change in made.items], given)
-            epoch = made.mark.epoch
-            return {vb: Standpoint(p, self._points(vb, p, epoch[vb]), epoch[vb]) for vb, p in positions.items()}
-        return self._all_of(self._mark, batches=[*self._since_mark, *made.items[:given]])
+    def positions(self) -> dict[int, Position]:
+        """Where the caller is with what it has been given, including the item that it was given last."""
+        bundle, given = self._current, self._before + self.given
+        if bundle is None:
+            return self._all_of(self.feed.table.frozen()) if self.idle else self._all_of(self._reached, self._since)
+        if bundle.reached and given == len(bundle.items):
+            return self._all_of(bundle.reached)
+        if bundle.reached and bundle.single:
+            return self._inside(bundle.reached, [(change.vbucket, change.seqno) for change in bundle.items], given)
+        return self._all_of(self._reached, [*self._since, *bundle.items[:given]])
 
-    def _all_of(self, mark: Mark, batches: list[Any] | None = None) -> dict[int, Standpoint]:
-        """The place of ``mark``, moved on by the rows of some batches that were given after it."""
-        found = {}
-        for vb in self.feed.vbuckets:
-            position = mark.position(vb)
-            found[vb] = Standpoint(position, self._points(vb, position, mark.epoch[vb]), mark.epoch[vb])
-        for batch in batches or ():
-            for vb, step in last_rows(batch).items():
-                found[vb] = self._stepped(vb, found[vb], step)
-            for vb, seqno in begun(batch).items():
-                found[vb] = _begun_upto(found[vb], seqno)
+    def _all_of(self, reached: FrozenPositions, batches: Sequence[pa.RecordBatch] = ()) -> dict[int, Position]:
+        """Positions, moved on by the rows of some batches that were given since."""
+        found = {vb: reached.position(vb) for vb in self.feed.vbuckets}
+        for batch in batches:
+            for vb, span in row_spans(batch).items():
+                found[vb] = self._moved(vb, found[vb], span)
+            for vb, seqno in out_of_order(batch).items():  # no further, but the caller holds something up to there
+                found[vb] = found[vb]._replace(snap_end=max(found[vb].snap_end, seqno))
         return found
 
-    def _stepped(self, vb: int, before: Standpoint, step: Step) -> Standpoint:
-        """Where a vbucket has gone back without a word, it was consistent at a point below its first row since."""
-        position, points = before.position, before.points
-        if step.went_back or step.epoch != before.epoch or step.first <= position.seqno:
-            back = max((point for point in self.feed.standing.points(vb) if point < step.first), default=0)
-            position = Position(step.vbuuid, back, back, back)
-            points = tuple(point for point in points if point < back)
-        return Standpoint(moved(position, step), points, step.epoch)
+    def _moved(self, vb: int, at: Position, span: RowSpan) -> Position:
+        """A vbucket that went back without a word went to a consistent point below its first row since."""
+        if span.went_back or span.epoch != at.epoch or span.first <= at.seqno:
+            now = self.feed.table.position(vb)
+            at = now.rolled_back(now.rollback_target(span.first - 1))
+        return at._replace(vbuuid=span.vbuuid, epoch=span.epoch).read(span.seqno, span.snapshot_end)
 
-    def _points(self, vb: int, position: Position, epoch: int) -> tuple[int, ...]:
-        """Older points of the reader. Those of a feed that has gone back where the caller has not yet are not his."""
-        if epoch != self.feed.standing.epoch[vb]:
-            return ()
-        return tuple(point for point in self.feed.standing.points(vb) if 0 < point < position.snap_start)
-
-    def _inside(self, mark: Mark, places: list[tuple[int, int]], given: int) -> dict[int, Position]:
+    def _inside(self, reached: FrozenPositions, changes: list[tuple[int, int]], given: int) -> dict[int, Position]:
         """Between two changes of one run: rows that were not handed over yet do not count."""
-        reached = dict(places[:given])
-        ahead = {vb for vb, _ in places[given:]} - reached.keys()
+        seqnos = dict(changes[:given])
+        ahead = {vb for vb, _ in changes[given:]} - seqnos.keys()
         return {
-            vb: self._mark.position(vb) if vb in ahead else mark.position(vb, reached.get(vb))
+            vb: self._reached.position(vb) if vb in ahead else reached.position(vb, seqnos.get(vb))
             for vb in self.feed.vbuckets
         }
 
     # ---------------------------------------------------------------------------------------------- inside
 
-    def _enqueue(self, made: Bundle) -> None:
-        if made.rolled_back and self.hold_unsafe:
-            vbucket, to_seqno = made.rolled_back
+    def _enqueue(self, bundle: Bundle) -> None:
+        if bundle.rolled_back and self.hold_unsafe:
+            vbucket, to_seqno = bundle.rolled_back
             self._persisted.pop(vbucket, None)
             for waiting in self._ready:
                 _drop_void(waiting, vbucket, to_seqno)
-        self._ready.append(made)
+        self._ready.append(bundle)
 
     def _lingered(self, now: float) -> bool:
         return self._held_since is not None and (now - self._held_since >= self._linger_s or self.feed.done)
 
     def _flush(self) -> None:
-        for made in self._maker.flush():
-            self._enqueue(made)
+        for bundle in self._maker.flush():
+            self._enqueue(bundle)
         self._held_since = None
 
-    def _finish(self, made: Bundle) -> None:
-        for documents in made.held:
+    def _finish(self, bundle: Bundle) -> None:
+        for documents in bundle.held:
             self.feed.taken(documents)
-        if made.mark:
-            self._mark = made.mark
-            self._since_mark.clear()
+        if bundle.reached:
+            self._reached = bundle.reached
+            self._since.clear()
         else:
-            self._since_mark += made.items
-        if made.then:
-            made.then()
+            self._since += bundle.items
+        if bundle.then:
+            bundle.then()
         self._current = None
 
     # ---------------------------------------------------------------------------------------------- holding back
 
     def unsafe(self) -> dict[int, int]:
-        """Branches of the vbuckets whose changes wait for being on disk everywhere."""
+        """Branches of the vbuckets whose changes wait until they are on disk everywhere."""
         if not self.hold_unsafe:
             return {}
-        wanted = {vb for made in self._ready for vb in _highest(made)}
-        return {vb: self.feed.standing.vbuuid[vb] for vb in wanted if self.feed.standing.vbuuid[vb]}
+        wanted = {vb for bundle in self._ready for vb in _highest(bundle)}
+        return {vb: self.feed.table.vbuuid(vb) for vb in wanted if self.feed.table.vbuuid(vb)}
 
     def note_persisted(self, branches: Mapping[int, int], seqnos: Mapping[int, int]) -> None:
         """Up to where these branches, which ``unsafe`` gave, are on disk everywhere."""
         self._persisted.update((vb, (branches[vb], seqno)) for vb, seqno in seqnos.items())
 
-    def _is_safe(self, made: Bundle) -> bool:
-        return not self.hold_unsafe or all(self._reaches(vb, seqno) for vb, seqno in _highest(made).items())
+    def _is_safe(self, bundle: Bundle) -> bool:
+        return not self.hold_unsafe or all(self._reaches(vb, seqno) for vb, seqno in _highest(bundle).items())
 
     def _reaches(self, vb: int, seqno: int) -> bool:
         """What was on disk of another branch says nothing about the one that we are on now."""
         branch, persisted = self._persisted.get(vb, (0, 0))
-        return branch == self.feed.standing.vbuuid[vb] and seqno <= persisted
+        return branch == self.feed.table.vbuuid(vb) and seqno <= persisted
 
 
-def _begun_upto(before: Standpoint, seqno: int) -> Standpoint:
-    """After a part of an out-of-order snapshot: no further, but the reader holds something up to there."""
-    at = before.position
-    return replace(before, position=replace(at, snap_end=max(at.snap_end, seqno)))
-
-
-def _highest(made: Bundle) -> dict[int, int]:
-    """The highest seqno of each vbucket among changes that wait; being told of a rollback need not wait."""
+def _highest(bundle: Bundle) -> dict[int, int]:
+    """The highest seqno of each vbucket among changes that wait; news of a rollback need not wait."""
     found: dict[int, int] = {}
-    if made.rolled_back:
+    if bundle.rolled_back:
         return found
-    for item in made.items:
+    for item in bundle.items:
         if isinstance(item, tuple):
             found[item.vbucket] = max(item.seqno, found.get(item.vbucket, 0))  # type: ignore[attr-defined]
             continue
@@ -216,11 +197,11 @@ def _highest(made: Bundle) -> dict[int, int]:
     return found
 
 
-def _drop_void(made: Bundle, vbucket: int, to_seqno: int) -> None:
-    """Changes that were never handed over and never will have happened."""
-    if not made.rolled_back:
-        left = (_without_void(item, vbucket, to_seqno) for item in made.items)
-        made.items = [item for item in left if item is not None]
+def _drop_void(bundle: Bundle, vbucket: int, to_seqno: int) -> None:
+    """Drop changes that were never handed over, and that a rollback took back."""
+    if not bundle.rolled_back:
+        left = (_without_void(item, vbucket, to_seqno) for item in bundle.items)
+        bundle.items = [item for item in left if item is not None]
 
 
 def _without_void(item: Any, vbucket: int, to_seqno: int) -> Any:

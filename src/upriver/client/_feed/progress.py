@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from upriver.model import Position
+from upriver.model import unsigned
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-class Step(NamedTuple):
+class RowSpan(NamedTuple):
     """The rows of a vbucket in a batch: first and last, and the furthest end of a snapshot that they belong to.
 
-    Where the vbucket went back in the batch, silently, only the rows after that count.
+    If the vbucket silently went back inside the batch, only the rows after that count.
     """
 
     first: int
@@ -23,15 +27,15 @@ class Step(NamedTuple):
     went_back: bool
 
 
-def last_rows(batch: Any) -> dict[int, Step]:
-    """Where the documents of a batch bring each vbucket; rows of out-of-order snapshots bring nobody anywhere."""
+def row_spans(batch: pa.RecordBatch) -> dict[int, RowSpan]:
+    """The rows of each vbucket; without those of out-of-order snapshots, which bring nobody any further."""
     columns = {name: _numbers(batch, name) for name in ("vbucket", "seqno", "snapshot_end", "vbuuid", "epoch")}
     counted = columns["snapshot_end"] >= columns["seqno"]
     present = np.unique(columns["vbucket"][counted]).tolist()
-    return {vb: _step(columns, np.flatnonzero(counted & (columns["vbucket"] == vb))) for vb in present}
+    return {vb: _span(columns, np.flatnonzero(counted & (columns["vbucket"] == vb))) for vb in present}
 
 
-def begun(batch: Any) -> dict[int, int]:
+def out_of_order(batch: pa.RecordBatch) -> dict[int, int]:
     """The highest seqno of each vbucket among documents of out-of-order snapshots."""
     vbuckets, seqnos, ends = (_numbers(batch, name) for name in ("vbucket", "seqno", "snapshot_end"))
     rows = ends < seqnos
@@ -41,25 +45,17 @@ def begun(batch: Any) -> dict[int, int]:
     return {vb: int(seqnos[rows & (vbuckets == vb)].max()) for vb in np.unique(vbuckets[rows]).tolist()}
 
 
-def _step(columns: dict[str, Any], rows: Any) -> Step:
+def _span(columns: dict[str, npt.NDArray[np.int64]], rows: npt.NDArray[np.int64]) -> RowSpan:
     seqnos, epochs = columns["seqno"][rows], columns["epoch"][rows]
     back = np.flatnonzero((seqnos[1:] <= seqnos[:-1]) | (epochs[1:] != epochs[:-1]))
     rows = rows[int(back[-1]) + 1 :] if back.size else rows
     last = rows[-1]
-    return Step(
+    return RowSpan(
         int(columns["seqno"][rows[0]]), int(columns["seqno"][last]), int(columns["snapshot_end"][rows].max()),
-        int(columns["vbuuid"][last]) & 0xFFFF_FFFF_FFFF_FFFF, int(columns["epoch"][last]), bool(back.size),
+        unsigned(int(columns["vbuuid"][last])), int(columns["epoch"][last]), bool(back.size),
     )  # fmt: skip
 
 
-def _numbers(batch: Any, name: str) -> Any:
+def _numbers(batch: pa.RecordBatch, name: str) -> Any:
     column = batch.column(name)
     return (column.fill_null(-1) if column.null_count else column).to_numpy(zero_copy_only=False)
-
-
-def moved(position: Position, step: Step) -> Position:
-    """The position after a step: consistent only if every snapshot that was begun has been received to its end."""
-    end = max(step.snapshot_end, position.snap_end if position.snap_end > position.seqno else 0)
-    if step.seqno >= end:
-        return Position(step.vbuuid, step.seqno, step.seqno, step.seqno)
-    return Position(step.vbuuid, step.seqno, position.snap_start, end)

@@ -1,17 +1,17 @@
 """The blocking pump: moves bytes between a feed and its nodes in the calling thread, and connects again what is lost.
 
-Everybody who reads a feed without asyncio uses it: the client's ``BlockingFeed``, whose callers stay, and the tasks of
-Spark, which come and go with every micro-batch and therefore keep connections between them (``IdleConnections``).
+Every reader of a feed without asyncio uses it: the client's ``BlockingFeed``, and the tasks of Spark, which come and go
+with every micro-batch and therefore keep connections between them (``IdleConnections``).
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
+from upriver.client._feed.link_policy import LinkPolicy
 from upriver.client._feed.reconnects import Reconnects
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConnectFailed, UpriverError
@@ -20,8 +20,6 @@ from upriver.net.blocking import connect as connect_socket
 from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent
 from upriver.protocol.feed.node_link import NodeLink
 from upriver.protocol.topology import Address
-
-_log = logging.getLogger(__name__)
 
 
 class IdleConnections(Protocol):
@@ -43,10 +41,10 @@ class Pump:
         idle_connections: IdleConnections | None = None,
     ) -> None:
         self.feed, self.reconnects = feed, reconnects
-        self._options, self._on_lost, self._idle_connections = options, on_lost, idle_connections
+        self._options, self._idle_connections = options, idle_connections
+        self._policy = LinkPolicy(feed, reconnects, options.connect_timeout_s, on_lost, time.monotonic())
         self._poller = Poller()
         self._pipes: dict[Address, Pipe] = {}
-        self._listened_at = time.monotonic()
 
     def __enter__(self) -> Pump:
         return self
@@ -69,9 +67,11 @@ class Pump:
 
     def events(self, timeout_s: float) -> Iterator[FeedEvent]:
         """One round: connect what is missing, wait, and yield what came."""
-        self._come_back()
-        self._drop_dead()
-        self._maintain_links()
+        self._policy.begin_round(time.monotonic())
+        for address, error in self._policy.dead(time.monotonic()):  # not later: how long a round takes is our affair
+            self._lost(address, error)
+        for address in self._policy.due(time.monotonic(), self._pipes.keys()):
+            self._connect(address)
         yield from self.feed.tick(time.monotonic())
         self._flush()
         by_pipe = {pipe: address for address, pipe in self._pipes.items()}
@@ -79,21 +79,6 @@ class Pump:
             yield from self._read(by_pipe[pipe], pipe)
         if not self._pipes and not self.feed.done:
             time.sleep(timeout_s)
-
-    def _come_back(self) -> None:
-        """While the caller was busy nobody listened: that silence is not the peers'."""
-        now = time.monotonic()
-        away, self._listened_at = now - self._listened_at, now
-        if away > 1.0:
-            self.feed.was_away(away)
-
-    def _drop_dead(self) -> None:
-        """Only at the beginning of a round: how long the last one took is not the peers' fault."""
-        now, within_s = time.monotonic(), self._options.connect_timeout_s
-        for address in self.feed.silent(now):
-            self._lost(address, ConnectFailed(f"{address} has been silent for two noop intervals"))
-        for address in self.feed.late(now, within_s):
-            self._lost(address, ConnectFailed(f"{address} did not accept us within {within_s:g} s"))
 
     def _read(self, address: Address, pipe: Pipe) -> Iterator[FeedEvent]:
         if self._pipes.get(address) is not pipe:
@@ -104,17 +89,10 @@ class Pump:
             if size == 0:
                 self._lost(address, ConnectFailed(f"{address} closed the connection"))
             elif size > 0:
-                yield from self._progress(address, size)
-                if link.ready:
-                    self.reconnects.ready(address, link.heard_at)
+                yield from self._policy.received(address, size, time.monotonic())
                 pipe.write(link.data_to_send())
         except (OSError, UpriverError) as error:
             self._lost(address, error)
-
-    def _progress(self, address: Address, size: int) -> Iterator[FeedEvent]:
-        for event in self.feed.received(address, size, time.monotonic()):
-            self.reconnects.progressed(address)
-            yield event
 
     def _flush(self) -> None:
         for address, pipe in list(self._pipes.items()):
@@ -123,13 +101,8 @@ class Pump:
             except OSError as error:
                 self._lost(address, error)
 
-    def _maintain_links(self) -> None:
+    def _connect(self, address: Address) -> None:
         now = time.monotonic()
-        for address in self.feed.wanted() - self._pipes.keys():
-            if self.reconnects.may_try(address, now):
-                self._connect(address, now)
-
-    def _connect(self, address: Address, now: float) -> None:
         if self._idle_connections and (kept := self._idle_connections.take(address)):
             pipe, link = kept
             self.feed.adopt(address, link, now)
@@ -145,13 +118,8 @@ class Pump:
         self._poller.add(pipe)
 
     def _lost(self, address: Address, error: OSError | UpriverError) -> None:
-        now = time.monotonic()
-        _log.info("lost the connection to %s: %s", address, error)
-        self.reconnects.failed(address, now)
-        self.feed.lost(address, now)
         self._disconnect(address)
-        self.reconnects.forgive(address, error)
-        self._on_lost()
+        self._policy.lost(address, error, time.monotonic())
 
     def _disconnect(self, address: Address) -> None:
         if pipe := self._pipes.pop(address, None):

@@ -1,4 +1,4 @@
-"""A feed with everything around it that is not I/O: outbox, names, filters that follow them, what is held back.
+"""A subscription: a cluster feed with everything around it that is not I/O: outbox, names, filters.
 
 The shells pump events in, take items out, and run the ``chores``: conversations that a feed needs now and then.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from upriver.client._feed.bundle import BundleMaker
@@ -15,9 +14,8 @@ from upriver.client._feed.outbox import Outbox
 from upriver.client._feed.reconnects import Reconnects, jitter
 from upriver.client._requests.connections import make_session
 from upriver.client._requests.operations import Operation, Operations, Pause
-from upriver.client.filters import Filter
 from upriver.client.names import Names
-from upriver.client.positions import Positions, Standpoint
+from upriver.client.positions import Positions
 from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
 from upriver.model import OnRollback
@@ -29,6 +27,8 @@ from upriver.protocol.feed.cluster_feed import (
     FeedRows,
     FilterGone,
 )
+from upriver.protocol.filters import Filter
+from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings
 from upriver.wire.messages.events import CollectionEnded
 
@@ -68,7 +68,7 @@ class Subscription:
         self.outbox: Outbox | None = None
         self._made_by: tuple[MakeBundles, dict[str, Any]] | None = None
         self._filter_stale, self._filter_at, self._filter_tries = False, 0.0, 0
-        self._dropped: dict[int, Standpoint] = {}  # where names of collections that we read went away
+        self._dropped: dict[int, Position] = {}  # where names of collections that we read went away
         self._persistence_at = 0.0
         self._map_wanted, self._map_at = False, 0.0
 
@@ -100,54 +100,49 @@ class Subscription:
             self.outbox.add(event, now)
 
     def _watch_drop(self, event: CollectionChange) -> None:
-        """One of several collections is gone: when its name comes back, what it holds then must not be missed."""
+        """One of several collections is gone: if its name comes back, nothing that it holds then may be missed."""
         content = event.message.content()
         if isinstance(content, CollectionEnded) and self.names.path(content) in self.read.paths:
             self.feed.remember(event.vbucket)
-            dropped = Standpoint(self.feed.standing.position(event.vbucket), (), event.epoch)
-            self._dropped.setdefault(event.vbucket, dropped)
+            self._dropped.setdefault(event.vbucket, self.feed.table.position(event.vbucket))
             self._filter_stale = True
 
     def positions(self) -> Positions:
         """What may be claimed of what the caller has been given."""
         topology = self.feed.topology
-        place = Outbox(self.feed, _Nothing()) if self.outbox is None else self.outbox
-        found = {
-            vb: replace(self._not_beyond_drop(vb, standpoint), filter=self._filter_of(vb))
-            for vb, standpoint in place.standpoints().items()
-        }
+        given = self.feed.positions() if self.outbox is None else self.outbox.positions()
+        found = {vb: self._not_beyond_drop(vb, at)._replace(filter=self._filter_of(vb)) for vb, at in given.items()}
         for one in self.earlier:
-            found |= {vb: Standpoint(epoch=epoch, filter=self.filter) for vb, epoch in self._undone_by(one)}
+            found |= {vb: Position(epoch=epoch, filter=self.filter) for vb, epoch in self._undone_by(one)}
         return Positions(found, topology.bucket_uuid, topology.vbuckets)
 
     def _undone_by(self, one: Subscription) -> Iterator[tuple[int, int]]:
         """The vbuckets of which the caller was told to undo everything, and their epochs."""
         if self.read.on_rollback is OnRollback.EMIT and one.outbox:
-            for vb, standpoint in one.outbox.standpoints().items():
-                if standpoint.epoch != self.feed.standing.epoch[vb]:
-                    yield vb, standpoint.epoch
+            for vb, at in one.outbox.positions().items():
+                if at.epoch != self.feed.table.epoch(vb):
+                    yield vb, at.epoch
 
     def begin_behind(self, one: Subscription) -> None:
-        """An earlier reader has brought all that was lacking; both together are at our position."""
+        """An earlier subscription has brought all that was lacking; both together are at our position."""
         undone = dict(self._undone_by(one))
         for vb in one.feed.vbuckets:
-            epoch = undone.get(vb, self.feed.standing.epoch[vb])
-            self.feed.begin_behind(vb, one.feed.standing.position(vb), epoch)
+            epoch = undone.get(vb, self.feed.table.epoch(vb))
+            self.feed.begin_behind(vb, one.feed.table.position(vb), epoch)
         self.lacking.difference_update(one.feed.vbuckets)
         self.earlier.remove(one)
 
     def _filter_of(self, vb: int) -> Filter | None:
         if vb in self.lacking and isinstance(self.read.start, Positions):
-            return self.read.start.standpoints[vb].filter
+            return self.read.start[vb].filter
         return self.filter
 
-    def _not_beyond_drop(self, vb: int, standpoint: Standpoint) -> Standpoint:
-        """While a name is gone, what comes under it anew does not pass our filter: another life must see that."""
+    def _not_beyond_drop(self, vb: int, at: Position) -> Position:
+        """While a name is gone, our filter does not pass what comes under it anew: the next reader must see that."""
         dropped = self._dropped.get(vb)
-        if dropped is None or dropped.epoch != standpoint.epoch:
-            return standpoint
-        points = tuple(point for point in standpoint.points if point < dropped.position.snap_start)
-        return replace(dropped, points=points) if dropped.position.seqno < standpoint.position.seqno else standpoint
+        if dropped is None or dropped.epoch != at.epoch or dropped.seqno >= at.seqno:
+            return at
+        return dropped
 
     # ---------------------------------------------------------------------------------------------- chores
 
@@ -156,7 +151,7 @@ class Subscription:
         self._map_wanted = True
 
     def chore(self, now: float) -> Operation[None] | None:
-        """A conversation that should take place now, if any. None of them can end the feed: its streams would tell."""
+        """A conversation that is due now, if any. If it fails, the feed goes on: its streams tell what matters."""
         if self._map_wanted and now >= self._map_at:
             self._map_wanted, self._map_at = False, now + ASK_OTHERS_S
             return _chore(self._refresh_map())
@@ -198,7 +193,7 @@ class Subscription:
 
     def lag(self) -> dict[int, int]:
         """How many seqnos each vbucket was behind when somebody last looked; needs ``track_lag``."""
-        seqno = self.feed.standing.seqno
+        seqno = self.feed.table.seqno
         return {vb: max(0, self._high_seqnos[vb] - seqno(vb)) for vb in self.feed.vbuckets if vb in self._high_seqnos}
 
     def _observe(self, branches: dict[int, int]) -> Operation[None]:
@@ -208,7 +203,7 @@ class Subscription:
 
 
 def _chore(operation: Operation[None]) -> Operation[None]:
-    """One try of an operation: it comes again anyway, and while it waits the blocking feed would not listen."""
+    """One try of an operation: it is repeated anyway, and while it waits the blocking feed would not listen."""
     try:
         step = next(operation)
         while not isinstance(step, Pause):
@@ -223,15 +218,3 @@ def _chore(operation: Operation[None]) -> Operation[None]:
         return
     except (ConnectFailed, StatusError, RemoteProtocolError) as error:
         _log.info("%s is put off: %s", getattr(operation, "__name__", "").strip("_"), error)
-
-
-class _Nothing:
-    """A maker for feeds whose events are taken as they are."""
-
-    holds = False
-
-    def add(self, event: FeedEvent) -> Any:
-        return iter(())
-
-    def flush(self) -> Any:
-        return iter(())

@@ -1,7 +1,7 @@
 """Vbuckets that were read again further than the sync has come, until it has come as far.
 
 The log of a vbucket that rolls back beyond its retention is read from the bucket, up to where the bucket is, while the
-sync stands at an older offset. A failover that loses what lies between the two is no rollback for the source, which
+sync is at an older offset. A failover that loses what lies between the two is no rollback for the source, which
 had not read it. So what was read, and of which branch, is noted, and asked after while it is ahead.
 """
 
@@ -14,11 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from upriver.lake.layout import Lake
-from upriver.spark.reader.offsets import Offset
+from upriver.model import FailoverEntry, FailoverLog, unsigned
+from upriver.protocol.history import has_lost
+from upriver.protocol.offsets import Offset
 
 NAME = "ahead.json"
 Branches = Callable[[Sequence[int]], Mapping[int, Sequence[tuple[int, int]]]]  # failover logs, newest entry first
-_U64 = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,8 @@ class Ahead:
         >>> Ahead(7, 50).lost([(9, 40), (7, 0)]), Ahead(7, 50).lost([(9, 60), (7, 0)]), Ahead(7, 50).lost([(7, 0)])
         (True, False, False)
         """
-        uuids = [uuid & _U64 for uuid, _ in log]
-        if self.vbuuid & _U64 not in uuids:
-            return True
-        place = uuids.index(self.vbuuid & _U64)
-        return place > 0 and min(seqno for _, seqno in log[:place]) < self.seqno
+        entries = tuple(FailoverEntry(unsigned(uuid), seqno) for uuid, seqno in log)
+        return has_lost(FailoverLog(entries), unsigned(self.vbuuid), self.seqno)
 
 
 class Highs:
@@ -94,4 +92,4 @@ def lost(lake: Lake, branches: Branches) -> dict[str, list[int]]:
 
 def _reached(lake: Lake) -> dict[int, int]:
     noted: dict[str, Any] = lake.load("offsets.json").get("offset", {})
-    return {vb: place.seqno for vb, place in enumerate(Offset.from_json(noted).places)} if noted else {}
+    return {vb: at.seqno for vb, at in enumerate(Offset.from_json(noted).positions)} if noted else {}

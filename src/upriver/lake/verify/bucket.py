@@ -17,7 +17,7 @@ from upriver.client.positions import Positions
 from upriver.errors import ConnectFailed, StatusError
 from upriver.lake.verify.documents import Said, of_bucket, shown
 from upriver.lake.verify.tables import Committed, Place
-from upriver.model import SEQNO_MAX, Position
+from upriver.model import SEQNO_MAX, Claim
 from upriver.protocol.history import History, RollbackTo, decide
 from upriver.records.schema import Event
 
@@ -131,7 +131,7 @@ def _floor(place: Place, history: History) -> Floor:
         end = place.seqno
     else:  # inside a snapshot, of which only a branch that is still on top can tell where it ends
         end = max(history.high_seqno, place.seqno) if history.log.uuid == place.vbuuid else SEQNO_MAX
-    verdict = decide(history, Position(place.vbuuid, place.seqno, complete, end))
+    verdict = decide(history, Claim(place.vbuuid, place.seqno, complete, end))
     back = verdict.seqno if isinstance(verdict, RollbackTo) else place.seqno
     if place.unread is not None:
         back = min(back, place.unread)

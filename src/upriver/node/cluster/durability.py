@@ -115,7 +115,7 @@ class SyncWrites:
                     await self._bucket.waits.until(vb.id, seqno)
                 if needed:
                     await wait.done
-            return vb.commit(key, collection_id, seqno)
+            return vb.durable.commit(key, collection_id, seqno)
         except DurabilityImpossible:  # the map has changed since it was prepared
             self._abort(vb, key, collection_id, seqno)
             raise
@@ -130,7 +130,7 @@ class SyncWrites:
     @staticmethod
     def _abort(vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
         try:
-            vb.abort(key, collection_id, seqno)
+            vb.durable.abort(key, collection_id, seqno)
         except (NotMyVbucket, KeyNotFound):
             return  # it is somebody else's to resolve now
 
@@ -154,7 +154,7 @@ class SyncWrites:
 
     def resume(self, vb: VBucket) -> None:
         """Resolve prepares that nobody here is waiting for: from before a restart, or of the node that was active."""
-        vb.drop_completed()
+        vb.durable.drop_completed()
         for wire_key, seqno in list(vb.pending.items()):
             if (vb.id, seqno) not in self._tasks:
                 collection_id, key = split_key(wire_key)
@@ -176,16 +176,16 @@ class SyncWrites:
     def _commit_old(vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
         """Nobody else can have decided otherwise. One that cannot be read must not keep the others from opening."""
         try:
-            vb.commit(key, collection_id, seqno)
+            vb.durable.commit(key, collection_id, seqno)
         except UpriverError as error:
             log.warning("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=error)
 
     def commit_all(self, vb: VBucket) -> None:
         """After a failover: what a majority had may have been acknowledged to a client, so none of it may be lost."""
-        vb.drop_completed()
+        vb.durable.drop_completed()
         for wire_key, seqno in list(vb.pending.items()):
             collection_id, key = split_key(wire_key)
-            vb.commit(key, collection_id, seqno)
+            vb.durable.commit(key, collection_id, seqno)
 
     def cancel(self) -> None:
         for task in list(self._tasks.values()):
@@ -201,12 +201,12 @@ def when_durable(
         reply(stored)
         return None
     collection_id, key = conn.split(request.key)
-    if not vb.is_prepared(key, collection_id, stored.seqno):
+    if not vb.durable.is_prepared(key, collection_id, stored.seqno):
         reply(stored)  # nothing had to be written
         return None
     sync_writes = conn.require_bucket().sync_writes
     if durability.level == DurabilityLevel.MAJORITY and not sync_writes.replicas_needed(vb.id):
-        reply(vb.commit(key, collection_id, stored.seqno))
+        reply(vb.durable.commit(key, collection_id, stored.seqno))
         return None
     longest_s = conn.node.options.limits.persistence_wait_s
     timeout_s = min(durability.timeout_ms / 1000, longest_s) if durability.timeout_ms else longest_s

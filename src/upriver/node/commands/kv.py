@@ -30,25 +30,25 @@ _Mutation = kv.Set | kv.Add | kv.Delete | kv.Append | kv.Counter
 def get(conn: ClientConnection, request: kv.Get, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     try:
-        document = vb.get(key, collection)
+        document = vb.documents.get(key, collection)
     except KeyNotFound:
         if request.opcode not in QUIET_OPCODES:
             raise
         return
-    locked = bool(vb.locks) and vb.is_locked(key, collection)
+    locked = bool(vb.locks) and vb.documents.is_locked(key, collection)
     _reply_document(conn, request, document, cas=SEQNO_MAX if locked else document.cas)
 
 
 def get_replica(conn: ClientConnection, request: kv.Get) -> None:
     collection, key = conn.split(request.key)
-    document = conn.vbucket(request.vbucket).get_replica(key, collection)
+    document = conn.vbucket(request.vbucket).documents.get_replica(key, collection)
     _reply_document(conn, request, document, cas=document.cas)
 
 
 def store(conn: ClientConnection, request: kv.Set, vb: VBucket) -> Pending:
     """SET and REPLACE."""
     collection, key = conn.split(request.key)
-    write = vb.replace if request.opcode in (Opcode.REPLACE, Opcode.REPLACEQ) else vb.set
+    write = vb.documents.replace if request.opcode in (Opcode.REPLACE, Opcode.REPLACEQ) else vb.documents.set
     datatype, value = with_kept_xattrs(conn.require_bucket(), vb, collection, key, request)
     stored = write(
         key, value, collection, flags=request.flags, expiry=request.expiry, datatype=datatype, cas=request.cas,
@@ -61,7 +61,7 @@ def add(conn: ClientConnection, request: kv.Add, vb: VBucket) -> Pending:
     if request.preserve_ttl:
         raise InvalidArguments("a document that does not exist has no expiry to preserve")
     collection, key = conn.split(request.key)
-    stored = vb.add(
+    stored = vb.documents.add(
         key, request.value, collection, flags=request.flags, expiry=request.expiry, datatype=request.datatype
     )
     return _acknowledge(conn, request, vb, stored)
@@ -69,7 +69,7 @@ def add(conn: ClientConnection, request: kv.Add, vb: VBucket) -> Pending:
 
 def delete(conn: ClientConnection, request: kv.Delete, vb: VBucket) -> Pending:
     collection, key = conn.split(request.key)
-    return _acknowledge(conn, request, vb, vb.delete(key, collection, cas=request.cas))
+    return _acknowledge(conn, request, vb, vb.documents.delete(key, collection, cas=request.cas))
 
 
 def concatenate(conn: ClientConnection, request: kv.Append, vb: VBucket) -> Pending:
@@ -77,7 +77,7 @@ def concatenate(conn: ClientConnection, request: kv.Append, vb: VBucket) -> Pend
     if request.datatype:
         raise InvalidArguments("append and prepend take raw bytes")
     collection, key = conn.split(request.key)
-    write = vb.append if request.opcode in (Opcode.APPEND, Opcode.APPENDQ) else vb.prepend
+    write = vb.documents.append if request.opcode in (Opcode.APPEND, Opcode.APPENDQ) else vb.documents.prepend
     return _acknowledge(conn, request, vb, write(key, request.value, collection, cas=request.cas))
 
 
@@ -85,7 +85,7 @@ def count(conn: ClientConnection, request: kv.Counter, vb: VBucket) -> Pending:
     """INCREMENT and DECREMENT."""
     collection, key = conn.split(request.key)
     create = request.expiry != _DO_NOT_CREATE
-    number, stored = vb.counter(
+    number, stored = vb.documents.counter(
         key, request.delta, collection, initial=request.initial, expiry=request.expiry if create else 0,
         create=create, decrement=request.opcode in (Opcode.DECREMENT, Opcode.DECREMENTQ),
     )  # fmt: skip
@@ -96,10 +96,10 @@ def touch(conn: ClientConnection, request: kv.Touch, vb: VBucket) -> None:
     """TOUCH, and GAT, which also reads the document."""
     collection, key = conn.split(request.key)
     if request.opcode == Opcode.TOUCH:
-        conn.reply(request, cas=vb.touch(key, request.expiry, collection).cas)
+        conn.reply(request, cas=vb.documents.touch(key, request.expiry, collection).cas)
         return
     try:
-        document = vb.get_and_touch(key, request.expiry, collection)
+        document = vb.documents.get_and_touch(key, request.expiry, collection)
     except KeyNotFound:
         if request.opcode not in QUIET_OPCODES:
             raise
@@ -109,13 +109,13 @@ def touch(conn: ClientConnection, request: kv.Touch, vb: VBucket) -> None:
 
 def lock(conn: ClientConnection, request: kv.GetLocked, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
-    document = vb.lock(key, collection, seconds=request.seconds or 0)
+    document = vb.documents.lock(key, collection, seconds=request.seconds or 0)
     _reply_document(conn, request, document, cas=document.cas)
 
 
 def unlock(conn: ClientConnection, request: kv.Unlock, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
-    vb.unlock(key, request.cas, collection)
+    vb.documents.unlock(key, request.cas, collection)
     conn.reply(request)
 
 

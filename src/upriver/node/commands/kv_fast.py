@@ -60,7 +60,7 @@ def _set(conn: ClientConnection, data: bytes | bytearray, at: int, size: int) ->
         flags, expiry = _EXPIRY.unpack_from(data, at + 24)
         value_at = key_at + key_len
         key, value = bytes(data[key_at + prefix : value_at]), bytes(data[value_at : at + size])
-        stored = vbucket.set(key, value, 0, flags=flags, expiry=expiry, datatype=datatype)
+        stored = vbucket.documents.set(key, value, 0, flags=flags, expiry=expiry, datatype=datatype)
     except StatusError as error:
         answers.fail_with(conn, _Request(opcode, opaque), error)
         return True
@@ -97,7 +97,7 @@ def _get(conn: ClientConnection, data: bytes | bytearray, at: int, size: int) ->
         vbucket = bucket.store.vbucket(vbucket_id)
         if vbucket.state is not VbucketState.ACTIVE or vbucket.locks:
             return False
-        document = vbucket.get(bytes(data[key_at + prefix : at + size]), 0)
+        document = vbucket.documents.get(bytes(data[key_at + prefix : at + size]), 0)
         datatype, value = shown_value(conn.context, document.datatype, document.value)
     except KeyNotFound as error:
         if opcode == Opcode.GET:

@@ -39,7 +39,7 @@ class _Metadata(TypedDict):
 def get_meta(conn: ClientConnection, request: kv.GetMeta, vb: VBucket) -> None:
     collection, key = conn.split(request.key)
     try:
-        document = vb.get_meta(key, collection)
+        document = vb.documents.get_meta(key, collection)
     except KeyNotFound:
         if request.opcode not in QUIET_OPCODES:
             raise
@@ -62,10 +62,10 @@ def with_meta(conn: ClientConnection, request: kv.WithMeta, vb: VBucket) -> None
         cas=request.cas, options=options,
     )  # fmt: skip
     if request.opcode in _DELETES:
-        stored = vb.delete_with_meta(key, collection, delete_time=request.expiry, value=value, **common)
+        stored = vb.with_meta.delete(key, collection, delete_time=request.expiry, value=value, **common)
     else:
         add = request.opcode in _ADDS
-        stored = vb.set_with_meta(key, value, collection, expiry=request.expiry, add=add, **common)
+        stored = vb.with_meta.set(key, value, collection, expiry=request.expiry, add=add, **common)
     reply_stored(conn, request, stored)
 
 
@@ -74,7 +74,7 @@ def get_random_key(conn: ClientConnection, request: kv.GetRandomKey) -> None:
     collection = _random_collection(conn, request)
     for vb in conn.require_bucket().store.existing():
         try:
-            document = vb.get_random_key(collection)
+            document = vb.documents.get_random(collection)
         except KeyNotFound:
             continue
         key = join_key(collection, document.key) if conn.context.collections else document.key

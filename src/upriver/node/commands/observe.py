@@ -81,7 +81,7 @@ def _observe_one(conn: ClientConnection, observed: ObservedKey) -> KeyState:
         raise NotMyVbucket
     collection, key = conn.split(observed.key)
     try:
-        document = vb.get_meta(key, collection)
+        document = vb.documents.get_meta(key, collection)
     except KeyNotFound:
         return KeyState(observed.vbucket, observed.key, ObserveState.NOT_FOUND, 0)
     if document.deleted:

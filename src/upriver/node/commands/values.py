@@ -66,7 +66,7 @@ def with_kept_xattrs(
     if not bucket.has_xattrs:
         return datatype, value
     try:
-        current = vbucket.get(key, collection_id)
+        current = vbucket.documents.get(key, collection_id)
     except KeyNotFound:
         return datatype, value
     if not current.datatype & Datatype.XATTR:

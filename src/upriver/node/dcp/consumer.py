@@ -10,15 +10,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError, Status, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log, tracing
-from upriver.node.commands import dcp as dcp_commands
-from upriver.protocol.consumer.machine import Consumer, Foreign, StateSet, StreamClosed
+from upriver.node.dispatch import command
+from upriver.protocol.consumer.machine import Consumer, StateSet, StreamClosed
 from upriver.protocol.consumer.negotiation import ConsumerOptions
-from upriver.wire import Message
+from upriver.protocol.roles import Foreign
 from upriver.wire.constants import DurabilityLevel
 from upriver.wire.messages import dcp, upr
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from upriver.node.buckets import NodeBucket
     from upriver.node.connection import ClientConnection
-    from upriver.node.dispatch import Handler
+    from upriver.store import VBucket
 
 
 class BucketStore:
@@ -42,10 +42,10 @@ class BucketStore:
         store = self._bucket.store
         return store.dirty_bytes > store.options.dirty_bytes
 
-    def vbucket(self, number: int) -> Any:
+    def vbucket(self, number: int) -> VBucket:
         return self._bucket.store.vbucket(number)
 
-    def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> Any:
+    def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> VBucket:
         """The loop does not wait for the disk: what clients write to a new owner gets there with its state at least."""
         return self._bucket.set_state(number, state, takeover=takeover, durable=False)
 
@@ -117,7 +117,7 @@ class ConsumerRole:
         if self.bucket.dcp_connections.get(self.name) is self.conn:
             del self.bucket.dcp_connections[self.name]
 
-    def stats(self) -> Mapping[str, Any]:
+    def stats(self) -> Mapping[str, object]:
         streams = self.machine.streams.values()
         return {
             "type": "consumer",
@@ -171,12 +171,6 @@ class PrepareAcks:
             self._flush()
 
 
-def open_consumer(conn: ClientConnection, request: dcp.Open, consumer_name: str) -> None:
-    role = ConsumerRole(conn, conn.require_bucket(), request, consumer_name)
-    conn.dcp = role
-    conn.receive_raw = role.receive
-
-
 async def add_streams(conn: ClientConnection, request: upr.UprAddStreams) -> None:
     """Answered when every handshake has ended, with one status per vbucket (12.2)."""
     name = request.name.decode("utf-8", "backslashreplace")
@@ -208,6 +202,4 @@ def _upr_status(status: int) -> int:
     return status if status in upr.UPR_STREAM_STATUSES else Status.EINTERNAL
 
 
-HANDLERS: dict[type, Handler] = {upr.UprAddStreams: add_streams}
-BUCKETLESS: frozenset[type[Message]] = frozenset()
-dcp_commands.open_consumer = open_consumer
+COMMANDS = (command(upr.UprAddStreams, add_streams),)

@@ -1,4 +1,4 @@
-"""The server of the management port around ``http_wire``, and the table of routes.
+"""The server of the management port around ``http/wire.py``, and the table of routes.
 
 A route is a method, a path whose ``*`` parts become arguments, and a function. Add one with ``route``. Without users
 everything is open to clients on this machine that call it by its own name: a web page whose name was made to point
@@ -19,18 +19,7 @@ from upriver.errors import ConfigError, KeyExists, KeyNotFound, StatusError, Upr
 from upriver.node import log
 from upriver.node.access.connection_limits import NewConnections
 from upriver.node.access.roles import ADMIN, NOTHING, Access, Privilege, lacking
-from upriver.node.http.wire import (
-    IDLE_S,
-    MAX_HEAD,
-    Answer,
-    HttpError,
-    Request,
-    Stream,
-    error_answer,
-    read_request,
-    send,
-    send_stream,
-)
+from upriver.node.http.wire import IDLE_S, MAX_HEAD, Answer, HttpConnection, HttpError, Request, Stream
 
 if TYPE_CHECKING:
     from upriver.node.server import Node
@@ -108,7 +97,7 @@ class HttpServer:
         if leaving is not None:
             leaving.cancel()
         try:
-            await self._serve(reader, writer, task, host)
+            await self._serve(HttpConnection(reader, writer), task, host)
         except (ConnectionError, TimeoutError):
             pass  # the client has gone, or does not read: there is nobody to tell
         except asyncio.CancelledError:
@@ -120,27 +109,19 @@ class HttpServer:
             self._new_connections.remove(task, host)
             writer.close()
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None], host: str
-    ) -> None:
+    async def _serve(self, connection: HttpConnection, task: asyncio.Task[None], host: str) -> None:
         idle_s = self._limits.silent_s
-        while True:
+        while connection.is_open:
             try:
-                request = await read_request(reader, idle_s)
+                request = await connection.receive(idle_s)
                 if request is None:
                     return
                 idle_s = IDLE_S
                 self._take_place(task, host)
             except HttpError as error:
-                await send(writer, error_answer(error).encode(keep_alive=False))
+                await connection.refuse(error)
                 return
-            result = await self._answer(request, host)
-            if isinstance(result, Stream):
-                await send_stream(writer, result)
-                return
-            await send(writer, result.encode(request.keep_alive, with_body=request.method != "HEAD"))
-            if not request.keep_alive:
-                return
+            await connection.send(await self._answer(request, host))
 
     def _take_place(self, task: asyncio.Task[None], host: str) -> None:
         """Whoever has sent a request is no stranger any more."""
@@ -157,12 +138,13 @@ class HttpServer:
             result = view(self._node, request, *arguments)
             return await result if isinstance(result, Awaitable) else result
         except HttpError as error:
-            return error_answer(error)
+            return Answer.refusing(error)
         except (KeyNotFound, KeyExists, StatusError, ConfigError) as error:
-            return error_answer(HttpError(_status_of(error), str(error)))
+            return Answer.refusing(HttpError(_status_of(error), str(error)))
         except Exception:
             log.failure("http_request_failed", method=request.method, path=request.path)
-            return error_answer(HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the node's log says more"))
+            reason = "internal error; the node's log says more"
+            return Answer.refusing(HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, reason))
 
     async def _access(self, request: Request, host: str) -> Access:
         """What whoever sent this may do; ``HttpError`` for strangers."""

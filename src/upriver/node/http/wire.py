@@ -1,7 +1,7 @@
 """HTTP/1.1 for the management port: requests in, JSON or chunked answers out, with limits on everything.
 
-Small on purpose: no pipelining tricks, no transfer encodings in requests, no multipart. What it does not understand
-it refuses with a status and closes the connection.
+h11 parses and frames; this module moves its bytes, and refuses what is too large, too slow, or not for us. Requests
+on one connection are answered one after the other, in order, pipelined or not.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+import h11
 import orjson
 
 from upriver.node.access.roles import ADMIN, Access
@@ -26,6 +27,7 @@ MAX_HEADERS = 100
 REQUEST_S = 30.0  # for one request to arrive, once its first byte has
 IDLE_S = 75.0
 SEND_S = 30.0
+_READ_SIZE = 16 * 1024
 _ONCE = frozenset({"content-length", "host", "authorization", "transfer-encoding", "content-type", "origin"})
 
 
@@ -46,15 +48,11 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes = b""
-    access: Access = ADMIN  # what whoever asks may do
+    access: Access = ADMIN  # what the sender may do
 
     @property
     def segments(self) -> list[str]:
         return [unquote(part) for part in self.path.split("/") if part]
-
-    @property
-    def keep_alive(self) -> bool:
-        return self.headers.get("connection", "").lower() != "close"
 
     def arguments(self) -> dict[str, Any]:
         """The body as a dictionary: JSON, or a form as Couchbase's tools send it."""
@@ -94,11 +92,16 @@ class Answer:
     status: HTTPStatus = HTTPStatus.OK
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def encode(self, keep_alive: bool, with_body: bool = True) -> bytes:
-        raw = self.content if isinstance(self.content, bytes) else json.dumps(self.content).encode()
-        body = b"" if self.content is None else raw
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **self.headers}
-        return head_of(self.status, headers, keep_alive) + (body if with_body else b"")
+    @classmethod
+    def refusing(cls, error: HttpError) -> Answer:
+        headers = {"WWW-Authenticate": 'Basic realm="upriver"'} if error.status is HTTPStatus.UNAUTHORIZED else {}
+        return cls({"errors": {error.field_name: error.reason}}, error.status, headers)
+
+    @property
+    def body(self) -> bytes:
+        if self.content is None:
+            return b""
+        return self.content if isinstance(self.content, bytes) else json.dumps(self.content).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,78 +111,127 @@ class Stream:
     pieces: AsyncIterator[bytes]
 
 
-def head_of(status: HTTPStatus, headers: Mapping[str, str], keep_alive: bool) -> bytes:
-    lines = [f"HTTP/1.1 {status.value} {status.phrase}", "Server: upriver", "Cache-Control: no-store"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    lines.append(f"Connection: {'keep-alive' if keep_alive else 'close'}")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+class HttpConnection:
+    """One client's connection: ``receive`` a request, ``send`` its answer, and again while ``is_open``."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._machine = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._is_head = False
+
+    async def receive(self, idle_s: float = IDLE_S) -> Request | None:
+        """The next request, or None when the client has gone or stays silent; ``HttpError`` for what we refuse."""
+        self._is_head = False
+        try:
+            if not self._machine.trailing_data[0]:
+                async with asyncio.timeout(idle_s):
+                    await self._read()
+            async with asyncio.timeout(REQUEST_S):
+                return await self._request()
+        except (TimeoutError, ConnectionError):
+            return None
+        except h11.RemoteProtocolError as error:
+            raise HttpError(HTTPStatus(error.error_status_hint), str(error)) from error
+
+    async def _request(self) -> Request | None:
+        head = await self._event()
+        if not isinstance(head, h11.Request):
+            return None
+        self._is_head = head.method == b"HEAD"
+        headers = _checked_headers(head)
+        target = _target(head)
+        if self._machine.they_are_waiting_for_100_continue:
+            self._write(h11.InformationalResponse(status_code=100, headers=[]))
+        body = bytearray()
+        while isinstance(event := await self._event(), h11.Data):
+            body += event.data
+        query = dict(parse_qsl(target.query, keep_blank_values=True))
+        return Request(head.method.decode("ascii"), target.path, query, headers, bytes(body))
+
+    async def _event(self) -> object:
+        while (event := self._machine.next_event()) is h11.NEED_DATA:
+            await self._read()
+        return event
+
+    async def _read(self) -> None:
+        self._machine.receive_data(await self._reader.read(_READ_SIZE))
+
+    async def send(self, result: Answer | Stream) -> None:
+        """The answer to the request; a client that does not take it in time is given up (``TimeoutError``)."""
+        if isinstance(result, Stream):
+            await self._send_stream(result)
+        else:
+            body = result.body
+            self._respond(result.status, {"Content-Length": str(len(body)), **result.headers})
+            await self._finish(body)
+        if self.is_open:
+            self._machine.start_next_cycle()
+
+    async def refuse(self, error: HttpError) -> None:
+        """The last answer on this connection."""
+        answer = Answer.refusing(error)
+        headers = {"Content-Length": str(len(answer.body)), "Connection": "close", **answer.headers}
+        self._respond(answer.status, headers)
+        await self._finish(answer.body)
+
+    async def _send_stream(self, stream: Stream) -> None:
+        self._respond(HTTPStatus.OK, {"Transfer-Encoding": "chunked", "Connection": "close"})
+        if not self._is_head:
+            async for piece in stream.pieces:
+                self._write(h11.Data(data=piece))
+                await self._drain()
+        await self._finish(b"")
+
+    def _respond(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
+        always = {"Server": "upriver", "Cache-Control": "no-store", "Content-Type": "application/json"}
+        self._write(
+            h11.Response(
+                status_code=status.value, reason=status.phrase.encode(), headers=list({**always, **headers}.items())
+            )
+        )
+
+    async def _finish(self, body: bytes) -> None:
+        if body and not self._is_head:
+            self._write(h11.Data(data=body))
+        self._write(h11.EndOfMessage())
+        await self._drain()
+
+    def _write(self, event: h11.Event) -> None:
+        self._writer.write(self._machine.send(event) or b"")
+
+    async def _drain(self) -> None:
+        async with asyncio.timeout(SEND_S):
+            await self._writer.drain()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another request may come: neither end has said that this is the last one."""
+        return self._machine.our_state in (h11.DONE, h11.IDLE) and self._machine.their_state in (h11.DONE, h11.IDLE)
 
 
-def error_answer(error: HttpError) -> Answer:
-    headers = {"WWW-Authenticate": 'Basic realm="upriver"'} if error.status is HTTPStatus.UNAUTHORIZED else {}
-    return Answer({"errors": {error.field_name: error.reason}}, error.status, headers)
-
-
-async def read_request(reader: asyncio.StreamReader, idle_s: float = IDLE_S) -> Request | None:
-    """The next request, or None when the client has gone or stays silent; ``HttpError`` for what we refuse."""
-    try:
-        async with asyncio.timeout(idle_s):
-            first = await reader.readexactly(1)
-        async with asyncio.timeout(REQUEST_S):
-            head = first + await reader.readuntil(b"\r\n\r\n")
-            request, length = _parse_head(head)
-            body = await reader.readexactly(length) if length else b""
-    except (asyncio.IncompleteReadError, TimeoutError, ConnectionError):
-        return None
-    except asyncio.LimitOverrunError as error:
-        raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers exceed {MAX_HEAD} bytes") from error
-    return Request(request.method, request.path, request.query, request.headers, body)
-
-
-def _parse_head(head: bytes) -> tuple[Request, int]:
-    lines = head.decode("latin-1").split("\r\n")[:-2]
-    words = lines[0].split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
-        raise HttpError(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
-    if len(lines) > MAX_HEADERS:
+def _checked_headers(head: h11.Request) -> dict[str, str]:
+    pairs = [(name.decode("ascii"), value.decode("latin-1")) for name, value in head.headers]
+    if len(pairs) > MAX_HEADERS:
         raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {MAX_HEADERS} headers")
-    headers = {}
-    for line in lines[1:]:
-        name, colon, value = line.partition(":")
-        if not colon or name != name.strip() or not name:
-            raise HttpError(HTTPStatus.BAD_REQUEST, "a header is malformed")
-        if name.lower() in _ONCE and name.lower() in headers:
+    if sum(len(name) + len(value) + 4 for name, value in pairs) + len(head.target) > MAX_HEAD:
+        raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers exceed {MAX_HEAD} bytes")
+    headers: dict[str, str] = {}
+    for name, value in pairs:
+        if name in _ONCE and name in headers:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} is there twice")
-        headers[name.lower()] = value.strip()
-    try:
-        target = urlsplit(words[1])
-    except ValueError as error:
-        raise HttpError(HTTPStatus.BAD_REQUEST, f"the path is malformed: {error}") from error
-    request = Request(words[0], target.path, dict(parse_qsl(target.query, keep_blank_values=True)), headers)
-    return request, _body_length(headers)
-
-
-def _body_length(headers: Mapping[str, str]) -> int:
+        headers[name] = value
     if "transfer-encoding" in headers:
         raise HttpError(HTTPStatus.LENGTH_REQUIRED, "send the body with a Content-Length")
-    text = headers.get("content-length", "0")
-    if not (text.isascii() and text.isdigit()):
-        raise HttpError(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
-    if len(text) > 9 or int(text) > MAX_BODY:
+    if int(headers.get("content-length", "0")) > MAX_BODY:
         raise HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {MAX_BODY} bytes")
-    return int(text)
+    return headers
 
 
-async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Bytes to a client; one that does not take them in time is given up (``TimeoutError``)."""
-    writer.write(data)
-    async with asyncio.timeout(SEND_S):
-        await writer.drain()
-
-
-async def send_stream(writer: asyncio.StreamWriter, stream: Stream) -> None:
-    headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
-    await send(writer, head_of(HTTPStatus.OK, headers, keep_alive=False))
-    async for piece in stream.pieces:
-        await send(writer, b"%x\r\n%s\r\n" % (len(piece), piece))
-    await send(writer, b"0\r\n\r\n")
+def _target(head: h11.Request) -> SplitResult:
+    target = head.target.decode("ascii")
+    if not target.startswith("/"):
+        raise HttpError(HTTPStatus.BAD_REQUEST, "the target of a request is a path")
+    try:
+        return urlsplit(target)
+    except ValueError as error:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"the path is malformed: {error}") from error

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from upriver.errors import InvalidArguments
 from upriver.node.dcp.consumer import ConsumerRole
-from upriver.node.dcp.producer import Producer
+from upriver.node.dcp.producer import ProducerRole
 from upriver.node.stats.query import Figures, Query, vbucket_number
 
 if TYPE_CHECKING:
     from upriver.node.connection import ClientConnection
-    from upriver.node.dcp.producer_stream import ProducerStream
+    from upriver.protocol.producer.stream import ProducerStream
     from upriver.store import VBucket
 
 _FORMATS = ("legacy", "json", "skip")
@@ -62,20 +62,19 @@ def _dcp_connection(prefix: str, conn: ClientConnection, figures: dict[str, obje
 
 def _figures(conn: ClientConnection) -> dict[str, object]:
     """Figures of a connection as a whole."""
-    producer = conn.dcp
-    if not isinstance(producer, Producer):
-        return dict(producer.stats()) if producer is not None else {"type": "consumer", "created": 0}
+    role = conn.dcp
+    if not isinstance(role, ProducerRole):
+        return dict(role.stats()) if role is not None else {"type": "consumer", "created": 0}
+    producer = role.machine
     options, window = producer.options, producer.options.window
-    for stream in producer.streams.values():
-        producer.settle(stream)
     return {
         "type": "producer",
-        "created": int(producer.created),
+        "created": int(role.created),
         "paused": not conn.can_write or not window.is_open,
         "priority": options.priority.name.lower(),
         "items_sent": producer.items_sent,
         "items_remaining": sum(_remaining(stream) for stream in producer.streams.values()),
-        "total_bytes_sent": producer.total_bytes_sent,
+        "total_bytes_sent": producer.bytes_sent,
         "noop_enabled": options.noop.enabled,
         "noop_tx_interval": options.noop.interval_s,
         "noop_wait": options.noop.outstanding,
@@ -96,7 +95,7 @@ def _streams(conn: ClientConnection) -> Iterator[tuple[int, dict[str, object]]]:
     """Figures of each stream, with its vbucket."""
     if isinstance(conn.dcp, ConsumerRole):
         yield from conn.dcp.stream_stats()
-    streams = list(conn.dcp.streams.values()) if isinstance(conn.dcp, Producer) else []
+    streams = list(conn.dcp.streams.values()) if isinstance(conn.dcp, ProducerRole) else []
     for stream in streams:
         yield (
             stream.vbucket_id,
@@ -153,7 +152,9 @@ def dcp_takeover(query: Query) -> Figures:
     yield "name", name
     conn = query.bucket.dcp_connections.get(name.removeprefix("eq_dcpq:"))
     producer = conn.dcp if conn is not None else None
-    found = [s for s in producer.streams.values() if s.vbucket_id == vb.id] if isinstance(producer, Producer) else []
+    found = (
+        [s for s in producer.streams.values() if s.vbucket_id == vb.id] if isinstance(producer, ProducerRole) else []
+    )
     if not found:
         yield "status", "connection_does_not_exist" if conn is None else "stream_does_not_exist"
         yield "estimate", vb.item_count if conn is None else 0
@@ -161,7 +162,6 @@ def dcp_takeover(query: Query) -> Figures:
         yield from _takeover_items(vb, 0)
         return
     stream = found[-1]
-    stream.producer.settle(stream)
     remaining, backfilling = _remaining(stream), stream.state == "backfilling"
     yield "status", "backfilling" if backfilling else "stream_is_dead" if stream.ended else "in-memory"
     yield "estimate", remaining

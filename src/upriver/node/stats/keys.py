@@ -5,7 +5,7 @@ from __future__ import annotations
 from upriver.errors import InvalidArguments, StoreError
 from upriver.model import DEFAULT_COLLECTION, Document
 from upriver.node.stats.query import Figures, Query, hex_id, vbucket_number
-from upriver.store import VBucket
+from upriver.store import VBucket, record_on_disk
 
 
 def key(query: Query) -> Figures:
@@ -41,7 +41,7 @@ def _found(query: Query, collection_id: int) -> tuple[VBucket, Document]:
     if not 2 <= len(query.arguments) <= 3:
         raise InvalidArguments("write: KEY VBUCKET [COLLECTION] behind the group")
     vb = query.bucket.store.vbucket(vbucket_number(query.arguments[1]))
-    return vb, vb.get(query.arguments[0].encode(), collection_id)
+    return vb, vb.documents.get(query.arguments[0].encode(), collection_id)
 
 
 def _figures(vb: VBucket, document: Document) -> Figures:
@@ -60,7 +60,7 @@ def _checked(vb: VBucket, document: Document) -> Figures:
 
 def _on_disk(vb: VBucket, document: Document) -> str:
     try:
-        head, _, value = vb.record_on_disk(document.seqno)
+        head, _, value = record_on_disk(vb, document.seqno)
     except StoreError:
         return "ram_but_not_disk"
     return "valid" if (head.cas, value) == (document.cas, document.value) else "length_mismatch"

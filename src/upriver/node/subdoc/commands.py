@@ -98,7 +98,7 @@ def _view(conn: ClientConnection, request: _Lookup, vb: VBucket) -> DocumentView
     flags = specs.check_doc_flags(request.doc_flags or 0, specs.LOOKUP_DOC_FLAGS, request.cas)
     collection_id, key = conn.split(request.key)
     if flags & DocFlag.REPLICA_READ:
-        return DocumentView.of(vb.get_replica(key, collection_id), vb.uuid)
+        return DocumentView.of(vb.documents.get_replica(key, collection_id), vb.uuid)
     deleted_too = bool(flags & DocFlag.ACCESS_DELETED)
     return DocumentView.of(read(vb, key, collection_id, deleted_too=deleted_too), vb.uuid)
 
@@ -113,7 +113,7 @@ def _result(view: DocumentView, spec: Spec) -> LookupResult:
 def _shown_cas(view: DocumentView, vb: VBucket) -> int:
     """The CAS that others see: a locked document hides its own."""
     document = view.document
-    locked = not document.deleted and vb.is_locked(document.key, document.collection_id)
+    locked = not document.deleted and vb.documents.is_locked(document.key, document.collection_id)
     return SEQNO_MAX if locked else document.cas
 
 
@@ -191,7 +191,7 @@ async def _run_large(conn: ClientConnection, request: _Mutation, draft: Draft, a
     else:
         draft.apply()  # others were faster every time; on the loop's own thread nobody is
     durability = request.durability
-    with nullcontext() if durability is None else draft.target.vb.preparing(durability.level):
+    with nullcontext() if durability is None else draft.target.vb.durable.preparing(durability.level):
         outcome = draft.store()
     pending = answer(outcome)
     if pending is not None:

@@ -79,11 +79,11 @@ class PathFailure:
 def read(vb: VBucket, key: bytes, collection_id: int, *, deleted_too: bool) -> Document:
     """The document, or its tombstone if that will do."""
     try:
-        return vb.get(key, collection_id)
+        return vb.documents.get(key, collection_id)
     except KeyNotFound:
         if not deleted_too:
             raise
-    return vb.get_meta(key, collection_id)
+    return vb.documents.get_meta(key, collection_id)
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ def _existing(target: Target) -> Document | None:
         raise KeyExists("the document exists")
     if flags & DocFlag.REVIVE and not found.deleted:
         paths.fail(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is not deleted")
-    locked = not found.deleted and target.vb.is_locked(target.key, target.collection_id)
+    locked = not found.deleted and target.vb.documents.is_locked(target.key, target.collection_id)
     if target.cas and target.cas != found.cas and not locked:  # a lock is the store's to judge
         raise KeyExists("the CAS has changed")
     return found
@@ -213,7 +213,7 @@ def _store(target: Target, existing: Document | None, view: DocumentView, stamp:
         flags = existing.flags if existing else 0
     cas = 0 if existing is None or existing.deleted else target.cas
     if not view.deleted and not macros:
-        return target.vb.set(
+        return target.vb.documents.set(
             target.key, value, target.collection_id, flags=flags, expiry=target.expiry, datatype=datatype, cas=cas,
             preserve_ttl=target.preserve_ttl,
         )  # fmt: skip
@@ -222,17 +222,17 @@ def _store(target: Target, existing: Document | None, view: DocumentView, stamp:
     if view.deleted:
         kept = datatype & Datatype.XATTR
         deleted_at = int(time.time())
-        return target.vb.delete_with_meta(
+        return target.vb.with_meta.delete(
             target.key, target.collection_id, delete_time=deleted_at, value=value, datatype=kept, **meta
         )
     expiry = _expiry(target, existing)
-    return target.vb.set_with_meta(target.key, value, target.collection_id, expiry=expiry, datatype=datatype, **meta)
+    return target.vb.with_meta.set(target.key, value, target.collection_id, expiry=expiry, datatype=datatype, **meta)
 
 
 def _revision(target: Target) -> int:
     """One more than that of the version before, be it a tombstone."""
     try:
-        return target.vb.get_meta(target.key, target.collection_id).rev_seqno + 1
+        return target.vb.documents.get_meta(target.key, target.collection_id).rev_seqno + 1
     except KeyNotFound:
         return 1
 

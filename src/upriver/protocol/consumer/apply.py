@@ -5,7 +5,7 @@ from __future__ import annotations
 from upriver.errors import InvalidMessage, Status, StatusError
 from upriver.model import SEQNO_MAX
 from upriver.protocol.consumer.rows import tombstone_value
-from upriver.protocol.consumer.streams import Replica
+from upriver.protocol.consumer.streams import ReplicaVbucket
 from upriver.wire.keys import join_key, split_key
 from upriver.wire.message import Message
 from upriver.wire.messages.dcp import Abort, Commit, Prepare, SeqnoAdvanced
@@ -17,10 +17,10 @@ from upriver.wire.values import check_value
 _UPR_KINDS = {UprMutation: RecordKind.MUTATION, UprDeletion: RecordKind.DELETION, UprExpiration: RecordKind.EXPIRATION}
 
 
-def apply_message(replica: Replica, message: Message, collections: bool) -> int:
+def apply_message(replica: ReplicaVbucket, message: Message, collections: bool) -> int:
     """Store what one message says; the seqno that the stream is at now."""
     if isinstance(message, SeqnoAdvanced):
-        replica.advance(message.by_seqno)
+        replica.replication.advance(message.by_seqno)
         return message.by_seqno
     if isinstance(message, SystemEvent):
         return _apply_event(replica, message)
@@ -33,7 +33,7 @@ def apply_message(replica: Replica, message: Message, collections: bool) -> int:
     raise StatusError.of(Status.NOT_SUPPORTED, type(message).__name__)
 
 
-def _apply_event(replica: Replica, message: SystemEvent) -> int:
+def _apply_event(replica: ReplicaVbucket, message: SystemEvent) -> int:
     """As stores keep it, whatever version it came in."""
     content = message.content()
     event, version, key, value = to_record(content)
@@ -42,7 +42,7 @@ def _apply_event(replica: Replica, message: SystemEvent) -> int:
         RecordKind.SYSTEM_EVENT, key, value, seqno=message.by_seqno, cas=message.cas, collection_id=collection_id,
         extra=event << 8 | version,
     )  # fmt: skip
-    replica.apply_records(record)
+    replica.replication.apply_records(record)
     return message.by_seqno
 
 
@@ -50,7 +50,7 @@ def _split(wire_key: bytes, collections: bool) -> tuple[int, bytes]:
     return split_key(wire_key) if collections else (0, wire_key)
 
 
-def _apply_prepare(replica: Replica, message: Prepare, collections: bool) -> int:
+def _apply_prepare(replica: ReplicaVbucket, message: Prepare, collections: bool) -> int:
     collection_id, key = _split(message.key, collections)
     datatype, value = message.datatype, message.value
     if message.deleted and value:
@@ -61,7 +61,7 @@ def _apply_prepare(replica: Replica, message: Prepare, collections: bool) -> int
         collection_id=collection_id,
         extra=message.durability_level << 8 | message.deleted,
     )  # fmt: skip
-    replica.apply_records(record)
+    replica.replication.apply_records(record)
     return message.by_seqno
 
 
@@ -73,21 +73,23 @@ def _check_value(value: bytes, datatype: int) -> None:
         raise StatusError.of(error.status, error.reason) from error
 
 
-def _usable_cas(replica: Replica, cas: int) -> int:
+def _usable_cas(replica: ReplicaVbucket, cas: int) -> int:
     """0 and the largest number are no versions: then one of ours (15.3)."""
     return cas if 0 < cas < SEQNO_MAX else replica.max_cas + 1
 
 
-def _complete(replica: Replica, message: Commit | Abort, collections: bool) -> int:
+def _complete(replica: ReplicaVbucket, message: Commit | Abort, collections: bool) -> int:
     collection_id, key = _split(message.key, collections)
     if isinstance(message, Commit):
-        replica.commit_replica(key, collection_id, message.prepared_seqno, message.commit_seqno)
+        replica.replication.commit(key, collection_id, message.prepared_seqno, message.commit_seqno)
         return message.commit_seqno
-    replica.abort_replica(key, collection_id, message.prepared_seqno, message.abort_seqno)
+    replica.replication.abort(key, collection_id, message.prepared_seqno, message.abort_seqno)
     return message.abort_seqno
 
 
-def _apply_upr_document(replica: Replica, message: UprMutation | UprDeletion | UprExpiration, collections: bool) -> int:
+def _apply_upr_document(
+    replica: ReplicaVbucket, message: UprMutation | UprDeletion | UprExpiration, collections: bool
+) -> int:
     """A document with extended metadata, which nothing here has a use for: only the document is kept."""
     collection_id, key = _split(message.key, collections)
     flags, expiry, datatype, value = 0, 0, message.datatype, message.document
@@ -101,5 +103,5 @@ def _apply_upr_document(replica: Replica, message: UprMutation | UprDeletion | U
         rev_seqno=message.rev_seqno, cas=_usable_cas(replica, message.cas), datatype=datatype, flags=flags,
         time=expiry, collection_id=collection_id,
     )  # fmt: skip
-    replica.apply_records(record)
+    replica.replication.apply_records(record)
     return message.by_seqno

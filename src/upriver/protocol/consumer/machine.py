@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from upriver.errors import InvalidMessage, Status, StatusError
 from upriver.model import SEQNO_MAX, Datatype, VbucketState
 from upriver.protocol.consumer.apply import apply_message
-from upriver.protocol.consumer.negotiation import ConsumerOptions, WrongRole
+from upriver.protocol.consumer.negotiation import ConsumerOptions
 from upriver.protocol.consumer.rows import ReceivedRows, Rows, usual_marker
 from upriver.protocol.consumer.setup import StreamSetup
-from upriver.protocol.consumer.streams import PassiveStream, Registry, ReplicaStore, StreamPhase
+from upriver.protocol.consumer.streams import PassiveStream, Registry, ReplicaStore, ReplicaVbucket, StreamPhase
+from upriver.protocol.roles import Foreign, WrongRole
 from upriver.wire.bulk.decode import BulkDecoder, Columns
 from upriver.wire.bulk.encode import rows_by_vbucket
 from upriver.wire.bulk.streams import SlotState
@@ -52,13 +52,6 @@ from upriver.wire.messages.upr import (
     UprStreamEnd,
     UprStreamRequest,
 )
-
-
-@dataclass(slots=True)
-class Foreign:
-    """A frame that is not the consumer's business: a key-value command on the same connection."""
-
-    frame: Frame
 
 
 @dataclass(slots=True)
@@ -186,7 +179,7 @@ class Consumer(StreamSetup):
             if stream.dialect is Dialect.UPR:
                 self._widen_snapshot(stream, replica, seqno)
             pack = self._received.pack_one if isinstance(rows, int) else self._received.pack
-            replica.apply_records(pack(columns, rows, replica))  # type: ignore[arg-type]
+            replica.replication.apply_records(pack(columns, rows, replica))  # type: ignore[arg-type]
         except StatusError as error:
             self._break(stream)
             self._refuse_rows(columns, np.atleast_1d(np.asarray(rows, np.int64)), vb, error.status)
@@ -233,9 +226,9 @@ class Consumer(StreamSetup):
         if status is not Status.SUCCESS:
             self._error(int(columns["event"][row]), opaque, status)
 
-    def _widen_snapshot(self, stream: PassiveStream, replica: Any, seqno: int) -> None:
+    def _widen_snapshot(self, stream: PassiveStream, replica: ReplicaVbucket, seqno: int) -> None:
         """A bare marker of UPR says nothing about its range: one more than what came is as much as we can say."""
-        replica.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
+        replica.replication.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
 
     def _stream_status(self, vb: int, opaque: int) -> Status | None:
         """None if a message with this opaque belongs to a live stream; SUCCESS if it is to be swallowed (15.3)."""
@@ -346,12 +339,12 @@ class Consumer(StreamSetup):
             self._apply_item(stream, replica, message)
 
     @staticmethod
-    def _upr_snapshot_is_complete(replica: Any) -> None:
+    def _upr_snapshot_is_complete(replica: ReplicaVbucket) -> None:
         """The next marker, or the end, is what says so."""
         if replica.state in (VbucketState.REPLICA, VbucketState.PENDING):
-            replica.begin_snapshot(replica.high_seqno, replica.high_seqno, MarkerFlag.MEMORY)
+            replica.replication.begin_snapshot(replica.high_seqno, replica.high_seqno, MarkerFlag.MEMORY)
 
-    def _apply_item(self, stream: PassiveStream, replica: Any, message: Message) -> None:
+    def _apply_item(self, stream: PassiveStream, replica: ReplicaVbucket, message: Message) -> None:
         if stream.dialect is Dialect.UPR:
             self._widen_snapshot(stream, replica, getattr(message, "by_seqno", 0))
         if message.datatype & Datatype.XATTR:
@@ -381,7 +374,7 @@ class Consumer(StreamSetup):
         return True
 
     def _marker(self, stream: PassiveStream, start: int, end: int, flags: int, purge_seqno: int = 0) -> None:
-        self.store.vbucket(stream.vbucket).begin_snapshot(start, end, flags, purge_seqno)
+        self.store.vbucket(stream.vbucket).replication.begin_snapshot(start, end, flags, purge_seqno)
         self._table.snapshot(stream.vbucket, start, end)
         stream.snapshot_start, stream.snapshot_end = start, end
         stream.ack_marker = bool(flags & _ACK)

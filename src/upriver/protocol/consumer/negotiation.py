@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from upriver.errors import RemoteProtocolError, Status
+from upriver.errors import Status
+from upriver.protocol.roles import WrongRole
 from upriver.protocol.session import KV_FEATURES
 from upriver.wire.constants import Feature
 from upriver.wire.messages.session import Hello
-
-
-class WrongRole(RemoteProtocolError):
-    """A command for the other role, or an answer that cannot be: disconnect (1.6, 15.1, 15.2)."""
 
 
 def replication_hello(agent: str) -> Hello:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upriver.model import SEQNO_MAX, Datatype
-from upriver.protocol.consumer.streams import Replica
+from upriver.protocol.consumer.streams import ReplicaVbucket
 from upriver.wire.bulk.decode import Columns
 from upriver.wire.bulk.encode import RowPacker, pack_columns
 from upriver.wire.constants import Opcode
@@ -96,7 +96,7 @@ class ReceivedRows:
         found = np.flatnonzero(self._stream_ids[first:last])
         return first + int(found[0]) if found.size else last
 
-    def pack_one(self, columns: Columns, row: int, replica: Replica) -> memoryview:
+    def pack_one(self, columns: Columns, row: int, replica: ReplicaVbucket) -> memoryview:
         """One row's record; the memory is good until the next call."""
         if self._events[row] == _MUTATION and 0 < self._cas[row] < SEQNO_MAX:
             packed = self._packer.pack(columns, row)
@@ -104,7 +104,7 @@ class ReceivedRows:
                 return packed
         return self.pack(columns, np.array([row], np.int64), replica)
 
-    def pack(self, columns: Columns, rows: Rows, replica: Replica) -> memoryview:
+    def pack(self, columns: Columns, rows: Rows, replica: ReplicaVbucket) -> memoryview:
         """The rows' records side by side."""
         mend_cas(replica, self._cas, rows)
         tombstones = rows[self._events[rows] != _MUTATION]
@@ -136,7 +136,7 @@ class ReceivedRows:
         )  # fmt: skip
 
 
-def mend_cas(replica: Replica, cas: npt.NDArray[np.uint64], rows: Rows) -> None:
+def mend_cas(replica: ReplicaVbucket, cas: npt.NDArray[np.uint64], rows: Rows) -> None:
     """Give documents without a usable CAS one of ours: 0 and the largest number are no versions (15.3)."""
     bad = rows[(cas[rows] == 0) | (cas[rows] == SEQNO_MAX)]
     if bad.size:

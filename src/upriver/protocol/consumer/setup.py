@@ -6,12 +6,12 @@ The first half of ``Consumer`` (``protocol.md`` 2.3, 2.4, 15.1, 15.2).
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from upriver.errors import Status, StatusError
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
-from upriver.protocol.consumer.negotiation import ConsumerOptions, Negotiation, WrongRole
+from upriver.protocol.consumer.negotiation import ConsumerOptions, Negotiation
 from upriver.protocol.consumer.streams import AckWindow, Done, PassiveStream, Registry, ReplicaStore, StreamPhase
+from upriver.protocol.roles import WrongRole
 from upriver.wire.bulk.streams import SlotState, StreamTable
 from upriver.wire.constants import Dialect, Opcode
 from upriver.wire.message import Message, OtherResponse, Response
@@ -112,14 +112,15 @@ class StreamSetup:
         entries = replica.failover_log.entries
         uuid = entries[min(stream.skipped_branches, len(entries) - 1)].uuid if start else 0
         self._table.open(stream.vbucket, opaque=stream.opaque, seqno=start)
-        where: Any = {"vbucket": stream.vbucket, "opaque": stream.opaque}
+        vb, opaque = stream.vbucket, stream.opaque
         if stream.dialect is Dialect.UPR:
-            self._send(UprStreamRequest(stream.flags & 1, 0, start, SEQNO_MAX, uuid, entries[0].seqno, **where))
+            span = start, SEQNO_MAX
+            self._send(UprStreamRequest(stream.flags & 1, 0, *span, uuid, entries[0].seqno, vbucket=vb, opaque=opaque))
             return
         low, high = (start, start) if replica.snapshot_complete else replica.snapshot
         value = f'{{"uid":"{replica.manifest_uid:x}"}}'.encode() if self.options.collections else b""
         span = min(low, start), max(high, start)
-        self._send(StreamRequest(stream.flags, 0, start, SEQNO_MAX, uuid, *span, value, **where))
+        self._send(StreamRequest(stream.flags, 0, start, SEQNO_MAX, uuid, *span, value, vbucket=vb, opaque=opaque))
 
     def _stream_answered(self, response: Response) -> None:
         stream = self._asked.pop(response.opaque, None)
@@ -161,7 +162,7 @@ class StreamSetup:
         replica = self.store.vbucket(stream.vbucket)
         if replica.state not in (VbucketState.REPLICA, VbucketState.PENDING):
             raise StatusError.of(Status.NOT_MY_VBUCKET)
-        replica.replace_failover_log(response.entries)
+        replica.replication.replace_failover_log(response.entries)
         stream.phase = StreamPhase.LIVE
         stream.snapshot_start = replica.high_seqno
         self._answer(stream, Status.SUCCESS)

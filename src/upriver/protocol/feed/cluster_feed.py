@@ -7,12 +7,11 @@ go wrong between a reader and a cluster is decided here once, for the async clie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
 from itertools import count
 from typing import Any
 
 from upriver.errors import AccessDenied, HistoryLost, Status, StatusError
-from upriver.model import SEQNO_MAX, FailoverLog, OnRollback, Position
+from upriver.model import SEQNO_MAX, FailoverLog, OnRollback
 from upriver.protocol.feed.events import (
     CollectionChange,
     FeedEvent,
@@ -37,8 +36,11 @@ from upriver.protocol.feed.node_link import (
     StreamRefused,
     is_temporary,
 )
+from upriver.protocol.feed.positions import PositionTable
+from upriver.protocol.feed.stream_states import StreamStates, backoff
+from upriver.protocol.history import has_lost
+from upriver.protocol.position import Position
 from upriver.protocol.session import Session, config_json
-from upriver.protocol.standing import Standing
 from upriver.protocol.topology import Address, Topology, parse_topology
 from upriver.wire.constants import StreamEndStatus, StreamFlag
 from upriver.wire.messages.dcp import StreamRequest
@@ -57,26 +59,8 @@ __all__ = [
 ]  # fmt: skip
 
 STREAMS_IN_FLIGHT = 256
-MAX_BACKOFF_S = 5.0
 ASK_MAP_EVERY_S, ASK_MAP_IDLE_S = 1.0, 2.5  # while a vbucket waits, and otherwise
 _FILTER_LOST = (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE)
-
-
-def backoff(attempt: int) -> float:
-    """Seconds to wait before try ``attempt`` (1: the first repetition).
-
-    >>> [backoff(n) for n in (0, 1, 2, 20)]
-    [0.0, 0.05, 0.1, 5.0]
-    """
-    return min(MAX_BACKOFF_S, 0.05 * 2 ** min(attempt - 1, 10)) if attempt else 0.0
-
-
-class _State(Enum):
-    WAITING = auto()  # for its turn, its node, or the end of a pause
-    OPENING = auto()
-    OPEN = auto()
-    PARKED = auto()  # its filter names nothing
-    DONE = auto()
 
 
 class ClusterFeed:
@@ -99,30 +83,27 @@ class ClusterFeed:
         opaques: Iterator[int] | None = None,
     ) -> None:
         self.request, self.topology, self.filter = request, topology, request.value
-        self.standing = Standing(topology.vbuckets)
+        self.table = PositionTable(topology.vbuckets)
         self.links: dict[Address, NodeLink] = {}
         self.logs: dict[int, FailoverLog] = {}
         self.rollbacks = self.moves = 0  # moves: how often a vbucket went on over another node's connection
         self.left: set[int] = set()  # vbuckets whose newest branch is not the one that was asked for
         self.refused: set[int] = set()  # those of which a branch was asked for, but the producer wants a rollback
         self.noop_interval_s = noop_interval_s
-        self._make_session, self._window, self._parse, self._jitter = make_session, window, parse, jitter
-        self._state = dict.fromkeys(request.starts, _State.WAITING)
-        self._waiting: dict[int, float] = dict.fromkeys(request.starts, 0.0)  # until when
-        self._fruitless = dict.fromkeys(request.starts, 0)  # tries in a row that moved nothing
+        self._make_session, self._window, self._parse = make_session, window, parse
+        self._states = StreamStates(request.starts, jitter)
         self._opened_at: dict[int, int] = {}
-        self._rollback_span: dict[int, tuple[int, int]] = {}  # between which seqnos a vbucket was rolled back
         self._home: dict[int, Address] = {}  # over whose connection each vbucket came last
         self._to_latest: set[int] = set()  # their end does not exist on the branch that we are on now
         self._unconfirmed = set(request.starts) if request.resumed else set()
         self._opaques = opaques or count(1)
-        self._undone, self._opening, self._ask_at = len(self._state), 0, 0.0
-        self._remembered: dict[int, tuple[Position, int]] = {}
+        self._ask_map_at = 0.0
+        self._remembered: dict[int, Position] = {}
         self._emitted: list[FeedEvent] = []
         for vb, position in request.starts.items():
-            self.standing.resume(vb, position, epoch=request.epochs.get(vb, 0), points=request.points.get(vb, ()))
+            self.table.resume(vb, position)
             if request.resumed and position.seqno == 0 < position.snap_end:
-                self.standing.interrupted[vb] = position.vbuuid, position.snap_end
+                self.table.interrupted[vb] = position.vbuuid, position.snap_end
             if self._end(vb) == 0 and position.seqno == 0:
                 self._finish(vb)
         self._emitted.clear()
@@ -131,81 +112,78 @@ class ClusterFeed:
 
     @property
     def done(self) -> bool:
-        return self._undone == 0
+        return self._states.all_done
 
     @property
     def settled(self) -> bool:
-        """Whether every stream that is wanted has been opened."""
-        return not self._waiting and not self._opening
+        """Whether every wanted stream is open."""
+        return not self._states.waiting and not self._states.opening
 
     @property
     def vbuckets(self) -> list[int]:
-        return list(self._state)
+        return self._states.vbuckets
 
     def positions(self) -> dict[int, Position]:
-        """What may be claimed for every vbucket, when everything that came has been acted on."""
-        return {vb: self.standing.position(vb) for vb in self._state}
+        """The position of every vbucket, for a caller that has acted on everything that came."""
+        return {vb: self.table.position(vb) for vb in self._states.vbuckets}
 
     def taken(self, documents: FeedRows) -> None:
-        """The caller has the rows: their bytes may be sent again."""
+        """The caller has the rows: the producer may send as many bytes again."""
         if link := self.links.get(documents.link):
             link.acknowledge(documents.rows.bytes)
 
     def remember(self, vb: int) -> None:
-        """``refilter`` with ``again`` is to go back to here: changes that it lets pass may follow from here on."""
-        self._remembered.setdefault(vb, (self.standing.position(vb), self.standing.epoch[vb]))
+        """Let ``refilter`` with ``again`` go back to here: changes that the new filter lets through may follow."""
+        self._remembered.setdefault(vb, self.table.position(vb))
 
     def begin_behind(self, vb: int, read: Position, epoch: int) -> None:
-        """Another feed has read the rest of a vbucket from 0 up to where this one begins; call it before that.
+        """Another feed has read the rest of a vbucket from 0 up to where this one begins; call it before reading.
 
-        Of that rest, the older points of ours say nothing. If the caller was told to undo it all, we begin at 0.
+        Our older points say nothing about that rest. If the caller was told to undo it all, we begin at 0.
         """
-        at = self.standing.position(vb)
-        if epoch == self.standing.epoch[vb]:
-            both = Position(at.vbuuid, at.seqno, 0, max(at.snap_end, read.snap_end))
-            self.standing.resume(vb, both, epoch=epoch)
+        at = self.table.position(vb)
+        if epoch == at.epoch:
+            self.table.resume(vb, at._replace(snap_start=0, snap_end=max(at.snap_end, read.snap_end), points=()))
             return
-        self.standing.resume(vb, Position(), epoch=epoch)
+        self.table.resume(vb, Position(epoch=epoch))
         if self._end(vb) != SEQNO_MAX:
             self._to_latest.add(vb)
 
     def refilter(self, value: bytes, again: bool = False) -> None:
-        """Use another filter from now on; ``again``: open the streams of the remembered vbuckets anew, from there."""
+        """Use another filter from now on; with ``again``, read the remembered vbuckets again from where that was."""
         self.filter = value
-        for vb, state in self._state.items():
-            if state is _State.PARKED:
-                self._wait(vb, 0.0)
+        self._states.unpark()
         for vb in list(self._remembered) if again else ():
-            self._go_back(vb, *self._remembered.pop(vb))
+            self._go_back(vb, self._remembered.pop(vb))
 
-    def _go_back(self, vb: int, position: Position, epoch: int) -> None:
+    def _go_back(self, vb: int, position: Position) -> None:
         for link in self.links.values():
             if vb in link.streams:
-                self._opening -= self._state[vb] is _State.OPENING
                 link.close_stream(vb)
-                self._wait(vb, 0.0)
-        if self.standing.epoch[vb] == epoch and self.standing.vbuuid[vb] == position.vbuuid:
-            self.standing.resume(vb, position, epoch=epoch, points=self.standing.points(vb))
-        else:  # a rollback came in between: that place is on a branch that is gone
-            self.standing.roll_back(vb, self.standing.rollback_target(vb, position.seqno))
+                self._states.wait(vb, 0.0)
+        now = self.table.position(vb)
+        if (now.epoch, now.vbuuid) == (position.epoch, position.vbuuid):
+            self.table.resume(vb, position)
+        else:  # a rollback came in between: that position is on a branch that is gone
+            self.table.roll_back(vb, now.rollback_target(position.seqno))
 
     # ---------------------------------------------------------------------------------------------- for the shell
 
     def wanted(self) -> set[Address]:
         """The nodes to be connected to: those with open streams, and the owners of vbuckets that wait."""
-        owners = {self.topology.active(vb) for vb in self._waiting}
+        owners = {self.topology.active(vb) for vb in self._states.waiting}
         busy = {address for address, link in self.links.items() if link.streams}
         return busy | {owner for owner in owners if owner is not None}
 
     def connected(self, address: Address, now: float = 0.0) -> NodeLink:
         """The shell has a socket to this node; its link begins the handshake."""
-        link = NodeLink(self._make_session(), self.standing, self._window, now, now)
+        link = NodeLink(self._make_session(), self.table, self._window, now, now)
         self.links[address] = link
         return link
 
     def adopt(self, address: Address, link: NodeLink, now: float) -> None:
         """Go on with a connection that another feed has released."""
-        link.standing, link.heard_at = self.standing, now
+        link.table, link.heard_at = self.table, now
         self.links[address] = link
 
     def release(self, address: Address) -> NodeLink | None:
@@ -220,10 +198,8 @@ class ClusterFeed:
         """The connection is gone; its vbuckets wait for another."""
         link = self.links.pop(address, None)
         for vb in list(link.streams) if link else ():
-            self.standing.close(vb)
-            if self._state[vb] is _State.OPENING:
-                self._opening -= 1
-            self._wait(vb, now)
+            self.table.close(vb)
+            self._states.wait(vb, now)
 
     def received(self, address: Address, size: int, now: float) -> Iterator[FeedEvent]:
         """Bytes came in on a link; iterate to the end before reading again."""
@@ -236,17 +212,17 @@ class ClusterFeed:
                 self._HANDLERS[type(event)](self, address, event, now)
                 if self._emitted:
                     yield from self._take_emitted()
-        if self._waiting:
+        if self._states.waiting:
             self._open_streams(now)
 
     def tick(self, now: float) -> Iterator[FeedEvent]:
-        """Time has passed: streams that waited are tried again, few freed bytes are given back."""
+        """Time has passed: try waiting streams again, and give back bytes that were freed a while ago."""
         for link in self.links.values():
             link.tick(now)
-        if self._waiting:
+        if self._states.waiting:
             self._open_streams(now)
-        if now >= self._ask_at:
-            self._ask_at = now + (ASK_MAP_EVERY_S if self._waiting else ASK_MAP_IDLE_S)
+        if now >= self._ask_map_at:
+            self._ask_map_at = now + (ASK_MAP_EVERY_S if self._states.waiting else ASK_MAP_IDLE_S)
             self._ask_map()
         yield from self._take_emitted()
 
@@ -259,7 +235,7 @@ class ClusterFeed:
         return [a for a, link in self.links.items() if not link.ready and now - link.begun_at > within_s]
 
     def was_away(self, seconds: float) -> None:
-        """Nobody listened for so long: that silence is not the peers'."""
+        """Nobody listened for this long, so that silence is not the nodes' fault."""
         for link in self.links.values():
             link.heard_at += seconds
             link.begun_at += seconds
@@ -277,29 +253,25 @@ class ClusterFeed:
         """A takeover does not end the streams at the old owner (protocol.md 6.7): nothing would come there any more."""
         for vb in list(link.streams):
             if self.topology.active(vb) not in (None, address):
-                self._opening -= self._state[vb] is _State.OPENING
                 link.close_stream(vb)
-                self._wait(vb, 0.0)
+                self._states.wait(vb, 0.0)
 
     # ---------------------------------------------------------------------------------------------- opening
 
     def _open_streams(self, now: float) -> None:
-        for vb, until in list(self._waiting.items()):
-            if self._opening >= STREAMS_IN_FLIGHT:
+        for vb, until in list(self._states.waiting.items()):
+            if self._states.opening >= STREAMS_IN_FLIGHT:
                 return
             owner = self.topology.active(vb)
             link = self.links.get(owner) if owner else None
             if link and link.ready and until <= now:
                 link.open_stream(self._stream_request(vb), self._end(vb))
-                del self._waiting[vb]
-                self._state[vb] = _State.OPENING
-                self._opening += 1
+                self._states.ask(vb)
 
     def _stream_request(self, vb: int) -> StreamRequest:
         opaque = next(self._opaques)  # unique over all links: a vbucket may move while its old stream still comes
-        at = self.standing.position(vb)
+        at = self.table.position(vb).claim
         flags, end = self.request.flags, self._end(vb)
-        at = Position(at.vbuuid) if at.seqno == 0 else at  # what an out-of-order snapshot brought is not to be claimed
         if vb in self._to_latest:
             flags, end = flags | StreamFlag.TO_LATEST, SEQNO_MAX
         return StreamRequest(
@@ -307,9 +279,9 @@ class ClusterFeed:
         )
 
     def _ask_map(self) -> None:
-        """One node is enough, unless somebody waits, perhaps for a map that only some nodes have yet."""
+        """One node is enough, unless a vbucket waits, perhaps for a map that only some nodes have yet."""
         ready = [link for link in self.links.values() if link.ready]
-        for link in ready if self._waiting else ready[:1]:
+        for link in ready if self._states.waiting else ready[:1]:
             link.ask_config(self.topology.revision)
 
     def _end(self, vb: int) -> int:
@@ -328,36 +300,32 @@ class ClusterFeed:
 
     def _opened(self, address: Address, event: StreamOpened, now: float) -> None:
         vb, log, link = event.vbucket, event.log, self.links[address]
-        self._opening -= 1
         if vb in self.request.branches:
             if self.request.branches[vb] != log.uuid:
                 link.close_stream(vb)
                 self._leave(vb, self.left)
                 return
-            self.standing.vbuuid[vb] = log.uuid  # even if we come from an older one: the end is a seqno of this one
-        lost = self.standing.vbuuid[vb]
-        self._state[vb] = _State.OPEN
+            self.table.set_branch(vb, log.uuid)  # even if we come from an older one: the end is a seqno of this one
+        lost = self.table.vbuuid(vb)
+        self._states.open(vb)
         self.moves += self._home.get(vb, address) != address
         self._home[vb] = address
         self.logs[vb] = log
         self._announce_lost(vb, log)
-        self._opened_at[vb] = self.standing.seqno(vb)
-        self.standing.adopt(vb, log.uuid, link.streams[vb], self._end(vb))
+        self._opened_at[vb] = self.table.seqno(vb)
+        self.table.adopt(vb, log.uuid, link.streams[vb], self._end(vb))
         if self._end(vb) != SEQNO_MAX and vb not in self._to_latest and self._ended_early(vb, lost, log):
             # The end was a seqno of a branch that is gone; waiting for it on this one could last for ever.
             link.close_stream(vb)
             self._to_latest.add(vb)
-            self._wait(vb, now)
+            self._states.wait(vb, now)
 
     def _leave(self, vb: int, why: set[int]) -> None:
         why.add(vb)
         self._finish(vb)
 
     def _ended_early(self, vb: int, branch: int, log: FailoverLog) -> bool:
-        if not branch or branch == log.uuid:
-            return False
-        last = log.last_seqno_of(branch, SEQNO_MAX)
-        return last is None or last < self._end(vb)
+        return branch != 0 and has_lost(log, branch, self._end(vb))
 
     def _announce_lost(self, vb: int, log: FailoverLog) -> None:
         """The caller may hold changes that the producer cannot know of.
@@ -366,8 +334,8 @@ class ClusterFeed:
         and whoever begins at 0 is never told to roll back. Or they came to an earlier life of the caller, after it
         had saved the position that we started from, and their branch is gone.
         """
-        at, emit = self.standing.position(vb), self.request.on_rollback is OnRollback.EMIT
-        branch, highest = self.standing.interrupted.pop(vb, (0, 0))
+        at, emit = self.table.position(vb), self.request.on_rollback is OnRollback.EMIT
+        branch, highest = self.table.interrupted.pop(vb, (0, 0))
         if highest > at.seqno:
             self._lose(vb, at.seqno, branch)
         elif vb in self._unconfirmed and emit and at.vbuuid not in (0, log.uuid):
@@ -379,38 +347,28 @@ class ClusterFeed:
         self.rollbacks += 1
         if self.request.on_rollback is OnRollback.FAIL:
             raise HistoryLost(vb, target, branch)
-        self.standing.epoch[vb] += 1
+        epoch = self.table.next_epoch(vb)
         if self.request.on_rollback is OnRollback.EMIT:
-            self._emitted.append(RolledBack(vb, target, branch, self.standing.epoch[vb]))
+            self._emitted.append(RolledBack(vb, target, branch, epoch))
 
     def _rolled_back(self, address: Address, event: RollbackAsked, now: float) -> None:
-        vb, at = event.vbucket, self.standing.position(event.vbucket)
-        self._opening -= 1
+        vb, at = event.vbucket, self.table.position(event.vbucket)
         if vb in self.request.branches:
             self._leave(vb, self.refused)
             return
         if event.seqno == 0 and self._try_older_branch(vb, at):
-            self._wait(vb, now)
+            self._states.wait(vb, now)
             return
-        # A true rollback goes below where we stand; never believe one that would have us ask the same again.
+        # A true rollback goes below our position; never believe one that would make us ask the same again.
         lowest = 0 if self.request.back_to_zero else min(event.seqno, max(0, at.seqno - 1))
-        target = self.standing.rollback_target(vb, lowest)
+        target = at.rollback_target(lowest)
         if at.seqno > 0:  # or there is nothing to undo
             self._lose(vb, target, at.vbuuid)
         self._unconfirmed.discard(vb)
-        self.standing.roll_back(vb, target)
+        self.table.roll_back(vb, target)
         if self._end(vb) != SEQNO_MAX:
             self._to_latest.add(vb)
-        self._wait(vb, self._after_rollback(vb, at.seqno, target, now))
-
-    def _after_rollback(self, vb: int, seqno: int, target: int, now: float) -> float:
-        """When to ask again: at once, unless since the last rollback we got neither further nor further back."""
-        furthest, lowest = self._rollback_span.get(vb, (0, SEQNO_MAX))
-        self._rollback_span[vb] = max(furthest, seqno), target if seqno > furthest else min(lowest, target)
-        if seqno > furthest or target < lowest:
-            self._fruitless[vb] = 0
-            return now
-        return self._pause(vb, now)
+        self._states.wait_after_rollback(vb, at.seqno, target, now)
 
     def _try_older_branch(self, vb: int, at: Position) -> bool:
         """A producer that never heard of our newest branch may know the one before, if we have nothing newer."""
@@ -418,17 +376,16 @@ class ClusterFeed:
         if log is None or len(log) < 2 or log.uuid != at.vbuuid or at.snap_end > log.entries[0].seqno:
             return False
         self.logs[vb] = FailoverLog(log.entries[1:])
-        self.standing.vbuuid[vb] = self.logs[vb].uuid
+        self.table.set_branch(vb, self.logs[vb].uuid)
         return True
 
     def _refused(self, address: Address, event: StreamRefused, now: float) -> None:
         vb = event.vbucket
-        self._opening -= 1
         if event.status == Status.NOT_MY_VBUCKET:
             newer = event.value[:1] == b"{" and self.use(self._parse(config_json(event.value), address.host))
-            self._wait(vb, now if newer else self._pause(vb, now))
+            self._states.wait(vb, now) if newer else self._states.pause(vb, now)
         elif is_temporary(event.status):
-            self._wait(vb, self._pause(vb, now))
+            self._states.pause(vb, now)
         elif event.status in _FILTER_LOST and self.request.follow:
             self._finish(vb) if self._end(vb) != SEQNO_MAX else self._park(vb)
         elif event.status == Status.ERANGE and vb in self._to_latest:
@@ -446,34 +403,22 @@ class ClusterFeed:
         elif event.status == StreamEndStatus.LOST_PRIVILEGES:
             raise AccessDenied(f"stream of vbucket {vb} at {address}: the user may no longer read this")
         else:
-            if self.standing.seqno(vb) > self._opened_at.get(vb, 0):
-                self._fruitless[vb] = 0
-            self._wait(vb, self._pause(vb, now) if self._fruitless[vb] else now)
-            self._fruitless[vb] += 1
+            moved = self.table.seqno(vb) > self._opened_at.get(vb, 0)
+            self._states.wait_after_end(vb, now, moved=moved)
 
     def _collection_event(self, address: Address, event: CollectionEventReceived, now: float) -> None:
         vb = event.vbucket
-        self._emitted.append(CollectionChange(vb, event.message, self.standing.vbuuid[vb], self.standing.epoch[vb]))
+        self._emitted.append(CollectionChange(vb, event.message, self.table.vbuuid(vb), self.table.epoch(vb)))
 
     def _moved(self, address: Address, event: SeqnoMoved, now: float) -> None:
         self._emitted.append(SeqnoReached(event.vbucket, event.seqno))
 
-    def _wait(self, vb: int, until: float) -> None:
-        self._state[vb] = _State.WAITING
-        self._waiting[vb] = until
-
-    def _pause(self, vb: int, now: float) -> float:
-        self._fruitless[vb] += 1
-        return now + backoff(self._fruitless[vb]) * self._jitter()
-
     def _park(self, vb: int) -> None:
-        self._state[vb] = _State.PARKED
+        self._states.park(vb)
         self._emitted.append(FilterGone(vb))
 
     def _finish(self, vb: int) -> None:
-        self._waiting.pop(vb, None)
-        self._state[vb] = _State.DONE
-        self._undone -= 1
+        self._states.finish(vb)
         self._emitted.append(VbucketDone(vb))
 
     _HANDLERS: dict[type[LinkEvent], Callable[[ClusterFeed, Address, Any, float], None]] = {

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from upriver.model import OnRollback, Position
+from upriver.model import OnRollback
 from upriver.protocol.feed.node_link import RowsReceived
+from upriver.protocol.position import Position
 from upriver.protocol.topology import Address
 from upriver.wire.constants import StreamFlag
 from upriver.wire.messages.events import SystemEvent
@@ -19,8 +20,6 @@ class FeedRequest:
 
     starts: Mapping[int, Position]
     ends: Mapping[int, int] = field(default_factory=dict)
-    epochs: Mapping[int, int] = field(default_factory=dict)
-    points: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     flags: StreamFlag = StreamFlag.ACTIVE_VB_ONLY
     value: bytes = b""  # the stream request's JSON: collection filter
     on_rollback: OnRollback = OnRollback.EMIT

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from upriver.errors import TEMPORARY, RemoteProtocolError, Status
 from upriver.model import SEQNO_MAX, FailoverLog
+from upriver.protocol.feed.positions import PositionTable
 from upriver.protocol.session import Session
-from upriver.protocol.standing import Standing
 from upriver.wire.bulk.decode import BulkDecoder, Columns, Decoded
 from upriver.wire.checks import Context
 from upriver.wire.constants import Feature, Magic, Opcode, OsoFlag
@@ -38,7 +38,7 @@ from upriver.wire.messages.dcp import (
 )
 from upriver.wire.messages.events import SystemEvent
 
-ACK_AFTER_S = 5.0  # freed bytes do not wait longer than this for company (protocol.md 8.1)
+ACK_AFTER_S = 5.0  # freed bytes are given back after this time, however few (protocol.md 8.1)
 PREPARE_SURCHARGE = 2
 _CONFIG_OPAQUE = 0xC0FF_EE00
 
@@ -132,7 +132,7 @@ class NodeLink:
     """One connection of a feed. ``window`` is the flow-control buffer that was asked for; 0 switches it off."""
 
     session: Session
-    standing: Standing
+    table: PositionTable
     window: int
     heard_at: float = 0.0  # when the last bytes came
     begun_at: float = 0.0  # when we began to connect
@@ -183,7 +183,7 @@ class NodeLink:
         self.streams[request.vbucket] = request.opaque
         self._requests[request.opaque] = request.vbucket
         self._upto[request.vbucket] = upto
-        self.standing.open(request.vbucket, request.opaque, upto)
+        self.table.open(request.vbucket, request.opaque, upto)
         self._send(request)
 
     def close_stream(self, vbucket: int) -> None:
@@ -238,7 +238,7 @@ class NodeLink:
 
     def _rows(self, columns: Columns, first: int, last: int, size: int, full: bool) -> RowsReceived:
         at = first
-        while (bad := self.standing.advance(columns, at, last)) >= 0:
+        while (bad := self.table.advance(columns, at, last)) >= 0:
             if int(columns["opaque"][bad]) not in self._gone:
                 vbucket, seqno = int(columns["vbucket"][bad]), int(columns["seqno"][bad])
                 what = f"vbucket {vbucket}: seqno {seqno} is out of order, outside its snapshot, or of no stream"
@@ -271,7 +271,7 @@ class NodeLink:
                 self._gone.discard(message.opaque)
         elif isinstance(message, _MARKERS):
             start, end, _ = marker_range(message)
-            self.standing.begin_snapshot(vb, start, end)
+            self.table.begin_snapshot(vb, start, end)
         elif isinstance(message, StreamEnd):
             self._forget(vb)
             yield StreamEnded(vb, message.status)
@@ -283,7 +283,7 @@ class NodeLink:
             raise RemoteProtocolError(f"vbucket {vb}: {type(message).__name__} was not asked for", "opcode", 1)
 
     def _moved(self, vb: int, message: SeqnoAdvanced | SystemEvent) -> Iterator[LinkEvent]:
-        if not self.standing.move(vb, message.by_seqno):
+        if not self.table.move(vb, message.by_seqno):
             what = f"vbucket {vb}: seqno {message.by_seqno} is out of order, or outside its snapshot"
             raise RemoteProtocolError(what, "by_seqno", 24)
         if isinstance(message, SystemEvent) and message.by_seqno <= self._upto[vb]:
@@ -293,9 +293,9 @@ class NodeLink:
 
     def _oso(self, vb: int, message: OsoSnapshot) -> Iterator[LinkEvent]:
         if message.flags == OsoFlag.START:
-            self.standing.begin_out_of_order(vb)
+            self.table.begin_out_of_order(vb)
         else:
-            yield SeqnoMoved(vb, self.standing.end_out_of_order(vb))
+            yield SeqnoMoved(vb, self.table.end_out_of_order(vb))
 
     def _response(self, response: Response) -> Iterator[LinkEvent]:
         if not self.session.done:
@@ -327,7 +327,7 @@ class NodeLink:
 
     def _forget(self, vb: int) -> None:
         del self.streams[vb]
-        self.standing.close(vb)
+        self.table.close(vb)
 
     def _send(self, message: Message) -> None:
         self._out += message.encode()

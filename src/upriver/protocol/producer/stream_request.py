@@ -1,14 +1,12 @@
 """The decision on a stream request: every check of ``protocol.md`` 5.4 after decoding, in its order.
 
-``decide`` walks ``CHECKS``; the first that fails raises the status to answer. The facts about the vbucket come in
-through ``VbucketFacts`` (the store's vbucket fits), so that the whole order is testable without a store.
+``decide`` walks ``CHECKS``; the first that fails raises the status to answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from upriver.errors import (
     InvalidArguments,
@@ -24,44 +22,14 @@ from upriver.errors import (
     UnknownCollection,
     UnknownScope,
 )
-from upriver.model import DEFAULT_COLLECTION, SEQNO_MAX, FailoverLog, Position, VbucketState
+from upriver.model import DEFAULT_COLLECTION, SEQNO_MAX, Claim, VbucketState
 from upriver.protocol import history
 from upriver.protocol.producer.controls import ProducerOptions
+from upriver.protocol.producer.source import SourceManifest, SourceVbucket
 from upriver.wire.constants import Dialect, StreamFlag
 from upriver.wire.messages.dcp import StreamRequest
 from upriver.wire.messages.stream_value import StreamValue
 from upriver.wire.messages.upr import UprStreamRequest
-
-
-class VbucketFacts(Protocol):
-    """What the checks want to know of a vbucket."""
-
-    @property
-    def state(self) -> VbucketState: ...
-    @property
-    def failover_log(self) -> FailoverLog: ...
-    @property
-    def high_seqno(self) -> int: ...
-    @property
-    def persisted_seqno(self) -> int: ...
-    @property
-    def purge_seqno(self) -> int: ...
-    @property
-    def snapshot(self) -> tuple[int, int]: ...
-    @property
-    def snapshot_complete(self) -> bool: ...
-    @property
-    def receiving_initial_disk_snapshot(self) -> bool: ...
-    def collection_high_seqno(self, collection_id: int) -> int: ...
-
-
-class ManifestFacts(Protocol):
-    """What the checks want to know of the collections manifest."""
-
-    @property
-    def scopes(self) -> Mapping[int, Any]: ...
-    @property
-    def collections(self) -> Mapping[int, Any]: ...
 
 
 @dataclass(slots=True)
@@ -69,10 +37,9 @@ class Attempt:
     """A stream request while it is checked; the numbers change as the steps say."""
 
     options: ProducerOptions
-    manifest: ManifestFacts
-    vbucket: VbucketFacts | None
-    live: Container[tuple[int, int]]  # (vbucket, stream-id) of the streams that run on this connection
-    stream_count: int
+    manifest: SourceManifest
+    vbucket: SourceVbucket | None
+    streams: Collection[tuple[int, int]]  # (vbucket, stream-id) of the streams that run on this connection
     max_streams: int
     memory_full: bool
     vbucket_id: int
@@ -98,7 +65,7 @@ class Attempt:
         return self.value.sid or 0
 
     @property
-    def facts(self) -> VbucketFacts:
+    def facts(self) -> SourceVbucket:
         assert self.vbucket is not None
         return self.vbucket
 
@@ -119,17 +86,18 @@ class Attempt:
             return 0
 
 
-def attempt_of(request: StreamRequest | UprStreamRequest, **facts: Any) -> Attempt:
+def attempt_of(
+    request: StreamRequest | UprStreamRequest, *, options: ProducerOptions, manifest: SourceManifest,
+    vbucket: SourceVbucket | None, streams: Collection[tuple[int, int]], max_streams: int, memory_full: bool,
+) -> Attempt:  # fmt: skip
     """The starting point for either dialect; UPR has no snapshot range, so what it has is what it claims (12.3)."""
-    common = {
-        "vbucket_id": request.vbucket, "flags": int(request.flags), "start": request.start_seqno,
-        "end": request.end_seqno, "vbuuid": request.vbuuid, **facts,
-    }  # fmt: skip
     if isinstance(request, UprStreamRequest):
-        return Attempt(dialect=Dialect.UPR, snap_start=request.start_seqno, snap_end=request.start_seqno, **common)
+        dialect, span, raw_value = Dialect.UPR, (request.start_seqno, request.start_seqno), b""
+    else:
+        dialect, span, raw_value = Dialect.DCP, (request.snap_start_seqno, request.snap_end_seqno), request.value
     return Attempt(
-        dialect=Dialect.DCP, snap_start=request.snap_start_seqno, snap_end=request.snap_end_seqno,
-        raw_value=request.value, **common,
+        options, manifest, vbucket, streams, max_streams, memory_full, request.vbucket, dialect, int(request.flags),
+        request.start_seqno, request.end_seqno, request.vbuuid, *span, raw_value,
     )  # fmt: skip
 
 
@@ -217,12 +185,12 @@ def _no_filtered_sync_writes(attempt: Attempt) -> None:
 
 
 def _no_such_stream_yet(attempt: Attempt) -> None:
-    if (attempt.vbucket_id, attempt.stream_id) in attempt.live:
+    if (attempt.vbucket_id, attempt.stream_id) in attempt.streams:
         raise KeyExists("the stream exists already")
 
 
 def _history(attempt: Attempt) -> None:
-    wanted = Position(attempt.vbuuid, attempt.start, attempt.snap_start, attempt.snap_end)
+    wanted = Claim(attempt.vbuuid, attempt.start, attempt.snap_start, attempt.snap_end)
     strict = attempt.asks(StreamFlag.STRICT_VB_UUID)
     known_purge_seqno = attempt.value.purge_seqno or 0
     _obey(history.decide(_facts(attempt), wanted, strict=strict, known_purge_seqno=known_purge_seqno))
@@ -261,8 +229,8 @@ def _start_exists(attempt: Attempt) -> None:
 
 
 def _memory(attempt: Attempt) -> None:
-    if attempt.stream_count >= attempt.max_streams:
-        raise OutOfMemory(f"this connection has {attempt.stream_count} streams already")
+    if len(attempt.streams) >= attempt.max_streams:
+        raise OutOfMemory(f"this connection has {len(attempt.streams)} streams already")
     if attempt.memory_full:
         raise TemporaryFailure("no memory for a backfill")
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from upriver.errors import ConfigError
 from upriver.model import FailoverLog, OnRollback
+from upriver.protocol.filters import EVERYTHING, Wanted
+from upriver.protocol.offsets import Offset
+from upriver.protocol.position import Position
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import Cluster
 from upriver.spark.reader.executor import Task
-from upriver.spark.reader.filters import EVERYTHING, Wanted, resolve
-from upriver.spark.reader.offsets import Offset, Place
+from upriver.spark.reader.filters import resolve
 from upriver.spark.reader.packing import pack
-from upriver.spark.reader.planning import Known, Range, View, behind, claim, look, plan, ranges
+from upriver.spark.reader.planning import Known, Range, View, behind, claimable, look, plan, ranges
 from upriver.spark.reader.reports import ReportDesk, own_address
 
 ALL_LOGS_EVERY_S = 3.0
@@ -83,11 +85,11 @@ class Driver:
             return self._checked(Offset.from_json(starting)).settled()
         wanted = starting if isinstance(starting, Mapping) else {str(vb): starting for vb in range(vbuckets)}
         highs, logs = self.cluster.highs(), self.cluster.logs(range(vbuckets))
-        places = [_place(wanted.get(str(vb), "earliest"), highs.get(vb, 0), logs[vb]) for vb in range(vbuckets)]
+        named = [_position(wanted.get(str(vb), "earliest"), highs.get(vb, 0), logs[vb]) for vb in range(vbuckets)]
         if unknown := set(wanted) - {str(vb) for vb in range(vbuckets)}:
             raise ConfigError(f"offsets name vbucket {min(unknown)!r}; the bucket has 0 to {vbuckets - 1}")
         filters = (self._want().filter,)
-        return Offset(tuple(places), anchor=True, baseline=True, bucket=topology.bucket_uuid, filters=filters)
+        return Offset(tuple(named), anchor=True, baseline=True, bucket=topology.bucket_uuid, filters=filters)
 
     def _checked(self, offset: Offset) -> Offset:
         """The offset, if it is of this bucket."""
@@ -138,13 +140,13 @@ class Driver:
 
     def _top(self, at: Offset, view: View, wanted: Wanted) -> Mapping[int, int] | None:
         """How far vbuckets may go. What a filter hides is not worth a batch of its own, but now and then it is: the
-        place of a reader must not fall behind what is purged."""
+        position of a reader must not fall behind what is purged."""
         if self._ceiling is not None or view.matching is None or wanted.filter not in at.filters[:1]:
             return self._ceiling
-        matters = any(view.matching.get(vb, 0) > place.seqno for vb, place in enumerate(at.places))
+        matters = any(view.matching.get(vb, 0) > each.seqno for vb, each in enumerate(at.positions))
         if matters or time.monotonic() - self._idle_since > HIDDEN_FOR_S:
             return None
-        return {vb: place.seqno for vb, place in enumerate(at.places)}
+        return {vb: each.seqno for vb, each in enumerate(at.positions)}
 
     def _may_close(self) -> bool:
         """An empty batch is worth while when a run ends, or when nothing has happened for a while."""
@@ -194,7 +196,7 @@ class Driver:
         matching = self._matching(self._want(at))
         view = look(at, highs, self.cluster.logs, everything=everything, also=also, revision=self._revision)
         view = replace(view, matching=matching)
-        if not self._looked and any(place.seqno for place in at.places):
+        if not self._looked and any(each.seqno for each in at.positions):
             # Only a reader that was away for days can have been passed by a purge; while it runs, executors notice.
             self._looked, view = True, replace(view, purges=self.cluster.purges())
         self._held = {vb: until for vb, until in self._held.items() if until > now}
@@ -207,7 +209,7 @@ class Driver:
 
     def _matching(self, wanted: Wanted) -> dict[int, int] | None:
         """Up to where vbuckets have something of the filter, if few questions tell."""
-        ids = [number for number in wanted.scope_of if wanted.filter.has(number, wanted.scope_of)]
+        ids = [number for number in wanted.scope_of if wanted.has(wanted.filter, number)]
         if not self._filtered or not 0 < len(ids) <= MOST_COLLECTIONS:
             return None
         return self.cluster.matching(ids)
@@ -230,9 +232,9 @@ class Driver:
     def lag(self) -> dict[str, Any]:
         """How far the planned end is behind the database; shown in the query's progress as ``latestOffset``."""
         highs = self._view.highs if self._view else {}
-        places = self._end.places if self._end else ()
-        behind = {vb: highs[vb] - place.seqno for vb, place in enumerate(places) if highs.get(vb, 0) > place.seqno}
-        return {"highSeqnos": " ".join(str(highs.get(vb, 0)) for vb in range(len(places))),
+        positions = self._end.positions if self._end else ()
+        behind = {vb: highs[vb] - at.seqno for vb, at in enumerate(positions) if highs.get(vb, 0) > at.seqno}
+        return {"highSeqnos": " ".join(str(highs.get(vb, 0)) for vb in range(len(positions))),
                 "lagPerVbucket": {str(vb): lag for vb, lag in behind.items()}, "lag": sum(behind.values())}  # fmt: skip
 
     # ---------------------------------------------------------------------------------------------- who reads what
@@ -258,18 +260,11 @@ class Driver:
         ends = self._batch_ends(view)
         if max(self.options.vbuckets, default=0) >= start.vbuckets:
             raise ConfigError(f"vbuckets={max(self.options.vbuckets)}: the bucket has 0 to {start.vbuckets - 1}")
+        filter = self._want().filter.wire()
         todo = [
-            Range(
-                vb,
-                claim(vb, place, view, self.known),
-                ends[vb],
-                view.logs[vb].uuid,
-                place.epoch,
-                place.points,
-                filter=self._want().filter.wire(),
-            )
-            for vb, place in enumerate(start.places)
-            if ends.get(vb, 0) > place.seqno and (not self.options.vbuckets or vb in self.options.vbuckets)
+            Range(vb, claimable(vb, at, view, self.known), ends[vb], view.logs[vb].uuid, filter=filter)
+            for vb, at in enumerate(start.positions)
+            if ends.get(vb, 0) > at.seqno and (not self.options.vbuckets or vb in self.options.vbuckets)
         ]
         try:
             return self._pack(todo, follow=True)
@@ -280,7 +275,7 @@ class Driver:
         if self.options.ending_offsets == "latest":
             return dict(view.highs)
         wanted = self._resolve(self.options.ending_offsets)
-        return {vb: min(place.seqno, view.highs.get(vb, 0)) for vb, place in enumerate(wanted.places)}
+        return {vb: min(at.seqno, view.highs.get(vb, 0)) for vb, at in enumerate(wanted.positions)}
 
     def _pack(self, todo: list[Range], *, follow: bool) -> list[Task]:
         topology = self.cluster.topology()
@@ -307,16 +302,16 @@ class Driver:
         return self._desk
 
 
-def _place(wanted: Any, high: int, log: FailoverLog) -> Place:
-    """A place that a user named: ``earliest``, ``latest``, a seqno, or a seqno with its branch."""
+def _position(wanted: Any, high: int, log: FailoverLog) -> Position:
+    """A position that a user named: ``earliest``, ``latest``, a seqno, or a seqno with its branch."""
     if wanted == "earliest":
-        return Place()
+        return Position()
     if wanted == "latest":
-        return Place(log.uuid, high, (high,) if high else ())
+        return Position.consistent_at(log.uuid, high)
     found = wanted if isinstance(wanted, Mapping) else {"seqno": wanted}
     try:
         seqno, vbuuid = int(found["seqno"]), found.get("vbuuid", log.uuid)
-        return Place(int(vbuuid, 16) if isinstance(vbuuid, str) else int(vbuuid), seqno, (seqno,) if seqno else ())
+        return Position.consistent_at(int(vbuuid, 16) if isinstance(vbuuid, str) else int(vbuuid), seqno).checked()
     except (KeyError, TypeError, ValueError) as error:
         example = '17, "earliest", "latest" or {"seqno": 17, "vbuuid": "a1b2"}'
-        raise ConfigError(f"{wanted!r} is no place in a vbucket; write {example}") from error
+        raise ConfigError(f"{wanted!r} is no position in a vbucket; write {example}") from error

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,8 +30,7 @@ from upriver.client.reading import ReadOptions as ClientReadOptions
 from upriver.errors import ConnectFailed, HistoryLost, UnknownCollection, UnknownScope
 from upriver.model import OnRollback
 from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedRequest, FeedRows
-from upriver.records.batches import row_batch
-from upriver.records.schema import Event
+from upriver.records.batches import rollback_row, row_batch
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import patiently
 from upriver.spark.reader.planning import Range
@@ -66,7 +65,9 @@ class Reader:
         reporter.begin()
         rolled_back = [one for one in self.task.ranges if one.rolled_back]
         if rolled_back:
-            yield row_batch(_rollback_row(one) for one in rolled_back)
+            yield row_batch(
+                rollback_row(one.vbucket, one.start.seqno, one.lost_vbuuid, one.start.epoch) for one in rolled_back
+            )
         for todo in self._groups():
             yield from self._follow(todo) if self.task.follow else self._as_planned(todo)
         reporter.end(self.summary)
@@ -99,12 +100,12 @@ class Reader:
         """What was read to its end, and what was left to the next plan."""
         unread = [one for one in todo if one.vbucket in feed.left or one.vbucket in feed.refused]
         if unread and self.options.on_rollback is OnRollback.FAIL:
-            raise HistoryLost(unread[0].vbucket, unread[0].claim.snap_start, unread[0].claim.vbuuid)
+            raise HistoryLost(unread[0].vbucket, unread[0].start.snap_start, unread[0].start.vbuuid)
         purged = self._still_on_top([one for one in unread if one.vbucket in feed.refused])
         self.summary.unread += [(one.vbucket, 0 if one.vbucket in purged else one.end) for one in unread]
         self.summary.complete += [
             (one.vbucket, one.vbuuid, one.end) for one in todo
-            if one not in unread and not one.addition and feed.standing.covered(one.vbucket) <= one.end
+            if one not in unread and not one.addition and feed.table.covered(one.vbucket) <= one.end
         ]  # fmt: skip
 
     def _still_on_top(self, refused: list[Range]) -> set[int]:
@@ -192,20 +193,12 @@ class Reader:
     def _request(self, todo: list[Range], planned: bool) -> FeedRequest:
         fail = self.options.on_rollback is OnRollback.FAIL
         return FeedRequest(
-            starts={one.vbucket: one.claim for one in todo},
+            starts={one.vbucket: one.start for one in todo},
             ends={one.vbucket: one.end for one in todo},
-            epochs={one.vbucket: one.epoch for one in todo},
-            points={one.vbucket: tuple(reversed(one.points)) for one in todo},
             value=todo[0].filter,
             on_rollback=OnRollback.FAIL if fail else OnRollback.EMIT,
             branches={one.vbucket: one.vbuuid for one in todo} if planned else {},
         )
-
-
-def _rollback_row(one: Range) -> dict[str, Any]:
-    vbuuid = one.lost_vbuuid - 2**64 if one.lost_vbuuid >= 2**63 else one.lost_vbuuid
-    return {"event": Event.ROLLBACK, "vbucket": one.vbucket, "seqno": one.claim.seqno, "epoch": one.epoch,
-            "vbuuid": vbuuid}  # fmt: skip
 
 
 def freeze_imports() -> None:

@@ -30,11 +30,11 @@ batch is read, so the driver cannot know in which snapshot it will end. What it 
    not, unless somebody has kept the reports (a sync does, in its lake); it treats all of them as unread (1). So that
    this costs nothing when a query ends in order or has nothing to do, an empty batch *closes* the last one: its end
    says that everything was read, and where the reader is complete.
-7. *The filter is part of the position.* A place says which filter everything up to it was read with. If more is wanted,
-   one batch reads of this vbucket what is missing, from 0 up to the place, and nothing else; then the place has the new
+7. *The filter is part of the position.* A position says which filter everything up to it was read with. If more is
+   wanted, one batch reads of this vbucket what is missing, from 0 up to the position; then the position has the new
    filter. Older points are not points any more: what was new at them may have been deduplicated by later writes. The
-   place itself is complete if it was before, and what was missing came complete. If some of what is missing was wanted
-   once before, its reader may hold documents whose deletions it has missed since, so the vbucket is rolled back to 0.
+   position itself is complete if it was before, and what was missing came complete. If some of what is missing was
+   wanted once before, its reader may hold documents whose deletions it has missed since: it is rolled back to 0.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from upriver.errors import HistoryLost
-from upriver.model import SEQNO_MAX, FailoverLog, Position
+from upriver.model import SEQNO_MAX, FailoverLog
+from upriver.protocol.filters import Filter, Wanted
 from upriver.protocol.history import History, RollbackTo, decide
-from upriver.spark.reader.filters import Filter, Wanted
-from upriver.spark.reader.offsets import FILTERS_KEPT, Offset, Place, with_point
+from upriver.protocol.offsets import FILTERS_KEPT, Offset
+from upriver.protocol.position import Position
 
 EVERYTHING_WANTED = Wanted()
 LOOKS = 10
@@ -102,7 +103,7 @@ def _look(
     highs = dict(read_highs())
     wanted = highs.keys() if everything else {*moved(start, highs), *also} & highs.keys()
     logs = dict(read_logs(sorted(wanted)))
-    if forked := [vb for vb, log in logs.items() if log.uuid != start.places[vb].vbuuid]:
+    if forked := [vb for vb, log in logs.items() if log.uuid != start.positions[vb].vbuuid]:
         again = read_highs()
         for vb in forked:
             highs[vb] = again.get(vb, -1)
@@ -110,13 +111,13 @@ def _look(
 
 
 def behind(start: Offset, wanted: Wanted) -> list[int]:
-    """The vbuckets whose places lack some of what is wanted."""
-    return [vb for vb, place in enumerate(refiltered(start, wanted).places) if place.filter]
+    """The vbuckets whose positions lack some of what is wanted."""
+    return [vb for vb, at in enumerate(refiltered(start, wanted).positions) if at.filter]
 
 
 def moved(start: Offset, highs: Mapping[int, int]) -> list[int]:
     """The vbuckets about which the high seqnos say that something happened."""
-    return [vb for vb, place in enumerate(start.places) if highs.get(vb, place.seqno) != place.seqno]
+    return [vb for vb, at in enumerate(start.positions) if highs.get(vb, at.seqno) != at.seqno]
 
 
 @dataclass(slots=True)
@@ -131,18 +132,18 @@ class Known:
     heard: bool = False
 
     def was_read(self, vb: int, offset: Offset) -> bool:
-        """Whether everything up to the place in ``offset`` was delivered."""
+        """Whether everything up to the position in ``offset`` was delivered."""
         if vb in offset.unread:
             return False
         return vb not in offset.reads or (self.heard and vb not in self.unread)
 
     def left(self, offset: Offset) -> list[int]:
-        """The vbuckets that were not read up to their places."""
+        """The vbuckets that were not read up to their positions."""
         return [vb for vb in sorted(offset.reads | offset.unread) if not self.was_read(vb, offset)]
 
-    def is_complete(self, vb: int, place: Place) -> bool:
-        """Whether what was delivered up to ``place`` is a whole state (3)."""
-        return place.seqno == place.consistent or self.complete.get(vb) == (place.vbuuid, place.seqno)
+    def is_complete(self, vb: int, at: Position) -> bool:
+        """Whether what was delivered up to a position is a whole state (3)."""
+        return at.is_consistent or self.complete.get(vb) == (at.vbuuid, at.seqno)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,38 +151,35 @@ class Range:
     """One vbucket's part of a batch, as plain values that travel to an executor."""
 
     vbucket: int
-    claim: Position
+    start: Position  # with the snapshot that may be claimed
     end: int
     vbuuid: int  # the branch it was planned on; 0: any
-    epoch: int
-    points: tuple[int, ...] = ()  # older complete seqnos, newest first
-    rolled_back: bool = False  # begin with a rollback row at the claim's seqno
+    rolled_back: bool = False  # begin with a rollback row at the seqno of the start
     lost_vbuuid: int = 0
     filter: bytes = b""  # the value of the stream request
     without: tuple[int, ...] = ()  # collections to leave out of what comes
-    addition: bool = False  # to a place that is not complete itself (7)
+    addition: bool = False  # to a position that is not complete itself (7)
 
     @property
     def backlog(self) -> int:
-        return self.end - self.claim.seqno
+        return self.end - self.start.seqno
 
 
-def claim(vb: int, place: Place, view: View, known: Known) -> Position:
-    """What a stream request from ``place`` may truthfully say."""
-    if place.seqno == 0:
-        return Position()
+def claimable(vb: int, at: Position, view: View, known: Known) -> Position:
+    """A position with the snapshot that a stream request from there may truthfully claim (2, 3, 4)."""
+    if at.seqno == 0:
+        return Position(epoch=at.epoch)
+    if known.is_complete(vb, at):
+        return at.complete()
     log = view.logs.get(vb)
-    if known.is_complete(vb, place):
-        return Position(place.vbuuid, place.seqno, place.seqno, place.seqno)
-    on_top = log is not None and log.uuid == place.vbuuid and vb in view.highs
-    snap_end = max(place.seqno, view.highs[vb]) if on_top else SEQNO_MAX
-    return Position(place.vbuuid, place.seqno, place.consistent, snap_end)
+    on_top = log is not None and log.uuid == at.vbuuid and vb in view.highs
+    return at._replace(snap_end=max(at.seqno, view.highs[vb]) if on_top else SEQNO_MAX)
 
 
-def rollback_of(vb: int, place: Place, view: View, known: Known) -> int | None:
-    """Where the producer would send a reader at ``place`` back to, or None if it would let it in."""
+def rollback_of(vb: int, at: Position, view: View, known: Known) -> int | None:
+    """Where the producer would send a reader at a position back to, or None if it would let it in."""
     history = History(view.logs[vb], view.highs[vb], view.purges.get(vb, 0))
-    decision = decide(history, claim(vb, place, view, known))
+    decision = decide(history, claimable(vb, at, view, known).claim)
     return decision.seqno if isinstance(decision, RollbackTo) else None
 
 
@@ -203,19 +201,21 @@ def plan(
     """
     given, start = start, refiltered(start, wanted)
     left = frozenset(known.left(start))
-    places = [p if vb in left else _settled(vb, p, known, start.baseline) for vb, p in enumerate(start.places)]
-    bases: dict[int, Place] = {}
+    positions = [at.complete() if vb not in left and known.is_complete(vb, at) else at
+                 for vb, at in enumerate(start.positions)]  # fmt: skip
+    bases: dict[int, Position] = {}
     rollbacks: set[int] = set()
     for vb in sorted(view.highs.keys() & view.logs.keys()):
-        target = _target(vb, start.places[vb], view, known, unread=vb in left)
+        at = positions[vb]
+        target = _target(vb, start.positions[vb], view, known, unread=vb in left)
         if target is not None and fail_on_rollback:
-            raise HistoryLost(vb, target, start.places[vb].vbuuid)
-        if target is None and _again(start, places[vb], wanted):
+            raise HistoryLost(vb, target, at.vbuuid)
+        if target is None and _again(start, at, wanted):
             target = 0
         if target is not None:
             rollbacks.add(vb)
-            target = target if _readable(start, places[vb], wanted) else 0
-        bases[vb] = places[vb] if target is None else _rolled_back(places[vb], target, start.baseline, vb in left)
+            target = target if at.filter is None or wanted.exists(at.filter) else 0  # nobody can read with it any more
+        bases[vb] = at if target is None else _rolled_back(at, target, start.baseline, vb in left)
     additions, waiting, spent = _additions(bases, rollbacks, most)
     moving = {vb: base for vb, base in bases.items() if vb not in additions and vb not in waiting}
     ends = _ends(moving, view, None if most is None else max(0, most - spent), ceiling or {})
@@ -223,48 +223,44 @@ def plan(
     if not reads and not rollbacks and not (close and start.reads - left):
         return given
     for vb in (reads | rollbacks) - additions:
-        places[vb] = replace(bases[vb], vbuuid=view.logs[vb].uuid, seqno=ends[vb])
+        positions[vb] = bases[vb].read(ends[vb], SEQNO_MAX)._replace(vbuuid=view.logs[vb].uuid)
     for vb in additions:
-        places[vb] = replace(bases[vb], vbuuid=view.logs[vb].uuid, points=(), filter=0)
-    return replace(start, places=tuple(places), rollbacks=frozenset(rollbacks), anchor=False,
+        positions[vb] = Position.of_points(view.logs[vb].uuid, bases[vb].seqno, epoch=bases[vb].epoch)
+    return replace(start, positions=tuple(positions), rollbacks=frozenset(rollbacks), anchor=False,
                    reads=reads, unread=left - rollbacks)  # fmt: skip
 
 
 def refiltered(start: Offset, wanted: Wanted) -> Offset:
-    """The same places, with what is wanted now as the first filter; places that have all of it get that one."""
-    have = start.filters or (wanted.filter,)
-    lacking = {have[place.filter] for place in start.places if place.seqno and wanted.missing(have[place.filter])}
+    """The same positions, with what is wanted now as the first filter; those that have all of it name no other."""
+    first = start.filters[0] if start.filters else wanted.filter
+    have = [at.filter or first for at in start.positions]
+    lacking = {one for one, at in zip(have, start.positions, strict=True) if at.seqno and wanted.missing(one)}
     filters = (wanted.filter, *sorted(lacking, key=Filter.text))
-    former = dict.fromkeys((*start.former, *((have[0],) if have[0] != wanted.filter else ())))
+    former = dict.fromkeys((*start.former, *((first,) if first != wanted.filter else ())))
     if len(filters) + len(former) > FILTERS_KEPT:
         former = {Filter(): None}
-    numbers = [filters.index(have[place.filter]) if have[place.filter] in lacking else 0 for place in start.places]
-    places = tuple(_with_filter(place, number) for place, number in zip(start.places, numbers, strict=True))
-    if (places, filters, tuple(former)) == (start.places, start.filters, start.former):
+    positions = tuple(_with_filter(at, one if at.seqno and one in lacking else None)
+                      for one, at in zip(have, start.positions, strict=True))  # fmt: skip
+    if (positions, filters, tuple(former)) == (start.positions, start.filters, start.former):
         return start
-    return replace(start, places=places, filters=filters, former=tuple(former))
+    return replace(start, positions=positions, filters=filters, former=tuple(former))
 
 
-def _with_filter(place: Place, number: int) -> Place:
-    number = number if place.seqno else 0
-    return place if place.filter == number else replace(place, filter=number)
+def _with_filter(at: Position, filter: Filter | None) -> Position:
+    return at if at.filter == filter else at._replace(filter=filter)
 
 
-def _again(start: Offset, place: Place, wanted: Wanted) -> bool:
-    """Whether the place lacks something that its reader has had before."""
-    have = start.filters[place.filter]
-    missing = wanted.missing(have) if place.filter else None
-    more = [one for one in start.former if replace(wanted, filter=one).missing(have)]
-    return missing is not None and any(wanted.overlaps(missing, one) for one in more)
-
-
-def _readable(start: Offset, place: Place, wanted: Wanted) -> bool:
-    """Whether a stream with the filter of the place can be had: a producer refuses one that names what was dropped."""
-    return place.filter == 0 or wanted.exists(start.filters[place.filter])
+def _again(start: Offset, at: Position, wanted: Wanted) -> bool:
+    """Whether a position lacks something that its reader has had before."""
+    missing = wanted.missing(at.filter) if at.filter else None
+    if missing is None or at.filter is None:
+        return False
+    more = [one for one in start.former if replace(wanted, filter=one).missing(at.filter)]
+    return any(wanted.overlaps(missing, one) for one in more)
 
 
 def _additions(
-    bases: Mapping[int, Place], rollbacks: set[int], most: int | None
+    bases: Mapping[int, Position], rollbacks: set[int], most: int | None
 ) -> tuple[frozenset[int], frozenset[int], int]:
     """The vbuckets that are to catch up with a wider filter, those that must wait for it, and the seqnos that it takes.
 
@@ -282,38 +278,29 @@ def _additions(
     return frozenset(chosen), frozenset(lacking[len(chosen) :]), spent
 
 
-def _target(vb: int, place: Place, view: View, known: Known, *, unread: bool) -> int | None:
+def _target(vb: int, at: Position, view: View, known: Known, *, unread: bool) -> int | None:
     """Where to go back to, if not further; None to go on."""
-    target = rollback_of(vb, place, view, known)
+    target = rollback_of(vb, at, view, known)
     if not unread:
         return target
-    return min(place.seqno if target is None else target, known.unread.get(vb, place.seqno))
+    return min(at.seqno if target is None else target, known.unread.get(vb, at.seqno))
 
 
-def _settled(vb: int, place: Place, known: Known, baseline: bool) -> Place:
-    """The place with what was learned about it."""
-    if not known.is_complete(vb, place):
-        return place
-    return replace(place, points=with_point(place.points, place.seqno, keep_oldest=baseline))
+def _rolled_back(at: Position, target: int, baseline: bool, unread: bool) -> Position:
+    """The position after the rollback (5). Below its baseline a query promised nothing, so it may be anywhere."""
+    anywhere = baseline and (not unread or at.snap_start)
+    point = at.rollback_target(target) or (target if anywhere else 0)
+    return at.rolled_back(point)._replace(epoch=at.epoch + 1, filter=at.filter if point else None)
 
 
-def _rolled_back(place: Place, target: int, baseline: bool, unread: bool) -> Place:
-    """The place after the rollback (5). Below its baseline a query promised nothing, so it may stand anywhere."""
-    anywhere = baseline and (not unread or place.points)
-    point = place.newest_point(target) or (target if anywhere else 0)
-    points = tuple(p for p in place.points if p <= point)
-    points = with_point(points, point, keep_oldest=baseline)
-    return Place(place.vbuuid, point, points, place.epoch + 1, place.filter if point else 0)
-
-
-def _ends(bases: Mapping[int, Place], view: View, most: int | None, ceiling: Mapping[int, int]) -> dict[int, int]:
-    tops = {vb: max(place.seqno, min(view.highs[vb], ceiling.get(vb, SEQNO_MAX))) for vb, place in bases.items()}
+def _ends(bases: Mapping[int, Position], view: View, most: int | None, ceiling: Mapping[int, int]) -> dict[int, int]:
+    tops = {vb: max(at.seqno, min(view.highs[vb], ceiling.get(vb, SEQNO_MAX))) for vb, at in bases.items()}
     matching = tops if view.matching is None else view.matching
     # What the filter does not let through takes nothing of the limit, as far as that is known.
-    costs = {vb: min(tops[vb], matching.get(vb, tops[vb])) - place.seqno for vb, place in bases.items()}
+    costs = {vb: min(tops[vb], matching.get(vb, tops[vb])) - at.seqno for vb, at in bases.items()}
     shares = share({vb: cost for vb, cost in costs.items() if cost > 0}, most)
-    return {vb: tops[vb] if shares.get(vb, 0) >= costs[vb] else place.seqno + shares.get(vb, 0)
-            for vb, place in bases.items()}  # fmt: skip
+    return {vb: tops[vb] if shares.get(vb, 0) >= costs[vb] else at.seqno + shares.get(vb, 0)
+            for vb, at in bases.items()}  # fmt: skip
 
 
 def share(backlogs: Mapping[int, int], most: int | None) -> dict[int, int]:
@@ -337,31 +324,25 @@ def ranges(start: Offset, end: Offset, view: View, known: Known, wanted: Wanted 
     """What executors must read to get from ``start`` to ``end``; nothing for an anchor."""
     if end.anchor:
         return []
-    have = start.filters or end.filters or (wanted.filter,)
+    first = (start.filters or end.filters or (wanted.filter,))[0]
     found = []
-    for vb, (place, goal) in enumerate(zip(start.places, end.places, strict=True)):
-        if place.seqno != goal.seqno or vb in end.rollbacks:
-            one = _range(vb, place, goal, end, view, known)
-            found.append(replace(one, filter=_filter_at(end, goal, wanted)))
-        elif vb in end.reads and (missing := wanted.missing(have[place.filter])):
-            addition = not known.is_complete(vb, place)
-            found.append(Range(vb, Position(), goal.seqno, goal.vbuuid, goal.epoch, filter=missing.filter.wire(),
-                               without=missing.without, addition=addition))  # fmt: skip
+    for vb, (at, goal) in enumerate(zip(start.positions, end.positions, strict=True)):
+        if at.seqno != goal.seqno or vb in end.rollbacks:
+            filter = goal.filter or (end.filters[0] if end.filters else wanted.filter)
+            found.append(replace(_range(vb, at, goal, end, view, known), filter=filter.wire()))
+        elif vb in end.reads and (missing := wanted.missing(at.filter or first)):
+            found.append(Range(vb, Position(epoch=goal.epoch), goal.seqno, goal.vbuuid, filter=missing.filter.wire(),
+                               without=missing.without, addition=not known.is_complete(vb, at)))  # fmt: skip
     return found
 
 
-def _filter_at(end: Offset, goal: Place, wanted: Wanted) -> bytes:
-    return (end.filters[goal.filter] if end.filters else wanted.filter).wire()
-
-
-def _range(vb: int, place: Place, goal: Place, end: Offset, view: View, known: Known) -> Range:
-    if vb not in end.rollbacks:
-        # The plan wrote down whether the start was consistent. A driver that died since has forgotten it; were it to
-        # claim less than the plan did, the producer would refuse a batch that no later plan would make good.
-        complete = place.seqno != 0 and place.seqno in goal.points
-        here = Position(place.vbuuid, place.seqno, place.seqno, place.seqno)
-        at = here if complete else claim(vb, place, view, known)
-        return Range(vb, at, goal.seqno, goal.vbuuid, goal.epoch, place.points)
-    to = goal.consistent
-    at = Position(place.vbuuid if to else 0, to, to, to)
-    return Range(vb, at, goal.seqno, goal.vbuuid, goal.epoch, goal.points, rolled_back=True, lost_vbuuid=place.vbuuid)
+def _range(vb: int, at: Position, goal: Position, end: Offset, view: View, known: Known) -> Range:
+    if vb in end.rollbacks:
+        to = goal.snap_start
+        back = Position.consistent_at(at.vbuuid if to else 0, to, goal.points, goal.epoch)
+        return Range(vb, back, goal.seqno, goal.vbuuid, rolled_back=True, lost_vbuuid=at.vbuuid)
+    # The plan wrote down whether the start was consistent. A driver that died since has forgotten it; were it to claim
+    # less than the plan did, the producer would refuse a batch that no later plan would make good.
+    complete = at.seqno != 0 and at.seqno in goal.consistent_points
+    start = at.complete() if complete else claimable(vb, at, view, known)
+    return Range(vb, start._replace(epoch=goal.epoch), goal.seqno, goal.vbuuid)

@@ -15,7 +15,7 @@ from typing import Any
 from upriver.errors import UpriverError
 from upriver.lake import bucket
 from upriver.lake.options import SyncOptions
-from upriver.spark.reader.offsets import Offset
+from upriver.protocol.offsets import Offset
 
 EVERY_S = 1.0
 
@@ -47,7 +47,7 @@ class LagWatch:
         if isinstance(end, str):
             end = json.loads(end)
         if end:
-            self._reached = {vb: place.seqno for vb, place in enumerate(Offset.from_json(end).places)}
+            self._reached = {vb: at.seqno for vb, at in enumerate(Offset.from_json(end).positions)}
 
     @property
     def lag(self) -> int | None:

@@ -5,7 +5,7 @@ may be one batch ahead of it, after a crash between the two. Its members, to whi
 
 * ``batch``: the number of the newest batch whose log is committed.
 * ``query``: the id of the query, as Spark has it in ``<checkpoint>/metadata``. Another one is not this lake's.
-* ``offset``: the end of that batch, exactly as Spark stores it for the source (``upriver.spark.reader.offsets``). Every
+* ``offset``: the end of that batch, exactly as Spark stores it for the source (``upriver.protocol.offsets``). Every
   change up to it, of what ``filter`` lets through, is in the log; but see ``unread``.
 * ``filter``: what the sync reads. ``{"scope": "", "collections": []}`` is the whole bucket. A ``scope`` is that scope
   with all its collections; ``collections`` are names in full, ``scope.collection``, and ``scope`` is then empty.
@@ -37,7 +37,7 @@ from upriver.lake.change_log import Written
 from upriver.lake.files import filesystem
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
-from upriver.spark.reader.offsets import Offset, mask_of, of_mask
+from upriver.protocol.offsets import Offset, mask_of, of_mask
 from upriver.spark.reader.planning import Known
 
 NAME, REPORTS = "offsets.json", "reports.json"
@@ -73,7 +73,7 @@ class Reached:
     def behind(self) -> set[int]:
         """The vbuckets that do not have everything up to the offset."""
         offset = Offset.from_json(self.offset)
-        lacking = {vb for vb, place in enumerate(offset.places) if place.filter}
+        lacking = {vb for vb, at in enumerate(offset.positions) if at.filter}
         return {*self.reports.unread, *offset.unread, *lacking}
 
 
@@ -143,8 +143,8 @@ def recall(root: str) -> Callable[[dict[str, Any]], Known | None]:
         found = Reached.load(Lake(root))
         if found is None or found.offset != offset:
             return None
-        places = Offset.from_json(offset).places
-        complete = {vb: (places[vb].vbuuid, places[vb].seqno) for vb in found.reports.complete}
+        positions = Offset.from_json(offset).positions
+        complete = {vb: (positions[vb].vbuuid, positions[vb].seqno) for vb in found.reports.complete}
         return Known(complete, dict(found.reports.unread), heard=True)
 
     return known

@@ -51,7 +51,7 @@ class ManifestChanges:
         with self._shared.lock:
             if self._shared.dirty:
                 return []
-            used = {vbucket.manifest.uid for vbucket in self._vbuckets.values()}
+            used = {vbucket.collections.manifest.uid for vbucket in self._vbuckets.values()}
         return [uid for uid in self._shared.manifests if uid not in used]
 
     def apply(self) -> None:
@@ -67,14 +67,14 @@ class ManifestChanges:
 
     def _apply_to(self, vbucket: VBucket) -> None:
         with self._shared.lock:
-            known, wanted = vbucket.manifest, self._shared.manifest
+            known, wanted = vbucket.collections.manifest, self._shared.manifest
             if vbucket.state is VbucketState.ACTIVE and known.uid <= wanted.uid and known != wanted:
-                vbucket.apply_manifest(self._shared.transition_from(known))
+                vbucket.collections.apply_manifest(self._shared.transition_from(known))
 
     def catch_up(self) -> None:
         """After a start: a crash may have come between a manifest and what vbuckets make of it."""
         for vbucket in self._vbuckets.values():
-            if vbucket.lags_behind_manifest:
-                vbucket.adopt_manifest()
+            if vbucket.collections.lags_behind:
+                vbucket.collections.adopt_manifest()
         if self._shared.dirty:
             self._flusher.flush()

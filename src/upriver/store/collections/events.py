@@ -6,117 +6,122 @@ Active vbuckets turn a manifest into events; replicas learn the manifest from th
 from __future__ import annotations
 
 from struct import error
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from upriver.errors import InvalidArguments, InvalidMessage, OutOfRange
 from upriver.model import VbucketState
-from upriver.store import kernels as k
-from upriver.store.collections.manifest import CollectionEntry, Event, Manifest, ScopeEntry
+from upriver.store import registers as r
+from upriver.store.collections.manifest import CollectionEntry, Manifest, ManifestEvent, ScopeEntry
 from upriver.store.collections.transition import Transition
-from upriver.store.core import Core
 from upriver.store.disk.file import Octets, Words
-from upriver.store.log.memory import OpenSegment
 from upriver.wire.keys import split_key
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, of_record
 from upriver.wire.packed import RecordHead, RecordKind, pack, unpack
 
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
+
 EPOCH = Manifest()
 
 
-class Collections(Core):
+class Collections:
     """``manifest`` is what this vbucket knows, which may be older than the bucket's."""
 
-    manifest: Manifest = EPOCH
-    _described: tuple[Manifest, str | int | None] = (EPOCH, None)  # the last one that was put down, and how
+    __slots__ = ("_field", "_vb", "manifest")
 
-    def describe(self) -> dict[str, Any]:
-        fields = super().describe()
-        if self._described[0] is not self.manifest:
-            self._described = self.manifest, self._manifest_on_disk()
-        fields["manifest"] = self._described[1]
-        return fields
+    def __init__(self, vbucket: VBucket) -> None:
+        self._vb = vbucket
+        self.manifest = EPOCH
+        self._field: tuple[Manifest, str | int | None] = (EPOCH, None)  # a manifest, and how the record says it
 
-    def _manifest_on_disk(self) -> str | int | None:
-        """The uid of one that the bucket keeps; of any other, which a replica was told in events, all of it."""
-        kept = self.shared.manifests.get(self.manifest.uid)
-        if kept is not None and kept == self.manifest:
-            self.manifest = kept
-            return kept.uid
-        return self.manifest.to_json().decode() if self.manifest != EPOCH else None
+    def manifest_field(self) -> str | int | None:
+        """What the vbucket's record says of the manifest.
 
-    def _restore(self, fields: dict[str, Any]) -> None:
-        stored = fields.pop("manifest")
-        if isinstance(stored, int):
-            if stored not in self.shared.manifests:
-                raise self.shared.disk.damaged(self.id, f"its manifest {stored:x} is missing or damaged")
-            self.manifest = self.shared.manifests[stored]
+        The uid of one that the bucket keeps; of any other, which a replica was told in events, all of it.
+        """
+        if self._field[0] is not self.manifest:
+            kept = self._vb.shared.manifests.get(self.manifest.uid)
+            if kept is not None and kept == self.manifest:
+                self.manifest = kept
+                self._field = kept, kept.uid
+            else:
+                self._field = self.manifest, self.manifest.to_json().decode() if self.manifest != EPOCH else None
+        return self._field[1]
+
+    def restore(self, field: str | int | None) -> None:
+        """The inverse of ``manifest_field``."""
+        shared = self._vb.shared
+        if isinstance(field, int):
+            if field not in shared.manifests:
+                raise shared.disk.damaged(self._vb.id, f"its manifest {field:x} is missing or damaged")
+            self.manifest = shared.manifests[field]
         else:
-            self.manifest = Manifest.parse(stored, partial=True) if stored else EPOCH
-        super()._restore(fields)
-
-    def apply_manifest(self, transition: Transition) -> None:
-        """Bring the collections to those of the new manifest by events of our own."""
-        first = self.high_seqno + 1
-        for count, run in transition.pieces(first, self.memory.most_bytes) if transition.events else ():
-            self._append_events(run, count)
-        self.erasing = self.erasing or bool(transition.emptied)
-        self.collections = transition.table(self.collections, first)
-        for collection_id in transition.emptied if self.pending else ():
-            self._forget_pending(collection_id)
-        self.manifest = transition.new
-        self.manifest_uid = transition.new.uid
-        self.shared.note_dirty(self, 0)
-        if transition.events:
-            self.wake()
-
-    def _append_events(self, run: Octets, count: int) -> None:
-        """System events that have their seqnos; they are in no key index and never deduplicated."""
-        segment = self._event_segment(run.size)
-        used, high = segment.end, self.high_seqno
-        segment.checkpoint.data[used : used + run.size] = run
-        self.registers[k.USED] = used + run.size
-        self.registers[k.FIRST] = high + 1
-        self.registers[k.HIGH] = self.registers[k.VISIBLE] = high + count
-        self._took_in(segment, used)
-
-    def _event_segment(self, size: int) -> OpenSegment:
-        segment = self._open_segment(size)
-        if not self.memory.room(size, segment.end):
-            self.close_segment()
-            segment = self._begin_segment(size)
-        return segment
+            self.manifest = Manifest.parse(field, partial=True) if field else EPOCH
 
     @property
-    def lags_behind_manifest(self) -> bool:
+    def lags_behind(self) -> bool:
         """An active vbucket that has not made the bucket's last change."""
-        return self.state is VbucketState.ACTIVE and self.shared.manifest.uid > self.manifest.uid
+        vb = self._vb
+        return vb.state is VbucketState.ACTIVE and vb.shared.manifest.uid > self.manifest.uid
 
     def adopt_manifest(self) -> None:
         """A vbucket that became active takes over what the bucket has decided meanwhile."""
-        if self.shared.manifest.uid > self.manifest.uid:
-            self.apply_manifest(self.shared.transition_from(self.manifest))
+        shared = self._vb.shared
+        if shared.manifest.uid > self.manifest.uid:
+            self.apply_manifest(shared.transition_from(self.manifest))
 
-    def _take_event(self, run: Octets, at: int) -> int:
+    def apply_manifest(self, transition: Transition) -> None:
+        """Bring the collections to those of the new manifest by events of our own."""
+        vb = self._vb
+        first = vb.high_seqno + 1
+        for count, run in transition.pieces(first, vb.memory.most_bytes) if transition.events else ():
+            self._append_events(run, vb.high_seqno + 1, vb.high_seqno + count)
+        vb.erasing = vb.erasing or bool(transition.emptied)
+        vb.replace_collection_table(transition.table(vb.collection_table, first))
+        for collection_id in transition.emptied if vb.pending else ():
+            self._forget_pending(collection_id)
+        self.manifest = transition.new
+        vb.shared.note_dirty(vb, 0)
+        if transition.events:
+            vb.wake()
+
+    def receive_event(self, run: Octets, at: int) -> int:
+        """A system event among replicated records; returns where the next record begins."""
+        vb = self._vb
         head, key, value = unpack(run.data, at)
-        if not self.high_seqno < head.seqno <= self.snap_end:
-            raise OutOfRange(f"seqno {head.seqno} does not follow {self.high_seqno} in its snapshot")
+        if not vb.high_seqno < head.seqno <= vb.snap_end:
+            raise OutOfRange(f"seqno {head.seqno} does not follow {vb.high_seqno} in its snapshot")
         self.learn(head, key, value)
-        self._write_event(head.extra >> 8, head.extra & 0xFF, key, value, head.collection_id, head.seqno)
+        collection = head.collection_id
+        record = pack(RecordKind.SYSTEM_EVENT, key, value, seqno=head.seqno, collection_id=collection, extra=head.extra)
+        vb.registers[r.GAPS] += np.uint64(head.seqno != vb.high_seqno + 1)
+        self._append_events(np.frombuffer(record, np.uint8), head.seqno, head.seqno)
         return at + head.size
+
+    def _append_events(self, run: Octets, first: int, last: int) -> None:
+        """System events that have their seqnos; they are in no key index and never deduplicated."""
+        vb = self._vb
+        segment = vb.open_segment_with_room(run.size)
+        used = segment.end
+        segment.checkpoint.data[used : used + run.size] = run
+        vb.registers[r.USED] = used + run.size
+        vb.registers[r.FIRST] = first
+        vb.registers[r.HIGH] = vb.registers[r.VISIBLE] = last
+        vb.appended(segment, used)
 
     def learn(self, head: RecordHead, key: bytes, value: bytes) -> None:
         """Take a system event from the log or from a producer into the manifest and the collection table."""
         try:
-            event = Event(head.extra >> 8)
+            event = ManifestEvent(head.extra >> 8)
             content = of_record(event, head.extra & 0xFF, key, value)
         except (ValueError, error, InvalidMessage) as failure:
             raise InvalidArguments(f"the system event at seqno {head.seqno} cannot be read") from failure
         scope, entry = ScopeEntry(content.scope_id, key.decode()), self._entry(content)
         self.manifest = _with_event(self.manifest, event, content.manifest_uid, scope, entry)
-        self.manifest_uid = self.manifest.uid
-        self._settle_change(event, entry, head.seqno)
+        if entry is not None:
+            self._change_table(event, entry, head.seqno)
 
     def _entry(self, content: CollectionEvent) -> CollectionEntry | None:
         if isinstance(content, CollectionEnded):
@@ -127,58 +132,39 @@ class Collections(Core):
             return CollectionEntry(content.collection_id, content.name, content.scope_id, *flags)
         return None
 
-    def _settle_change(self, event: Event, entry: CollectionEntry | None, seqno: int) -> None:
+    def _change_table(self, event: ManifestEvent, entry: CollectionEntry, seqno: int) -> None:
         """The collection table after an event at ``seqno``."""
-        if entry is None:
-            return
-        known = self.collections[:, k.C_ID] == np.uint64(entry.id)
-        if event is not Event.MODIFY_COLLECTION and self.pending:
+        vb = self._vb
+        table = vb.collection_table
+        known = table[:, r.C_ID] == np.uint64(entry.id)
+        if event is not ManifestEvent.MODIFY_COLLECTION and vb.pending:
             self._forget_pending(entry.id)
-        if event is Event.END_COLLECTION:
-            self.collections = self.collections[~known].copy()
-            self.erasing = True
-        elif event is Event.MODIFY_COLLECTION:
-            self.collections[known, k.C_HIGH] = self.collections[known, k.C_VISIBLE] = seqno
+        if event is ManifestEvent.END_COLLECTION:
+            vb.replace_collection_table(table[~known].copy())
+            vb.erasing = True
+        elif event is ManifestEvent.MODIFY_COLLECTION:
+            table[known, r.C_HIGH] = table[known, r.C_VISIBLE] = seqno
         else:
-            self.erasing = self.erasing or bool(known.any())
+            vb.erasing = vb.erasing or bool(known.any())
             row = np.array([[entry.id, 0, seqno, seqno, seqno]], np.uint64)
-            self.collections = np.concatenate([self.collections[~known], row])
+            vb.replace_collection_table(np.concatenate([table[~known], row]))
 
     def _forget_pending(self, collection_id: int) -> None:
         """Durable writes of a collection that is dropped or flushed end with it: nobody can commit them any more."""
-        for wire_key in [key for key in self.pending if split_key(key)[0] == collection_id]:
-            del self.pending[wire_key]
-
-    def _write_event(self, event: int, version: int, key: bytes, value: bytes, collection_id: int, seqno: int) -> None:
-        """Append a system event; it is in no key index and never deduplicated."""
-        record = pack(
-            RecordKind.SYSTEM_EVENT,
-            key,
-            value,
-            seqno=seqno,
-            cas=0,
-            collection_id=collection_id,
-            extra=event << 8 | version,
-        )
-        size = len(record)
-        segment = self._event_segment(size)
-        used = segment.end
-        segment.checkpoint.data[used : used + size] = np.frombuffer(record, np.uint8)
-        self.registers[k.USED] = used + size
-        self.registers[k.GAPS] += np.uint64(seqno != self.high_seqno + 1)
-        self.registers[k.HIGH] = self.registers[k.VISIBLE] = self.registers[k.FIRST] = seqno
-        self._took_in(segment, used)
+        pending = self._vb.pending
+        for wire_key in [key for key in pending if split_key(key)[0] == collection_id]:
+            del pending[wire_key]
 
 
 def _with_event(
-    manifest: Manifest, event: Event, uid: int, scope: ScopeEntry, entry: CollectionEntry | None
+    manifest: Manifest, event: ManifestEvent, uid: int, scope: ScopeEntry, entry: CollectionEntry | None
 ) -> Manifest:
     scopes, collections = dict(manifest.scopes), dict(manifest.collections)
-    if event is Event.CREATE_SCOPE:
+    if event is ManifestEvent.CREATE_SCOPE:
         scopes[scope.id] = scope
-    elif event is Event.DROP_SCOPE:
+    elif event is ManifestEvent.DROP_SCOPE:
         scopes.pop(scope.id, None)
-    elif event is Event.END_COLLECTION and entry is not None:
+    elif event is ManifestEvent.END_COLLECTION and entry is not None:
         collections.pop(entry.id, None)
     elif entry is not None:
         collections[entry.id] = entry
@@ -187,4 +173,4 @@ def _with_event(
 
 def default_table() -> Words:
     """The collection table of a vbucket that has seen no event."""
-    return np.zeros((1, k.C_WORDS), np.uint64)
+    return np.zeros((1, r.C_WORDS), np.uint64)

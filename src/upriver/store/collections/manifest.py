@@ -23,7 +23,7 @@ _RESERVED = range(1, 8)
 MOST = 1000  # collections besides the default one, and scopes: as many as a cluster of the real server may have
 
 
-class Event(IntEnum):
+class ManifestEvent(IntEnum):
     """System events (9.5). A flush is a BEGIN_COLLECTION again."""
 
     BEGIN_COLLECTION = 0
@@ -66,10 +66,10 @@ class ScopeEntry:
     name: str
 
 
-class Change(NamedTuple):
+class ManifestChange(NamedTuple):
     """One system event that a manifest causes."""
 
-    event: Event
+    event: ManifestEvent
     scope: ScopeEntry
     collection: CollectionEntry | None = None
 
@@ -152,31 +152,31 @@ class Manifest:
             if then - 1 > MOST and then > now:
                 raise CannotApplyManifest(f"{then - 1} {what} besides _default; a bucket can have {MOST}")
 
-    def changes(self, new: Manifest) -> Iterator[Change]:
+    def changes(self, new: Manifest) -> Iterator[ManifestChange]:
         """What turns this manifest into ``new``, in the order of 9.3."""
         for collection_id, entry in self.collections.items():
             if collection_id not in new.collections:
                 scope = self.scopes.get(entry.scope_id) or ScopeEntry(entry.scope_id, "")
-                yield Change(Event.END_COLLECTION, scope, entry)
+                yield ManifestChange(ManifestEvent.END_COLLECTION, scope, entry)
         for scope_id, scope in new.scopes.items():
             if scope_id not in self.scopes:
-                yield Change(Event.CREATE_SCOPE, scope)
+                yield ManifestChange(ManifestEvent.CREATE_SCOPE, scope)
         for collection_id, entry in new.collections.items():
             if collection_id not in self.collections:
-                yield Change(Event.BEGIN_COLLECTION, new.scopes[entry.scope_id], entry)
+                yield ManifestChange(ManifestEvent.BEGIN_COLLECTION, new.scopes[entry.scope_id], entry)
         yield from self._alterations(new)
         for scope_id, scope in self.scopes.items():
             if scope_id not in new.scopes:
-                yield Change(Event.DROP_SCOPE, scope)
+                yield ManifestChange(ManifestEvent.DROP_SCOPE, scope)
 
-    def _alterations(self, new: Manifest) -> Iterator[Change]:
+    def _alterations(self, new: Manifest) -> Iterator[ManifestChange]:
         common = [(old, new.collections[old.id]) for old in self.collections.values() if old.id in new.collections]
         for old, entry in common:
             if (old.max_ttl, old.history, old.metered) != (entry.max_ttl, entry.history, entry.metered):
-                yield Change(Event.MODIFY_COLLECTION, new.scopes[entry.scope_id], entry)
+                yield ManifestChange(ManifestEvent.MODIFY_COLLECTION, new.scopes[entry.scope_id], entry)
         for old, entry in common:
             if old.flush_uid != entry.flush_uid:
-                yield Change(Event.BEGIN_COLLECTION, new.scopes[entry.scope_id], entry)
+                yield ManifestChange(ManifestEvent.BEGIN_COLLECTION, new.scopes[entry.scope_id], entry)
 
 
 class _Parser:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from upriver.store import kernels as k
-from upriver.store.collections.manifest import Change, CollectionEntry, Event, Manifest
+from upriver.store import registers as r
+from upriver.store.collections.manifest import CollectionEntry, Manifest, ManifestChange, ManifestEvent
 from upriver.store.disk.file import Octets, Words
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, ScopeCreated, ScopeDropped, to_record
 from upriver.wire.packed import AT_SEQNO, RecordKind, pack
@@ -32,14 +32,14 @@ class Transition:
         self.events = len(changes)
         self._lay_out(changes)
         touched = [(at, change) for at, change in enumerate(changes) if change.collection is not None]
-        begun = {_id(change): at for at, change in touched if change.event is Event.BEGIN_COLLECTION}
+        begun = {_id(change): at for at, change in touched if change.event is ManifestEvent.BEGIN_COLLECTION}
         self._rows: Words = np.array([[number, 0, at, at, at] for number, at in begun.items()], np.uint64)
-        self._altered = [(at, _id(change)) for at, change in touched if change.event is Event.MODIFY_COLLECTION]
-        self.emptied = {_id(change) for _, change in touched if change.event is Event.END_COLLECTION}
+        self._altered = [(at, _id(change)) for at, change in touched if change.event is ManifestEvent.MODIFY_COLLECTION]
+        self.emptied = {_id(change) for _, change in touched if change.event is ManifestEvent.END_COLLECTION}
         self.emptied |= begun.keys() & old.collections.keys()
         self._emptied: Words = np.array(sorted(self.emptied), np.uint64)
 
-    def _lay_out(self, changes: list[Change]) -> None:
+    def _lay_out(self, changes: list[ManifestChange]) -> None:
         last = len(changes) - 1
         uids = self.old.uid, self.new.uid
         records = [_record(change, uids[at == last]) for at, change in enumerate(changes)]
@@ -64,29 +64,29 @@ class Transition:
         """The collection table of a vbucket after the events, of which the first has seqno ``first``."""
         after = before
         if self.emptied:
-            after = before[~np.isin(before[:, k.C_ID], self._emptied)]
+            after = before[~np.isin(before[:, r.C_ID], self._emptied)]
         if self._altered:
             after = self._alter(after.copy(), first)
         if self._rows.size:
             fresh = self._rows.copy()
-            fresh[:, [k.C_HIGH, k.C_START, k.C_VISIBLE]] += np.uint64(first)
+            fresh[:, [r.C_HIGH, r.C_START, r.C_VISIBLE]] += np.uint64(first)
             after = np.concatenate([after, fresh])
         return after
 
     def _alter(self, table: Words, first: int) -> Words:
-        place = {number: row for row, number in enumerate(table[:, k.C_ID].tolist())}
+        place = {number: row for row, number in enumerate(table[:, r.C_ID].tolist())}
         for at, number in self._altered:
             if number in place:
-                table[place[number], [k.C_HIGH, k.C_VISIBLE]] = first + at
+                table[place[number], [r.C_HIGH, r.C_VISIBLE]] = first + at
         return table
 
 
-def _id(change: Change) -> int:
+def _id(change: ManifestChange) -> int:
     assert change.collection is not None
     return change.collection.id
 
 
-def _record(change: Change, uid: int) -> bytes:
+def _record(change: ManifestChange, uid: int) -> bytes:
     event, version, key, value = to_record(_content(change, uid))
     collection_id = change.collection.id if change.collection is not None else 0
     return pack(
@@ -94,13 +94,17 @@ def _record(change: Change, uid: int) -> bytes:
     )
 
 
-def _content(change: Change, uid: int) -> ScopeCreated | ScopeDropped | CollectionBegun | CollectionEnded:
+def _content(change: ManifestChange, uid: int) -> ScopeCreated | ScopeDropped | CollectionBegun | CollectionEnded:
     event, scope, entry = change
     if entry is None:
-        return ScopeCreated(scope.name, uid, scope.id) if event is Event.CREATE_SCOPE else ScopeDropped(uid, scope.id)
-    if event is Event.END_COLLECTION:
+        return (
+            ScopeCreated(scope.name, uid, scope.id)
+            if event is ManifestEvent.CREATE_SCOPE
+            else ScopeDropped(uid, scope.id)
+        )
+    if event is ManifestEvent.END_COLLECTION:
         return CollectionEnded(uid, scope.id, entry.id)
-    return _begun(entry, uid, scope.id, modified=event is Event.MODIFY_COLLECTION)
+    return _begun(entry, uid, scope.id, modified=event is ManifestEvent.MODIFY_COLLECTION)
 
 
 def _begun(entry: CollectionEntry, uid: int, scope_id: int, modified: bool) -> CollectionBegun:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from upriver.errors import DamagedVbucket
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.arrays import Scratch, words
 from upriver.store.disk.file import Disk, Words
 from upriver.store.disk.sealed import COUNT_BITS, entries_of, filter_of, slots_of
+from upriver.store.index import kernels as k
 from upriver.store.shared import Shared
 from upriver.wire.bulk.decode import address_of
 
@@ -41,10 +42,22 @@ class FrozenOverlay(NamedTuple):
     upto: int
 
 
+class IndexEntry(NamedTuple):
+    """What the key index knows of a key: seqno 0 if nothing; ``place`` is where it lies in memory."""
+
+    seqno: int
+    deleted: bool
+    rev_seqno: int
+    place: int
+
+
+UNKNOWN_KEY = IndexEntry(0, False, 0, 0)
+
+
 class KeyIndex:
     """The keys of one vbucket. Kernels take ``overlay``, and ``layers``: what lies below it, newest first."""
 
-    __slots__ = ("_id", "_registers", "_shared", "_stale", "_tables", "frozen", "layers", "overlay")
+    __slots__ = ("_id", "_registers", "_shared", "_tables", "frozen", "layers", "overlay", "ready")
 
     def __init__(self, shared: Shared, vbucket_id: int, registers: Words) -> None:
         self._shared = shared
@@ -53,22 +66,22 @@ class KeyIndex:
         self.overlay: Words = np.zeros(0, np.uint64)
         self.frozen: list[FrozenOverlay] = []
         self._tables: list[Words] = []
-        self._stale = True  # the tables on disk may be others than ``_tables``
+        self.ready = False  # for kernels: there is an overlay, and ``layers`` says which tables are on disk
         self.layers: Words = np.zeros(0, np.uint64)
 
     @property
     def entries(self) -> int:
         """Of the overlay."""
-        return int(self._registers[k.ENTRIES])
+        return int(self._registers[r.ENTRIES])
 
     def prepare(self) -> None:
         """Make ``overlay`` and ``layers`` fit for a kernel."""
-        if self.overlay.size == 0:
-            self.grow()
-        if self._stale:
+        if not self.ready:
+            if self.overlay.size == 0:
+                self.grow()
             self._tables = self._shared.disk.tables(self._id)
-            self._stale = False
             self._lay()
+            self.ready = True
 
     def _lay(self) -> None:
         """Tell the kernels where everything is; the arrays stay alive as long as their addresses are known."""
@@ -124,7 +137,7 @@ class KeyIndex:
     def _replace(self, overlay: Words, entries: int) -> None:
         self._shared.index_gauge.bytes += overlay.nbytes - self.overlay.nbytes
         self.overlay = overlay
-        self._registers[k.ENTRIES] = entries
+        self._registers[r.ENTRIES] = entries
 
     # ---- the way to disk ----
 
@@ -142,7 +155,7 @@ class KeyIndex:
         """These, the oldest, are tables on disk now."""
         del self.frozen[: len(frozen)]
         self._shared.index_gauge.bytes -= sum(overlay.table.nbytes for overlay in frozen)
-        self._stale = True
+        self.ready = False
 
     def count_newer(self, hashes: Words, older: int) -> int:
         """How many of these keys have an entry in memory that is not in the ``older`` oldest overlays."""
@@ -153,7 +166,7 @@ class KeyIndex:
 
     def clear(self) -> None:
         """Forget what is in memory; the tables will be looked up again."""
-        self._stale = True
+        self.ready = False
         if self.frozen or self.overlay.size:
             self.written(self.frozen[:])
             self._replace(np.zeros(0, np.uint64), 0)

@@ -9,19 +9,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from upriver.errors import DiskFull, TemporaryFailure
-from upriver.store.core import Core, Tally
-from upriver.store.disk import checksum
 from upriver.store.disk.file import BLOCK_KEY, EXACT, VB_META, Disk, Octets, Words, meta_key, seal_vbucket
+from upriver.store.disk.kernels import checksum
 from upriver.store.disk.sealed import BLOCK, seal_dead
 from upriver.store.index.keyindex import FrozenOverlay, put_table
-from upriver.store.log import runs
+from upriver.store.log.kernels import runs
 from upriver.store.log.memory import Segment
+from upriver.store.record import Tally, describe, note_persisted
 from upriver.store.shared import Shared
+
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
 
 __all__ = ["VB_META", "BlockWriter", "Flusher", "meta_key"]
 
@@ -33,7 +36,7 @@ SLICE_S = 0.01
 class Frozen(NamedTuple):
     """What one commit will write of a vbucket."""
 
-    vbucket: Core
+    vbucket: VBucket
     segments: list[Segment]
     high_seqno: int
     meta: dict[str, Any]
@@ -253,12 +256,12 @@ class Flusher:
                 break
         return batch
 
-    def _freeze_one(self, vbucket: Core) -> Frozen:
+    def _freeze_one(self, vbucket: VBucket) -> Frozen:
         vbucket.close_segment()
         segments = vbucket.memory.take_unflushed()
         vbucket.keys.freeze_if_due(vbucket.high_seqno, vbucket.high_seqno - vbucket.indexed_seqno)
         size = sum(segment.end - segment.at for segment in segments)
-        return Frozen(vbucket, segments, vbucket.high_seqno, vbucket.describe(), vbucket.keys.frozen[:], size)
+        return Frozen(vbucket, segments, vbucket.high_seqno, describe(vbucket), vbucket.keys.frozen[:], size)
 
     def _commit(self, batch: list[Frozen]) -> None:
         disk = self._shared.disk
@@ -302,7 +305,7 @@ class Flusher:
     def _acknowledge_one(self, item: Frozen) -> None:
         self._shared.dirty_bytes -= item.size
         item.vbucket.memory.flush_ended(on_disk=True)
-        item.vbucket.persisted(item.high_seqno, item.meta)
+        note_persisted(item.vbucket, item.high_seqno, item.meta)
         item.vbucket.wake_for_disk()
         if item.overlays:
             item.vbucket.indexed_seqno = item.overlays[-1].upto

@@ -30,7 +30,7 @@ class Segment(NamedTuple):
     ``safe`` is the last state that surely existed before it. ``exact``: every seqno in it is one that existed.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: MemoryCheckpoint
     at: int
     end: int
     safe: int
@@ -42,14 +42,14 @@ class OpenSegment:
 
     __slots__ = ("at", "checkpoint", "end", "first", "safe")
 
-    def __init__(self, checkpoint: Checkpoint, at: int, safe: int) -> None:
+    def __init__(self, checkpoint: MemoryCheckpoint, at: int, safe: int) -> None:
         self.checkpoint = checkpoint
         self.at = self.end = at
         self.first = 0
         self.safe = safe
 
 
-class Checkpoint:
+class MemoryCheckpoint:
     """One growing buffer of records, cut into segments that lie side by side.
 
     A large one has memory for all that it may become from the start, and growing copies nothing. ``data`` is the part
@@ -147,15 +147,15 @@ class Gauge:
         self.bytes = 0
 
 
-def _reach(checkpoint: Checkpoint) -> int:
+def _reach(checkpoint: MemoryCheckpoint) -> int:
     """The last seqno of its closed segments; one that has none yet is the newest, and still ahead."""
     return checkpoint.last[-1] if checkpoint.last else SEQNO_MAX
 
 
-class Found(NamedTuple):
+class SegmentRange(NamedTuple):
     """Segments ``first`` to ``last`` of a checkpoint."""
 
-    checkpoint: Checkpoint
+    checkpoint: MemoryCheckpoint
     first: int
     last: int
 
@@ -165,13 +165,13 @@ class MemoryLog:
 
     __slots__ = ("_ages", "_busy", "_serial", "by_serial", "checkpoints", "floor", "gauge", "most_bytes", "open")
 
-    def __init__(self, floor: int, most_bytes: int, gauge: Gauge, ages: deque[Checkpoint]) -> None:
+    def __init__(self, floor: int, most_bytes: int, gauge: Gauge, ages: deque[MemoryCheckpoint]) -> None:
         self.floor = floor
         self.gauge = gauge
         self._ages = ages  # all checkpoints of the bucket, oldest first: the order of eviction
         self.most_bytes = most_bytes
-        self.checkpoints: deque[Checkpoint] = deque()
-        self.by_serial: dict[int, Checkpoint] = {}
+        self.checkpoints: deque[MemoryCheckpoint] = deque()
+        self.by_serial: dict[int, MemoryCheckpoint] = {}
         self.open: OpenSegment | None = None
         self._serial = 0
         self._busy = False  # the last checkpoint was a large one, and the next will be
@@ -202,7 +202,7 @@ class MemoryLog:
         self.open = segment = OpenSegment(last, used, safe)
         return segment
 
-    def _begin_checkpoint(self, size: int) -> Checkpoint:
+    def _begin_checkpoint(self, size: int) -> MemoryCheckpoint:
         self.close_checkpoint()
         if self.checkpoints and not self.checkpoints[-1].end:  # nothing is in it yet: take a larger buffer
             unused = self.checkpoints[-1]
@@ -210,7 +210,7 @@ class MemoryLog:
             return unused
         self._serial += 1
         smallest = max(size, min(SMALLEST, self.most_bytes))
-        fresh = Checkpoint(self, self._serial, smallest, self.most_bytes if self._busy else 0)
+        fresh = MemoryCheckpoint(self, self._serial, smallest, self.most_bytes if self._busy else 0)
         self._ages.append(fresh)
         self.checkpoints.append(fresh)
         self.by_serial[fresh.serial] = fresh
@@ -238,14 +238,14 @@ class MemoryLog:
         self.open = None
         segment.checkpoint.add(segment.at, last, last, safe, snap_end, False)
 
-    def settle(self, high: int) -> None:
+    def cut_snapshot(self, high: int) -> None:
         """What is here is all that there will be of a snapshot that was under way."""
         for checkpoint in self.checkpoints:
             for row, snap_end in enumerate(checkpoint.snap_end):
                 if snap_end > high:
                     checkpoint.snap_end[row] = high
 
-    def after(self, seqno: int, upto: int = 0) -> Found | None:
+    def after(self, seqno: int, upto: int = 0) -> SegmentRange | None:
         """The first closed segment that reaches above ``seqno``, and those behind it that can be one snapshot with it.
 
         They are side by side in one checkpoint, not too large together, and end where a snapshot does; none is added
@@ -260,7 +260,7 @@ class MemoryLog:
         last = min(fits, bisect_left(checkpoint.last, upto), len(checkpoint.end) - 1)
         while last > first and checkpoint.snap_end[last] > checkpoint.last[last]:
             last -= 1
-        return Found(checkpoint, first, max(first, last))
+        return SegmentRange(checkpoint, first, max(first, last))
 
     # ---- what the flusher does ----
 
@@ -288,7 +288,7 @@ class MemoryLog:
             else:
                 checkpoint.taken = checkpoint.persisted
 
-    def flushed(self, checkpoint: Checkpoint) -> bool:
+    def flushed(self, checkpoint: MemoryCheckpoint) -> bool:
         """Whether all of the checkpoint is on disk (or was never anything)."""
         is_open = self.open is not None and self.open.checkpoint is checkpoint
         return not is_open and checkpoint.persisted == len(checkpoint.end)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from upriver.store.arrays import octets
-from upriver.store.core import Core
-from upriver.store.disk import checksum, nodes, sealed
+from upriver.store.disk import sealed
 from upriver.store.disk.file import BLOCK_KEY, FAILURES, NO_WORDS, Octets, Words
-from upriver.store.log import runs
+from upriver.store.disk.kernels import checksum, nodes
+from upriver.store.log.blocks import missing_block
+from upriver.store.log.kernels import runs
+
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
 
 STEP_BYTES = 256 * 1024
 FIRST_BYTES = 32 * 1024  # enough for most of a thousand vbuckets
@@ -19,7 +23,7 @@ FIRST_BYTES = 32 * 1024  # enough for most of a thousand vbuckets
 class DiskScan:
     """The state that the disk has now, above ``after``. ``end`` is where it ends."""
 
-    def __init__(self, vbucket: Core, after: int) -> None:
+    def __init__(self, vbucket: VBucket, after: int) -> None:
         self._vbucket = vbucket
         self.after = after
         self.end = vbucket.persisted_seqno
@@ -64,7 +68,7 @@ class DiskScan:
                 return used, int(last)
             reached, more = int(last), cursor.next()
         if reached < min(self._log_end, self.end):
-            raise self._vbucket.gap(reached)
+            raise missing_block(self._vbucket, reached)
         return used, self.end
 
     def _resolve(self, cursor: Any, state: int, used: int, last: int, size: int) -> tuple[Octets, Any]:
@@ -92,11 +96,11 @@ class DiskScan:
         vbucket = self._vbucket
         if self._position < self._dead.size or vbucket.erasing:
             self._position = runs.mark_dead(
-                self._scratch, 0, used, self._dead, self._position, vbucket.erasing, vbucket.collections
+                self._scratch, 0, used, self._dead, self._position, vbucket.erasing, vbucket.collection_table
             )
 
 
-def dead_seqnos(vbucket: Core, after: int, upto: int) -> Words:
+def dead_seqnos(vbucket: VBucket, after: int, upto: int) -> Words:
     """Seqnos above ``after`` that a record at or below ``upto``, the end of what is on disk, has replaced, sorted."""
     disk = vbucket.shared.disk
     with disk.read(vbucket.id) as transaction:
@@ -105,7 +109,7 @@ def dead_seqnos(vbucket: Core, after: int, upto: int) -> Words:
     return in_order(dead[dead > np.uint64(after)] if after else dead)
 
 
-def check_dead(vbucket: Core, dead: Words) -> None:
+def check_dead(vbucket: VBucket, dead: Words) -> None:
     """Raise if these are not all that there should be."""
     if dead.size != vbucket.content.dead:
         what = f"{dead.size} seqnos are listed as replaced, not {vbucket.content.dead}"

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from upriver.model import SEQNO_MAX, VbucketState
-from upriver.store import kernels as k
-from upriver.store.core import Core
-from upriver.store.log import surveys
+from upriver.store import registers as r
+from upriver.store.log.blocks import blocks_after
+from upriver.store.log.kernels import surveys
 from upriver.store.log.scan import DiskScan
 from upriver.store.log.stretch import Stretch, stretch_after
-from upriver.wire.source_events import End, EndReason, Live, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
 
 MEMORY, DISK, CHECKPOINT = 0x01, 0x02, 0x04
 OSO_SHARE_SMALL, OSO_SHARE_LARGE, OSO_SMALL_BYTES = 0.005, 0.04, 256
 
 
-def live_after(vbucket: Core, position: int) -> Live | None:
+def live_after(vbucket: VBucket, position: int) -> NewSnapshot | None:
     """What readers lack who have everything up to ``position``, if that is one whole snapshot in memory."""
     with vbucket.shared.lock:
         checkpoints = vbucket.memory.checkpoints
@@ -40,7 +44,7 @@ def live_after(vbucket: Core, position: int) -> Live | None:
             return None
         at = checkpoint.end[row - 1] if row else 0
         size = checkpoint.end[row] - at
-        return Live(position + 1, checkpoint.last[row], row == 0, checkpoint.address + at, size, checkpoint.data)
+        return NewSnapshot(position + 1, checkpoint.last[row], row == 0, checkpoint.address + at, size, checkpoint.data)
 
 
 class StreamSource:
@@ -53,7 +57,7 @@ class StreamSource:
     )  # fmt: skip
 
     def __init__(
-        self, vbucket: Core, start: int, end: int = SEQNO_MAX, *, snap_start: int | None = None,
+        self, vbucket: VBucket, start: int, end: int = SEQNO_MAX, *, snap_start: int | None = None,
         snap_end: int | None = None, collections: frozenset[int] | None = None, wake: Callable[[], None] | None = None,
         ignore_purged: bool = False, purge_seqno: int = 0, disk_only: bool = False, oso: bool = False,
         visible_only: bool = False,
@@ -288,9 +292,9 @@ class StreamSource:
         if self.collections is None:
             last = disk.visible if self._visible_only else self._vbucket.persisted_seqno
         else:
-            column = k.C_VISIBLE if self._visible_only else k.C_HIGH
+            column = r.C_VISIBLE if self._visible_only else r.C_HIGH
             rows = disk.collections.tolist()
-            last = max((row[column] for row in rows if row[k.C_ID] in self.collections), default=0)
+            last = max((row[column] for row in rows if row[r.C_ID] in self.collections), default=0)
         return last if last > self.position else 0
 
     def _continue_scan(self, scan: DiskScan) -> StreamEvent | None:
@@ -314,8 +318,8 @@ class StreamSource:
             return False
         if self.collections is None:
             return True
-        alive = [row for row in self._vbucket.collections if int(row[k.C_ID]) in self.collections]
-        high = max((int(row[k.C_HIGH]) for row in alive), default=0)
+        alive = [row for row in self._vbucket.collection_table if int(row[r.C_ID]) in self.collections]
+        high = max((int(row[r.C_HIGH]) for row in alive), default=0)
         return not (self.position >= high and high <= purge)
 
     def _may_go_out_of_order(self) -> bool:
@@ -330,6 +334,6 @@ class StreamSource:
         return items == 0 or items < vbucket.item_count * (OSO_SHARE_LARGE if large else OSO_SHARE_SMALL)
 
     def _mean_item_bytes(self) -> float:
-        for _, block in self._vbucket.blocks(0):
+        for _, block in blocks_after(self._vbucket, 0):
             return (block.data.size - block.at) / max(1, block.records)
         return 0.0

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from upriver.store.disk.file import Octets
-from upriver.store.log import runs, surveys
-from upriver.store.log.memory import Checkpoint, MemoryLog
+from upriver.store.log.kernels import runs, surveys
+from upriver.store.log.memory import MemoryCheckpoint, MemoryLog
 from upriver.wire.packed import HEADER_SIZE
 
 _NO_COLLECTIONS = np.zeros((0, 0), np.uint64)
@@ -22,7 +22,7 @@ _NO_COLLECTIONS = np.zeros((0, 0), np.uint64)
 class Stretch(NamedTuple):
     """Records ``data[at:end]``: segments ``first`` to ``last`` of a checkpoint."""
 
-    checkpoint: Checkpoint
+    checkpoint: MemoryCheckpoint
     first: int
     last: int
     data: Octets
@@ -52,11 +52,11 @@ def stretch_after(log: MemoryLog, seqno: int, upto: int) -> Stretch | None:
     return _plain(checkpoint, first, last) if first == last else _merged(checkpoint, first, last, seqno)
 
 
-def _plain(checkpoint: Checkpoint, first: int, last: int) -> Stretch:
+def _plain(checkpoint: MemoryCheckpoint, first: int, last: int) -> Stretch:
     return Stretch(checkpoint, first, last, checkpoint.data, checkpoint.at(first), checkpoint.end[last])
 
 
-def _merged(checkpoint: Checkpoint, first: int, last: int, after: int) -> Stretch:
+def _merged(checkpoint: MemoryCheckpoint, first: int, last: int, after: int) -> Stretch:
     data, at, end = checkpoint.data, checkpoint.at(first), checkpoint.end[last]
     most = (end - at) // HEADER_SIZE + 1
     replaced = np.empty(most, np.uint64)
@@ -68,7 +68,7 @@ def _merged(checkpoint: Checkpoint, first: int, last: int, after: int) -> Stretc
     return Stretch(checkpoint, first, last, _without(data[at:end], np.sort(replaced[:count])), 0, end - at)
 
 
-def _merged_before(checkpoint: Checkpoint, first: int, last: int, after: int) -> Stretch:
+def _merged_before(checkpoint: MemoryCheckpoint, first: int, last: int, after: int) -> Stretch:
     while last > first and checkpoint.snap_end[last] > checkpoint.last[last]:
         last -= 1
     return _merged(checkpoint, first, last, after) if last > first else _plain(checkpoint, first, first)

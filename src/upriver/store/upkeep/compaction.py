@@ -8,29 +8,33 @@ itself, and what the vbucket learns from it, happen under the lock. What a reade
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from upriver.model import SEQNO_MAX
-from upriver.store import kernels as k
-from upriver.store.core import Core, Tally
-from upriver.store.disk import checksum
+from upriver.store import registers as r
 from upriver.store.disk.file import BLOCK_KEY, EXACT, NO_WORDS, Block, Octets, Words, erase_range, seal_vbucket
+from upriver.store.disk.kernels import checksum
 from upriver.store.disk.sealed import BLOCK, seal_dead
 from upriver.store.index.keyindex import rewrite_table
-from upriver.store.log import runs
+from upriver.store.log.blocks import blocks_after
 from upriver.store.log.flusher import BlockWriter, meta_key
+from upriver.store.log.kernels import runs
 from upriver.store.log.scan import check_dead, in_order
+from upriver.store.record import Tally, describe, note_persisted
 from upriver.wire.packed import HEADER_SIZE
 
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
+
 WORTH_RECORDS, WORTH_BLOCKS, FEW_RECORDS = 1000, 64, 8
-_BORN = [k.C_ID, k.C_START]
+_BORN = [r.C_ID, r.C_START]
 PATIENCE_S = 600
 KEEP_SHARE = 0.75  # a block with at least this much left of it stays as it is
 
 
-def compact(vbucket: Core, purge_before_s: int, purge_before_seqno: int) -> None:
+def compact(vbucket: VBucket, purge_before_s: int, purge_before_seqno: int) -> None:
     """Rewrite what is worth it, in one transaction; tombstones deleted at or before ``purge_before_s`` go."""
     shared = vbucket.shared
     with shared.commit_lock, ExitStack() as at_last:
@@ -44,7 +48,7 @@ def compact(vbucket: Core, purge_before_s: int, purge_before_seqno: int) -> None
         work.settle()
 
 
-def wants_compaction(vbucket: Core) -> bool:
+def wants_compaction(vbucket: VBucket) -> bool:
     """Whether it pays: much is dead, blocks are many and small, a collection is to be erased, tombstones are old."""
     blocks, records, dead = vbucket.content
     shared = vbucket.shared
@@ -63,15 +67,15 @@ def wants_compaction(vbucket: Core) -> bool:
 class Compaction:
     """One pass over the blocks of a vbucket, as it was when this was made; everything was on disk then."""
 
-    def __init__(self, vbucket: Core, purge_before_s: int, purge_before_seqno: int) -> None:
+    def __init__(self, vbucket: VBucket, purge_before_s: int, purge_before_seqno: int) -> None:
         vbucket.load_keys()
         vbucket.keys.freeze(vbucket.high_seqno)
         self._vbucket = vbucket
         self._overlays = vbucket.keys.frozen[:]
-        self._meta = vbucket.describe()
+        self._meta = describe(vbucket)
         self._end = vbucket.high_seqno
         self._erasing = vbucket.erasing
-        self._collections = vbucket.collections.copy()
+        self._collections = vbucket.collection_table.copy()
         self._cutoff = np.uint64(purge_before_s)
         self._scans = [(source.position, source.scan_end) for source in vbucket.sources if source.scan_end]
         purgeable = min([purge_before_seqno, *(source.purgeable_seqno for source in vbucket.sources)])
@@ -93,7 +97,7 @@ class Compaction:
         self._dead = in_order(disk.dead_in(transaction, vbucket.id, self._end))
         check_dead(vbucket, self._dead)
         self._droppable = self._not_wanted(transaction)
-        for last in [last for last, _ in vbucket.blocks(0)]:
+        for last in [last for last, _ in blocks_after(vbucket, 0)]:
             value = transaction.get(BLOCK_KEY.pack(vbucket.id, last), db=disk.log)
             block = disk.block(vbucket.id, last, value)
             self._block(transaction, last, block._replace(data=block.data.copy()))
@@ -130,8 +134,8 @@ class Compaction:
             meta["rollback_floor"] = self._end
         if purged.size:
             meta["purge_seqno"] = max(meta["purge_seqno"], int(purged[-1]))
-        left = int(meta["registers"][k.TOMBSTONES]) - self._hashes.size
-        meta["registers"][k.TOMBSTONES] = max(0, left)
+        left = int(meta["registers"][r.TOMBSTONES]) - self._hashes.size
+        meta["registers"][r.TOMBSTONES] = max(0, left)
 
     def _write_dead(self, transaction: Any, removed: Words) -> None:
         """Keep what is dead and still there dead, though the records that said so may be gone.
@@ -205,16 +209,16 @@ class Compaction:
         vbucket, meta = self._vbucket, self._meta
         overtaken = vbucket.keys.count_newer(self._hashes, len(self._overlays))  # tombstones replaced meanwhile
         left = vbucket.tombstone_count - self._hashes.size + overtaken
-        vbucket.registers[k.TOMBSTONES] = max(0, left)
+        vbucket.registers[r.TOMBSTONES] = max(0, left)
         vbucket.keys.written(self._overlays)
         if meta["rollback_floor"] == self._end:
             vbucket.epoch += 1
         for name in ("indexed_seqno", "compacted_s", "rollback_floor"):
             setattr(vbucket, name, meta[name])
         vbucket.purge_seqno = max(vbucket.purge_seqno, meta["purge_seqno"])  # a marker may have raised it meanwhile
-        if np.array_equal(vbucket.collections[:, _BORN], self._collections[:, _BORN]):
+        if np.array_equal(vbucket.collection_table[:, _BORN], self._collections[:, _BORN]):
             vbucket.erasing = False
-        vbucket.persisted(self._end, meta)
+        note_persisted(vbucket, self._end, meta)
 
 
 def _joined(parts: list[Words]) -> Words:

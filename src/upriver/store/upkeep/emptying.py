@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from upriver.model import FailoverLog, VbucketState
 from upriver.store.disk.file import seal_vbucket
 from upriver.store.log.flusher import meta_key
+from upriver.store.record import describe, restore
 from upriver.store.shared import Shared
 from upriver.store.vbucket import VBucket
 from upriver.wire.source_events import EndReason
@@ -28,12 +29,12 @@ def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None
             for tree in (disk.log, disk.dead, disk.index):
                 transaction.drop(tree, delete=False)
             fresh = {number: _fresh(shared, number, state) for number, state in states.items()}
-            records = {number: seal_vbucket(number, vbucket.describe()) for number, vbucket in fresh.items()}
+            records = {number: seal_vbucket(number, describe(vbucket)) for number, vbucket in fresh.items()}
             at_last.enter_context(shared.lock)  # nobody looks for the old blocks before the vbuckets begin anew
             for number, vbucket in vbuckets.items():
                 if states.get(number) is not vbucket.state:  # it was changed, or made, meanwhile
                     fresh[number] = _fresh(shared, number, vbucket.state)
-                    records[number] = seal_vbucket(number, fresh[number].describe())
+                    records[number] = seal_vbucket(number, describe(fresh[number]))
                 transaction.put(meta_key(number), records[number], db=disk.meta)
             disk.put_present(transaction, vbuckets)
         shared.present = frozenset(vbuckets)
@@ -57,5 +58,5 @@ def _begin_anew(shared: Shared, vbucket: VBucket, record: bytes) -> None:
     vbucket.end_streams(EndReason.STATE_CHANGED)
     vbucket.locks.clear()
     vbucket.epoch += 1
-    vbucket.restore(record)
+    restore(vbucket, record)
     vbucket.wake()

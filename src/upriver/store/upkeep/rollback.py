@@ -6,25 +6,29 @@ log and reading what is left again. Where that cannot give a state that really e
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from upriver.model import SEQNO_MAX, FailoverLog
-from upriver.store import kernels as k
-from upriver.store.collections.events import Collections, default_table
+from upriver.store import registers as r
+from upriver.store.collections.events import default_table
 from upriver.store.collections.manifest import Manifest
-from upriver.store.core import Tally
 from upriver.store.disk.file import BLOCK_KEY, EXACT, Block, Disk, Words, seal_vbucket
 from upriver.store.disk.sealed import seal_dead
 from upriver.store.index.keyindex import put_table
-from upriver.store.log import runs
+from upriver.store.log.blocks import blocks_after, check_log_end, missing_block
 from upriver.store.log.flusher import BlockWriter, meta_key
+from upriver.store.log.kernels import runs
 from upriver.store.log.scan import in_order
+from upriver.store.record import Tally, describe, note_persisted, restore
 from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, RecordKind, unpack
 
+if TYPE_CHECKING:
+    from upriver.store.vbucket import VBucket
 
-def consistent_point(vbucket: Collections, wanted: int) -> int:
+
+def consistent_point(vbucket: VBucket, wanted: int) -> int:
     """The greatest seqno not above ``wanted`` at which the log can show a state that existed; 0 if none.
 
     A snapshot (received, or deduplicated here) has no such seqno inside, only at its ends.
@@ -35,7 +39,7 @@ def consistent_point(vbucket: Collections, wanted: int) -> int:
         return 0  # without a look at what may be damaged: this is the way to begin anew
     point = min(wanted, vbucket.complete_seqno)  # if no record is left above ``wanted``
     ends_here = False
-    for last, block in vbucket.blocks(wanted - 1):
+    for last, block in blocks_after(vbucket, wanted - 1):
         if wanted >= block.first:
             point = wanted if block.flags & EXACT else block.safe
         else:
@@ -46,7 +50,7 @@ def consistent_point(vbucket: Collections, wanted: int) -> int:
     return point if point >= vbucket.rollback_floor else 0
 
 
-def roll_back(vbucket: Collections, to: int) -> int:
+def roll_back(vbucket: VBucket, to: int) -> int:
     """Undo every change above ``to``, or above the consistent point below it; everything is on disk already.
 
     The caller holds both locks, ends the streams and has flushed. Returns where the vbucket is now.
@@ -55,7 +59,7 @@ def roll_back(vbucket: Collections, to: int) -> int:
     if point >= vbucket.high_seqno:
         return point
     disk = vbucket.shared.disk
-    before = seal_vbucket(vbucket.id, vbucket.describe())
+    before = seal_vbucket(vbucket.id, describe(vbucket))
     try:
         with disk.write() as transaction:
             log_end = _cut_log(transaction, disk, vbucket, point)
@@ -63,18 +67,18 @@ def roll_back(vbucket: Collections, to: int) -> int:
             vbucket.log_end = log_end
             if point:
                 _read_again(transaction, disk, vbucket)
-            _settle(vbucket, point)
+            _begin_branch(vbucket, point)
             vbucket.tables = disk.generations(transaction, vbucket.id)
-            meta = vbucket.describe()
+            meta = describe(vbucket)
             transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, meta), db=disk.meta)
-        vbucket.persisted(point, meta)
+        note_persisted(vbucket, point, meta)
     except BaseException:
-        vbucket.restore(before)  # the disk is as it was; so are we
+        restore(vbucket, before)  # the disk is as it was; so are we
         raise
     return point
 
 
-def _cut_log(transaction: Any, disk: Disk, vbucket: Collections, point: int) -> int:
+def _cut_log(transaction: Any, disk: Disk, vbucket: VBucket, point: int) -> int:
     """Take away what is above ``point``; the block that it cuts through is written again, shorter.
 
     Returns where the log ends now.
@@ -118,16 +122,15 @@ def _remainder(transaction: Any, disk: Disk, vbucket_id: int, point: int) -> Blo
     return copy
 
 
-def _forget(vbucket: Collections, point: int) -> None:
+def _forget(vbucket: VBucket, point: int) -> None:
     """Clear what is counted and learnt from the log; the CAS clock and the highest deleted rev never go back."""
-    kept = vbucket.registers[[k.CAS, k.DELETED_REV]].copy()
+    kept = vbucket.registers[[r.CAS, r.DELETED_REV]].copy()
     vbucket.registers[:] = 0
-    vbucket.registers[[k.CAS, k.DELETED_REV]] = kept
-    vbucket.registers[k.EXPIRY] = SEQNO_MAX
-    vbucket.registers[k.HIGH] = point
-    vbucket.collections = default_table()
-    vbucket.manifest = Manifest()
-    vbucket.manifest_uid = 0
+    vbucket.registers[[r.CAS, r.DELETED_REV]] = kept
+    vbucket.registers[r.EXPIRY] = SEQNO_MAX
+    vbucket.registers[r.HIGH] = point
+    vbucket.replace_collection_table(default_table())
+    vbucket.collections.manifest = Manifest()
     vbucket.erasing = False
     vbucket.pending.clear()
     vbucket.locks.clear()
@@ -135,7 +138,7 @@ def _forget(vbucket: Collections, point: int) -> None:
     vbucket.keys.clear()
 
 
-def _settle(vbucket: Collections, point: int) -> None:
+def _begin_branch(vbucket: VBucket, point: int) -> None:
     fresh = vbucket.shared.random_uuid()
     vbucket.failover_log = vbucket.failover_log.roll_back(point, fresh) if point else FailoverLog.new(fresh)
     vbucket.snap_start = vbucket.snap_end = vbucket.complete_seqno = point
@@ -147,7 +150,7 @@ def _settle(vbucket: Collections, point: int) -> None:
         vbucket.rollback_floor = 0
 
 
-def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:
+def _read_again(transaction: Any, disk: Disk, vbucket: VBucket) -> None:
     """Counters, collections and key table from the records that are left, and what is known to be dead of them.
 
     A record can be dead without one that replaced it: compaction purged the tombstone, but left the block of the
@@ -160,37 +163,39 @@ def _read_again(transaction: Any, disk: Disk, vbucket: Collections) -> None:
     while more and (found := BLOCK_KEY.unpack(cursor.key()))[0] == vbucket.id:
         block = disk.block(vbucket.id, found[1], cursor.value())
         if block.link not in (None, reached):
-            raise vbucket.gap(reached)
+            raise missing_block(vbucket, reached)
         block = block._replace(data=block.data.copy())
-        position = runs.mark_dead(block.data, block.at, block.data.size, dead, position, False, vbucket.collections)
+        position = runs.mark_dead(
+            block.data, block.at, block.data.size, dead, position, False, vbucket.collection_table
+        )
         _replay(vbucket, block)
         blocks, records, _ = vbucket.content
         vbucket.content = Tally(blocks + 1, records + block.records)
         reached, more = found[1], cursor.next()
-    vbucket.check_end(reached)
+    check_log_end(vbucket, reached)
     vbucket.content = vbucket.content._replace(dead=dead.size)
     vbucket.keys.freeze(vbucket.high_seqno)
     put_table(transaction, disk, vbucket.id, vbucket.keys.frozen, vbucket.shared.table_scratch)
     vbucket.keys.clear()
 
 
-def _replay(vbucket: Collections, block: Block) -> None:
+def _replay(vbucket: VBucket, block: Block) -> None:
     data, at = block.data, block.at
     while at < data.size:
         if vbucket.keys.overlay.size * 4 < (vbucket.keys.entries + data.size // HEADER_SIZE) * 32:
             vbucket.keys.grow()
             continue
         at = runs.recount(
-            data, at, data.size, vbucket.keys.overlay, vbucket.collections, vbucket.registers, vbucket.shared.seed
+            data, at, data.size, vbucket.keys.overlay, vbucket.collection_table, vbucket.registers, vbucket.shared.seed
         )
         if at < data.size:
             head, key, value = unpack(data.data, at)
-            vbucket.learn(head, key, value)
+            vbucket.collections.learn(head, key, value)
             at += head.size
     _find_pending(vbucket, block)
 
 
-def _find_pending(vbucket: Collections, block: Block) -> None:
+def _find_pending(vbucket: VBucket, block: Block) -> None:
     data = block.data
     offsets = np.empty(data.size // HEADER_SIZE + 1, np.int64)
     for at in offsets[: runs.specials(data, block.at, data.size, offsets)]:

@@ -1,7 +1,7 @@
-"""What was just written, to all streams of a connection that have everything else: one call, however many they are.
+"""What was just written, for all live streams of a connection: one call, however many they are.
 
-With a thousand vbuckets most writes find one stream each to go to, and the way into a kernel costs ten times what the
-kernel does. So what is new in many vbuckets becomes a table, and the streams that follow them are another.
+With a thousand vbuckets most writes go to one stream each, and calling a kernel costs ten times what the kernel does.
+So the new snapshots of many vbuckets become one table, and the live streams of a connection are another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from upriver.wire.bulk.encode import PackedEncoder, SendBuffer
 _I64_MAX = 2**63 - 1
 
 
-class New(NamedTuple):
+class LiveSnapshot(NamedTuple):
     """A whole snapshot of few packed records at ``address``; ``start`` 0: its marker begins with the first of them."""
 
     vbucket: int
@@ -30,28 +30,28 @@ class New(NamedTuple):
     size: int
 
 
-class Progress(NamedTuple):
-    """What a follower was sent: how many documents, the last one's seqno, and how far it was told to be otherwise."""
+class LiveProgress(NamedTuple):
+    """What a live stream was sent: how many documents, the last one's seqno, and the last SEQNO_ADVANCED (0: none)."""
 
     records: int
     last_sent: int
     last_advanced: int
 
 
-class News:
-    """Snapshots of several vbuckets, at most one of each; the caller keeps their records alive."""
+class LiveBatch:
+    """New snapshots of several vbuckets, at most one of each; the caller keeps their records alive."""
 
-    def __init__(self, rows: list[New]) -> None:
-        self.vbuckets = [row.vbucket for row in rows]
-        self.table: npt.NDArray[np.int64] = np.array(rows, np.int64).reshape(-1)
-        self.outcomes: npt.NDArray[np.int64] = np.empty(len(rows), np.int64)
+    def __init__(self, snapshots: list[LiveSnapshot]) -> None:
+        self.vbuckets = [snapshot.vbucket for snapshot in snapshots]
+        self.table: npt.NDArray[np.int64] = np.array(snapshots, np.int64).reshape(-1)
+        self.outcomes: npt.NDArray[np.int64] = np.empty(len(snapshots), np.int64)
 
     def __len__(self) -> int:
         return len(self.vbuckets)
 
 
-class Followers:
-    """The streams of one connection that are up to date, by vbucket."""
+class LiveTable:
+    """The live streams of one connection, by vbucket."""
 
     def __init__(self, vbuckets: int) -> None:
         from upriver.wire.kernels import encode as k
@@ -71,38 +71,36 @@ class Followers:
         switches = can_advance | is_filtered << 1 | is_replica << 2
         self._rows[vbucket] = encoder.address, switches, min(end, _I64_MAX), 0, 0, 0
 
-    def progress(self, vbucket: int) -> Progress:
-        """What it was sent since it was added, or since this was last asked."""
+    def progress(self, vbucket: int) -> LiveProgress:
+        """What the stream was sent since it was added."""
         from upriver.wire.kernels import encode as k
 
-        row = self._rows[vbucket, k.F_RECORDS :]
-        found = Progress(*row.tolist())
-        row[:] = 0
-        return found
+        return LiveProgress(*self._rows[vbucket, k.F_RECORDS :].tolist())
 
     def mute(self, vbucket: int) -> None:
         """Nothing more for this one; may be called in any thread."""
         self._rows[vbucket, 0] = 0
 
-    def encode(self, news: News, row: int, out: SendBuffer, budget: int) -> tuple[int, int]:
-        """Frames for what is new from ``row`` on; returns where to go on and how many documents there were.
+    def encode(self, batch: LiveBatch, row: int, out: SendBuffer, budget: int) -> tuple[int, int]:
+        """Frames for the snapshots from ``row`` on; returns where to go on and how many documents there were.
 
-        It stops early when buffer or window is full. ``News.outcomes`` then says what became of each row before that.
+        It stops early when buffer or window is full. ``LiveBatch.outcomes`` then says what became of each row before.
         """
         row, out.used, records = _kernel()(
-            news.table, row, len(news), self._flat, out.address, out.used, out.room, budget, news.outcomes, self._state
-        )
+            batch.table, row, len(batch), self._flat, out.address, out.used, out.room, budget, batch.outcomes,
+            self._state,
+        )  # fmt: skip
         return row, records
 
     @staticmethod
-    def left_out(news: News, row: int) -> tuple[list[int], list[int]]:
-        """Vbuckets before ``row`` whose followers got nothing and need another way, and those that have their end."""
+    def left_out(batch: LiveBatch, row: int) -> tuple[list[int], list[int]]:
+        """Vbuckets before ``row`` whose streams got nothing and must send it alone, and those that are at their end."""
         from upriver.wire.kernels import encode as k
 
-        outcomes = news.outcomes[:row]
+        outcomes = batch.outcomes[:row]
         if not outcomes.size or int(outcomes.max()) <= k.SERVED:
             return [], []
-        vbuckets = news.vbuckets
+        vbuckets = batch.vbuckets
         return (
             [vbuckets[at] for at in np.flatnonzero(outcomes == k.LEFT_OUT).tolist()],
             [vbuckets[at] for at in np.flatnonzero(outcomes == k.FINISHED).tolist()],

@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from upriver.model import SEQNO_MAX
+from upriver.model import SEQNO_MAX, signed
 from upriver.wire.bulk.decode import Columns, address_of
 
 _I64_MAX = 2**63 - 1
@@ -39,9 +39,8 @@ class StreamTable:
         self, slot: int, *, opaque: int, seqno: int = 0, vbuuid: int = 0, epoch: int = 0, upto: int = SEQNO_MAX
     ) -> None:
         """A stream begins behind ``seqno``; rows above ``upto`` are counted but dropped. No row before a marker."""
-        bits = vbuuid if vbuuid <= _I64_MAX else vbuuid - 2**64  # the same 64 bits
         seqno, upto = min(seqno, _I64_MAX), min(upto, _I64_MAX)
-        self._slots[slot] = seqno, 0, -1, bits, epoch, opaque, upto, SlotState.OPEN
+        self._slots[slot] = seqno, 0, -1, signed(vbuuid), epoch, opaque, upto, SlotState.OPEN
 
     def snapshot(self, slot: int, start: int, end: int) -> None:
         """A marker; for the bare marker of UPR pass the last seqno and ``SEQNO_MAX``."""

@@ -14,11 +14,9 @@ from upriver.wire.kernels import decode as k
 from upriver.wire.kernels.intrinsics import (
     ARRAY,
     I64,
-    INLINE,
     get8,
     get32,
     get64,
-    kernel,
     load8,
     load_le16,
     load_le32,
@@ -32,6 +30,7 @@ from upriver.wire.kernels.intrinsics import (
     store_le64,
     word,
 )  # fmt: skip
+from upriver.wire.kernels.kernel import INLINE, kernel
 
 # What a stream asked for, as bits of ``word(plan, BITS)``.
 COLLECTIONS, DELETE_TIMES, EXPIRY_OPCODE, UPR, NO_VALUE = (1 << n for n in range(5))

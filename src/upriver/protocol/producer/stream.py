@@ -1,8 +1,8 @@
-"""One stream of a producer connection: from the store's runs to frames in a send buffer.
+"""One stream of a producer: from the runs of its source to frames in a send buffer.
 
 Documents go through the bulk encoder, run by run. What the encoder stops at, and everything that is not a document,
-becomes a single frame in ``_frames``. A snapshot's marker is written only when the first thing that it announces
-is (a filter may leave nothing), so that no marker ever stands alone.
+becomes a single frame in ``_frames``. A snapshot marker is sent only together with the first thing that it announces
+(a filter may leave nothing), so that no marker ever stands alone.
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from upriver.errors import StoreError
-from upriver.node import log
-from upriver.node.dcp.producer_encoder import Encoder, make_encoder
 from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.producer.controls import Oso
+from upriver.protocol.producer.encoder import Encoder, make_encoder
 from upriver.protocol.producer.frames import MarkerFacts, StreamFrames
 from upriver.protocol.producer.stream_filter import StreamFilter
 from upriver.protocol.producer.stream_request import Attempt
-from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 from upriver.wire import Opcode
 from upriver.wire.bulk.encode import Encoded, PackedEncoder, SendBuffer, Stop
+from upriver.wire.bulk.live import LiveTable
 from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, UprStreamEndStatus
 from upriver.wire.packed import RecordHead, RecordKind, unpack
+from upriver.wire.source_events import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 if TYPE_CHECKING:
-    from upriver.node.dcp.live_fan import Group
-    from upriver.node.dcp.producer import Producer
-    from upriver.node.dcp.takeover import Takeover
-    from upriver.store import StreamSource, VBucket
-    from upriver.wire.bulk.live import Progress
+    from upriver.protocol.producer.live import LiveVbucket
+    from upriver.protocol.producer.machine import Producer
+    from upriver.protocol.producer.source import Source, SourceVbucket
+    from upriver.protocol.producer.takeover import Takeover
 
 RUN_BYTES = 64 * 1024  # of one vbucket, before another gets its turn
 _ANTI_LAG = 10_000  # seqnos that a filter hides before the client is told how far the stream is (6.6)
@@ -38,13 +37,13 @@ _MEMORY, _DISK, _ACK = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerF
 _PREPARE_OPCODE = int(Opcode.DCP_PREPARE)
 
 
-class Outcome(Enum):
-    """What a turn of ``fill`` ended with."""
+class TurnEnd(Enum):
+    """What ended a turn of ``fill``."""
 
-    IDLE = auto()  # nothing more now; the store wakes us
-    MORE = auto()  # had its share
-    FULL = auto()  # the send buffer is
-    WINDOW = auto()  # flow control is
+    IDLE = auto()  # there is nothing more now; the store wakes the stream
+    MORE = auto()  # the stream had its share
+    FULL = auto()  # the send buffer is full
+    WINDOW = auto()  # the flow control window is used up
     ENDED = auto()  # the stream end is in the buffer
 
 
@@ -52,12 +51,11 @@ class ProducerStream:
     """Made for a request that was granted; ``fill`` it until it ends. Kept small: there can be 100,000 of them."""
 
     __slots__ = (
-        "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_last_advanced", "_live", "_live_encoder",
-        "_marker", "_marker_end", "_offset", "_oso_greatest", "_partial", "_run", "_snapshot", "can_advance",
-        "dialect", "end_seqno", "ended",
-        "filter", "flags", "frames", "group", "items_sent", "last_read_seqno", "last_sent_seqno", "opaque", "options",
-        "producer", "queued", "snap_end", "snap_start", "source", "start_seqno", "stream_id", "takeover", "vbucket",
-        "vbucket_id", "vbuuid",
+        "_can_be_live", "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_items_sent", "_last_advanced",
+        "_last_read", "_last_sent", "_live_encoder", "_marker", "_marker_end", "_offset", "_oso_greatest", "_partial",
+        "_run", "_snapshot", "can_advance", "dialect", "end_seqno", "ended", "filter", "flags", "frames", "live",
+        "opaque", "options", "producer", "queued", "snap_end", "snap_start", "source", "start_seqno", "stream_id",
+        "takeover", "vbucket", "vbucket_id", "vbuuid",
     )  # fmt: skip
 
     def __init__(self, producer: Producer, attempt: Attempt, opaque: int) -> None:
@@ -74,15 +72,15 @@ class ProducerStream:
             flatbuffers=options.flatbuffers,
         )  # fmt: skip
         self.can_advance = options.can_advance and attempt.dialect is Dialect.DCP
-        self.queued = False  # in the producer's ready queue
-        self.group: Group | None = None  # while the bucket's fan serves it
+        self.queued = False  # it has something to send, and waits for its turn
+        self.live: LiveVbucket | None = None  # set: it is a live stream, and that is where its place is kept
         self.ended = False
-        self.last_sent_seqno = 0
-        self.last_read_seqno = attempt.start
-        self.items_sent = 0
         self.takeover: Takeover | None = None
-        self.vbucket: VBucket = attempt.facts  # type: ignore[assignment]  # the facts are the store's own
-        self.source: StreamSource
+        self.vbucket: SourceVbucket = attempt.facts
+        self.source: Source
+        self._last_sent = 0  # these three without what it was sent as the live stream it is now
+        self._last_read = attempt.start
+        self._items_sent = 0
         self._frames: list[bytes] = []
         self._marker: bytes | None = None
         self._snapshot: SnapshotStart | None = None
@@ -96,12 +94,18 @@ class ProducerStream:
         self._invisible = 0  # the last prepare or abort of a collection that the stream follows
         self._initial = attempt.start == 0 and OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in options.flags
         # Of the usual kind, whose markers the bulk encoder can write too.
-        self._live = attempt.dialect is Dialect.DCP and not (attempt.stream_id or options.force_value_compression)
+        self._can_be_live = attempt.dialect is Dialect.DCP and not (
+            attempt.stream_id or options.force_value_compression
+        )
         self._encoder: Encoder | None = None  # made when there is something to encode, and after changes
         self._live_encoder: PackedEncoder | None = None
 
     def _make_encoder(self) -> Encoder:
-        return make_encoder(self.options, self.frames, self.filter, self._initial, self.producer.upr_expirations)
+        producer = self.producer
+        return make_encoder(
+            self.options, self.frames, self.filter, self._initial, producer.limits.upr_expirations,
+            producer.memory.scratch,
+        )  # fmt: skip
 
     @property
     def backfilling(self) -> bool:
@@ -110,7 +114,7 @@ class ProducerStream:
     @property
     def needs_backfill(self) -> bool:
         """Whether its next step is to read from disk."""
-        return self.source.backfilling or self.source.position < self.vbucket.memory.floor
+        return self.source.backfilling or self.source.position < self.producer.store.memory_floor(self.vbucket)
 
     @property
     def state(self) -> str:
@@ -121,44 +125,79 @@ class ProducerStream:
             return self.takeover.state
         return "backfilling" if self.backfilling else "in-memory"
 
+    # ------------------------------------------------------------------------------------------ its place
+
+    @property
+    def last_read_seqno(self) -> int:
+        """Everything up to here was sent, or was not for this stream."""
+        return self.live.position if self.live is not None else self._last_read
+
+    @property
+    def last_sent_seqno(self) -> int:
+        """Of the last document or event that it was sent."""
+        sent = self.producer.live_table.progress(self.vbucket_id).last_sent if self.live is not None else 0
+        return sent or self._last_sent
+
+    @property
+    def items_sent(self) -> int:
+        sent = self.producer.live_table.progress(self.vbucket_id).records if self.live is not None else 0
+        return self._items_sent + sent
+
+    def go_live(self) -> None:
+        """Become a live stream, if it has everything, is of the usual kind and nothing of it waits."""
+        encoder = self._live_encoder
+        if encoder is None or self._run is not None or self._frames or self._partial or self.takeover is not None:
+            return
+        producer = self.producer
+        if not len(producer.live_table):
+            producer.live_table = LiveTable(producer.store.vbuckets)
+        with producer.store.lock:  # whoever ends it in another thread finds it live, or not, and nothing in between
+            self.live = producer.live.join(self)
+            if self.live is not None:
+                producer.live_table.add(
+                    self.vbucket_id, encoder, self.end_seqno, can_advance=self.can_advance,
+                    is_filtered=self.filter.is_filtered, is_replica=self.options.sync_replication,
+                )  # fmt: skip
+
+    def leave_live(self) -> None:
+        """Read on alone, from the place that it has reached as a live stream."""
+        if self.live is None:
+            return
+        live, table = self.live, self.producer.live_table
+        table.mute(self.vbucket_id)
+        sent = table.progress(self.vbucket_id)
+        self._items_sent += sent.records
+        self._last_sent = sent.last_sent or self._last_sent
+        self._last_advanced = sent.last_advanced or self._last_advanced
+        self._last_read = live.position
+        self.live = None
+        live.leave(self)
+        self.source.take_back(live.origin, live.position)
+
     # ------------------------------------------------------------------------------------------ the turn
 
-    def fill(self, out: SendBuffer, upto: int) -> Outcome:
+    def fill(self, out: SendBuffer, upto: int) -> TurnEnd:
         """Put this stream's next frames into ``out``, until it has had its share or ``out`` holds ``upto`` bytes."""
         began = out.used
         while True:
             if self._frames and not self._send_frames(out):
-                return Outcome.WINDOW
+                return TurnEnd.WINDOW
             if self.ended:
-                return Outcome.ENDED
+                return TurnEnd.ENDED
             if out.used >= upto:
-                return Outcome.FULL
+                return TurnEnd.FULL
             if out.used - began >= RUN_BYTES:
-                return Outcome.MORE
+                return TurnEnd.MORE
             try:
                 stuck = self._step(out)
             except StoreError as error:
-                log.warning("backfill_failed", name=self.producer.name, vbucket=self.vbucket_id, reason=error)
+                self.producer.report_failure(self, error)
                 self.end(StreamEndStatus.BACKFILL_FAIL)
             else:
                 if stuck is not None:
                     return stuck
 
-    @property
-    def plain_encoder(self) -> PackedEncoder | None:
-        """What encodes its snapshots from memory, markers included, if they are of the usual kind and nothing waits."""
-        if self._run is not None or self._frames or self._partial or self.takeover is not None:
-            return None
-        return self._live_encoder
-
-    def note(self, progress: Progress, upto: int) -> None:
-        """The bucket's fan has sent it so much, and read up to there."""
-        self.last_read_seqno = upto
-        self.items_sent += progress.records
-        self.last_sent_seqno = progress.last_sent or self.last_sent_seqno
-        self._last_advanced = progress.last_advanced or self._last_advanced
-
-    def _step(self, out: SendBuffer) -> Outcome | None:
+    def _step(self, out: SendBuffer) -> TurnEnd | None:
         if self._run is not None:
             return self._encode(out, self._run)
         event = self.source.poll()
@@ -167,8 +206,8 @@ class ProducerStream:
             return None
         if self.takeover is not None:
             self.takeover.caught_up()
-            return None if self._frames else Outcome.IDLE
-        return Outcome.IDLE
+            return None if self._frames else TurnEnd.IDLE
+        return TurnEnd.IDLE
 
     def _send_frames(self, out: SendBuffer) -> bool:
         """Single frames, each only while the window is open; False when it closes before the last."""
@@ -250,7 +289,7 @@ class ProducerStream:
         self._frames.clear()
 
     def _stop(self) -> None:
-        self.producer.unfollow(self)
+        self.leave_live()
         self.ended = True
         self._run = self._marker = None
         self.source.close()
@@ -259,16 +298,16 @@ class ProducerStream:
 
     # ------------------------------------------------------------------------------------------ documents
 
-    def _encode(self, out: SendBuffer, run: Run) -> Outcome | None:
+    def _encode(self, out: SendBuffer, run: Run) -> TurnEnd | None:
         window, before = self.options.window, out.used
         if not window.is_open:
-            return Outcome.WINDOW
+            return TurnEnd.WINDOW
         if self._marker is not None:
             out.append(self._marker)
         encoder = self._encoder
         if encoder is None:
             encoder = self._encoder = self._make_encoder()
-            self._live_encoder = encoder.plain_encoder if self._live else None
+            self._live_encoder = encoder.plain_encoder if self._can_be_live else None
         done = encoder.encode(
             run.data, out, offset=self._offset, after=run.after, upto=self._upto(run),
             budget=window.room - (out.used - before),
@@ -294,22 +333,22 @@ class ProducerStream:
 
     def _note(self, done: Encoded) -> None:
         self._offset = done.next_offset
-        self.items_sent += done.records_sent
+        self._items_sent += done.records_sent
         self._invisible = done.invisible or self._invisible
         if done.last_seqno:
-            self.last_sent_seqno = done.last_seqno
+            self._last_sent = done.last_seqno
             self._oso_greatest = max(self._oso_greatest, done.last_seqno)
         if done.last_scanned_seqno:
-            self.last_read_seqno = done.last_scanned_seqno
+            self._last_read = done.last_scanned_seqno
 
-    def _after_encode(self, run: Run, done: Encoded) -> Outcome | None:
+    def _after_encode(self, run: Run, done: Encoded) -> TurnEnd | None:
         if done.stop is Stop.SPECIAL:
             self._take_single(run)
             return None
         if done.stop is Stop.WINDOW:
-            return Outcome.WINDOW
+            return TurnEnd.WINDOW
         if done.stop is Stop.FULL:
-            return Outcome.FULL
+            return TurnEnd.FULL
         self._run_finished(run)
         return None
 
@@ -324,8 +363,8 @@ class ProducerStream:
             self.push(self._marker)
             self._marker_sent()
         self.push(frame)
-        self.items_sent += 1
-        self.last_sent_seqno = self.last_read_seqno = head.seqno
+        self._items_sent += 1
+        self._last_sent = self._last_read = head.seqno
         self._oso_greatest = max(self._oso_greatest, head.seqno)
 
     def _single(self, head: RecordHead, key: bytes, value: bytes) -> bytes | None:
@@ -365,7 +404,7 @@ class ProducerStream:
 
     def _run_finished(self, run: Run) -> None:
         self._run = None
-        self.last_read_seqno = run.upto
+        self._last_read = run.upto
         snapshot = self._snapshot
         if snapshot is not None and not self._in_oso:
             if run.upto >= snapshot.end:
@@ -380,7 +419,7 @@ class ProducerStream:
         self._snapshot = None
         if self._marker is not None:
             self._finish_unseen(snapshot)
-        elif self.can_advance and self._marker_end and self.last_sent_seqno != self._marker_end:
+        elif self.can_advance and self._marker_end and self._last_sent != self._marker_end:
             self._advance(self._marker_end)
         if self.filter.is_empty:
             self.end(StreamEndStatus.FILTER_EMPTY)
@@ -404,7 +443,7 @@ class ProducerStream:
 
     def _catch_up(self, run: Run) -> None:
         """A long stretch that the filter hides: say how far the stream is, so that a resume does not begin far back."""
-        if run.upto - max(self.last_sent_seqno, self._last_advanced) < _ANTI_LAG:
+        if run.upto - max(self._last_sent, self._last_advanced) < _ANTI_LAG:
             return
         if self._marker is not None:
             self.push(self._marker)

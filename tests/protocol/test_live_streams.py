@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.node.test_producer_properties import HandLoop, StandIn, check_promises, contents, seqno_of
+from tests.protocol.producing import Link, Streamed, charged
+from tests.protocol.test_producer_properties import check_promises, contents, seqno_of
 from upriver.model import VbucketState
-from upriver.node.commands import dcp as dcp_commands
-from upriver.node.dcp.live_fan import LIVE_BYTES, LiveFan
-from upriver.node.dcp.producer import Producer
-from upriver.protocol.flow import PREPARE_SURCHARGE
-from upriver.protocol.producer.controls import ProducerOptions, apply_control
+from upriver.protocol.producer.live import LIVE_BYTES
 from upriver.store import Bucket, StoreOptions
-from upriver.wire import Context, FrameSplitter, Message, Opcode, decode
+from upriver.wire import Context, Message, decode
 from upriver.wire.messages import dcp
 
 VBUCKETS, READERS = 3, 3
@@ -29,15 +26,10 @@ class Reader:
     """A connection with a stream of each vbucket; it may be slow to read and to acknowledge."""
 
     def __init__(self, crowd: Crowd, name: bytes, window: int, is_replica: bool) -> None:
-        self.conn = StandIn(crowd.loop)
-        self.options = ProducerOptions.opened(dcp.Open(0, 1, name), collections=True, snappy=False, now=0.0)
-        controls = {b"enable_noop": b"true", b"connection_buffer_size": b"%d" % window}
-        if is_replica:
-            controls |= {b"enable_sync_writes": b"true", b"consumer_name": b"other"}
-        for key, value in controls.items():
-            apply_control(self.options, key, value)
-        self.producer = Producer(self.conn, crowd.node_bucket, self.options)  # type: ignore[arg-type]
-        self.unread = FrameSplitter()
+        controls = {"enable_sync_writes": "true", "consumer_name": "other"} if is_replica else {}
+        self.crowd = crowd
+        self.link = Link(crowd.streamed, name, connection_buffer_size=str(window), **controls)
+        self.options, self.producer = self.link.options, self.link.producer
         self.streams: dict[int, list[list[Message]]] = {vbucket: [] for vbucket in range(VBUCKETS)}
         self.unacknowledged = 0
         self.lazy = False
@@ -46,29 +38,26 @@ class Reader:
         """From where it was when it closed the stream; it is told everything up to the end of a snapshot."""
         position: dict[str, int] = {}
         if seqno := max(map(seqno_of, self.received(vbucket)), default=0):
-            uuid = self.producer.bucket.store.vbucket(vbucket).failover_log.uuid
+            uuid = self.crowd.bucket.vbucket(vbucket).failover_log.uuid
             position = {"start_seqno": seqno, "vbuuid": uuid, "snap_start_seqno": seqno, "snap_end_seqno": seqno}
-        request = dcp.StreamRequest(vbucket=vbucket, end_seqno=2**64 - 1, **position)
-        attempt = dcp_commands._attempt(self.conn, request, self.producer)  # type: ignore[arg-type]
-        dcp_commands.decide(attempt)
         self.streams[vbucket].append([])
-        self.producer.add(dcp_commands._make_stream(self.producer, attempt, vbucket))
+        self.link.ask(dcp.StreamRequest(vbucket=vbucket, opaque=vbucket, end_seqno=2**64 - 1, **position))
+        assert (vbucket, 0) in self.producer.streams
 
     def received(self, vbucket: int) -> list[Message]:
         return [message for stream in self.streams[vbucket] for message in stream]
 
     def close(self, vbucket: int) -> None:
-        self.producer.close_stream(self.producer.streams[vbucket, 0])
+        self.link.ask(dcp.CloseStream(vbucket=vbucket))
 
     def read(self) -> None:
-        data, self.conn.sent = bytes(self.conn.sent), bytearray()
-        for frame in self.unread.receive(data):
+        for frame in self.link.frames():
             self.streams[frame.specific][-1].append(decode(frame, Context(collections=True)))
-            self.unacknowledged += frame.size + (PREPARE_SURCHARGE if frame.opcode == Opcode.DCP_PREPARE else 0)
+            self.unacknowledged += charged(frame)
         if self.options.window.size:
             assert self.options.window.outstanding == self.unacknowledged  # byte for byte (8.1)
         if not self.lazy and self.unacknowledged:
-            self.producer.acknowledged(self.unacknowledged)
+            self.link.ask(dcp.BufferAck(self.unacknowledged))
             self.unacknowledged = 0
 
     def catch_up(self) -> None:
@@ -76,16 +65,14 @@ class Reader:
         self.block(False)
         self.lazy = False
         self.read()
-        self.conn.node.loop.turn()
-        while self.conn.sent:
+        self.crowd.streamed.turn()
+        while self.link.sent:
             self.read()
-            self.conn.node.loop.turn()
+            self.crowd.streamed.turn()
 
     def block(self, blocked: bool) -> None:
         """The socket takes nothing more, or all that waits."""
-        self.conn.can_write = not blocked
-        if not blocked:
-            self.producer.schedule()
+        self.link.can_send = not blocked
 
 
 class Crowd:
@@ -94,10 +81,7 @@ class Crowd:
     def __init__(self, path: Path, windows: list[int]) -> None:
         self.bucket = Bucket.open(path, name="b", vbuckets=VBUCKETS, options=StoreOptions(background=False))
         self.bucket.create_all(VbucketState.ACTIVE)
-        self.loop = HandLoop()
-        self.node_bucket = SimpleNamespace(
-            store=self.bucket, dcp_connections={}, waits_for_map=False, on_seqno_acknowledged=None, fan=LiveFan()
-        )
+        self.streamed = Streamed(self.bucket)
         self.readers = [Reader(self, b"r%d" % n, window, n == 0) for n, window in enumerate(windows)]
         self.model: dict[int, dict[bytes, bytes]] = {vbucket: {} for vbucket in range(VBUCKETS)}
         self.manifest = 0
@@ -105,28 +89,28 @@ class Crowd:
     def settle(self) -> None:
         """Until nobody has anything to send or to read."""
         while True:
-            self.loop.turn()
-            if not any(reader.conn.sent for reader in self.readers):
+            self.streamed.turn()
+            if not any(reader.link.sent for reader in self.readers):
                 return
             for reader in self.readers:
                 reader.read()
 
     def write(self, vbucket: int, key: int, value: bytes) -> None:
-        self.bucket.vbucket(vbucket).set(b"k%d" % key, value)
+        self.bucket.vbucket(vbucket).documents.set(b"k%d" % key, value)
         self.model[vbucket][b"\0k%d" % key] = value
 
     def delete(self, vbucket: int, key: int) -> None:
         if self.model[vbucket].pop(b"\0k%d" % key, None) is not None:
-            self.bucket.vbucket(vbucket).delete(b"k%d" % key)
+            self.bucket.vbucket(vbucket).documents.delete(b"k%d" % key)
 
     def write_durably(self, vbucket: int, key: int, value: bytes) -> None:
         vb = self.bucket.vbucket(vbucket)
-        prepared = vb.prepare(b"k%d" % key, value, 0, level=1)
-        vb.commit(b"k%d" % key, 0, prepared.seqno)
+        prepared = vb.durable.prepare(b"k%d" % key, value, 0, level=1)
+        vb.durable.commit(b"k%d" % key, 0, prepared.seqno)
         self.model[vbucket][b"\0k%d" % key] = value
 
     def new_collection(self) -> None:
-        """A system event in every vbucket: nothing for a fan."""
+        """A system event in every vbucket: live streams have to send it alone."""
         self.manifest += 1
         names = ",".join(f'{{"name":"c{n}","uid":"{n + 8:x}"}}' for n in range(self.manifest))
         self.bucket.apply_manifest(
@@ -182,7 +166,7 @@ def act(reader: Reader, kind: str, vbucket: int) -> None:
         reader.read()
     elif kind == "statistics":
         for stream in reader.producer.streams.values():
-            reader.producer.settle(stream)
+            assert stream.last_sent_seqno <= stream.last_read_seqno
     elif kind == "close" and (vbucket, 0) in reader.producer.streams:
         reader.catch_up()
         reader.close(vbucket)
@@ -211,7 +195,6 @@ def test_every_follower_ends_with_the_contents_of_the_store(tmp_path: Path, step
             for messages in reader.streams[vbucket]:
                 check_promises(messages)
             stream = reader.producer.streams[vbucket, 0]
-            reader.producer.settle(stream)
             assert stream.last_read_seqno == crowd.bucket.vbucket(vbucket).high_seqno
         assert reader.options.window.outstanding == 0
         everything = [m for vbucket in range(VBUCKETS) for m in reader.received(vbucket)]
@@ -227,16 +210,17 @@ def test_a_connection_that_fails_takes_nothing_from_the_others(tmp_path: Path):
     crowd.write(0, 0, b"first")
     crowd.settle()
     broken, *others = crowd.readers
-    aborted = []
 
-    def write(data: object) -> None:
+    def encode(*arguments: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    broken.conn.write, broken.conn.abort = write, aborted.append  # type: ignore[method-assign, assignment]
+    broken.producer.live_table.encode = encode  # type: ignore[method-assign, assignment]
+    crowd.streamed.links.remove(broken.link)  # the shell that would end this connection
     for key in (1, 2):
         crowd.write(0, key, b"v")
         crowd.settle()
-    assert aborted
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        broken.producer.data_to_send()
     for reader in others:
         assert contents(reader.received(0)) == crowd.model[0]
         check_promises(reader.received(0))

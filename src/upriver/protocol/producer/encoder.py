@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 
 from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.frames import StreamFrames
@@ -19,19 +19,12 @@ _XATTRS = int(OpenFlag.INCLUDE_XATTRS)
 _DELETED_USER_XATTRS = int(OpenFlag.INCLUDE_DELETED_USER_XATTRS)
 
 Encoder = PackedEncoder | ShapingEncoder
-_of_thread = threading.local()  # tests run several nodes in one process, each on a loop of its own
-
-
-def _scratch() -> ScratchMemory:
-    if not hasattr(_of_thread, "scratch"):
-        _of_thread.scratch = ScratchMemory()
-    scratch: ScratchMemory = _of_thread.scratch
-    return scratch
 
 
 def make_encoder(
-    options: ProducerOptions, frames: StreamFrames, seen: StreamFilter, skip_deletes: bool, upr_expirations: bool
-) -> Encoder:
+    options: ProducerOptions, frames: StreamFrames, seen: StreamFilter, skip_deletes: bool, upr_expirations: bool,
+    scratch: Callable[[], ScratchMemory],
+) -> Encoder:  # fmt: skip
     """An encoder for the stream as it is now; another one is needed when its filter changes."""
     flags = int(options.flags)
     plain = FrameOptions(
@@ -52,7 +45,7 @@ def make_encoder(
     )
     if not frames.stop_datatypes and not options.force_value_compression:
         return PackedEncoder(plain)
-    return ShapingEncoder(plain, _shape(options, frames), _scratch())
+    return ShapingEncoder(plain, _shape(options, frames), scratch())
 
 
 def _shape(options: ProducerOptions, frames: StreamFrames) -> ValueShape:

@@ -1,34 +1,25 @@
-"""The producer without a socket: whatever is written, filtered and acknowledged, the promises of 6.1 hold.
-
-The store is real, the connection is a stand-in that keeps the bytes; the loop runs when the test says so.
-"""
+"""The producer without a socket: whatever is written, filtered and acknowledged, the promises of 6.1 hold."""
 
 from __future__ import annotations
 
 import gc
 import itertools
 import weakref
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.producing import Link, Streamed, charged
 from upriver.errors import CorruptStore
 from upriver.model import DEFAULT_COLLECTION, Datatype, VbucketState
-from upriver.node.commands import dcp as dcp_commands
-from upriver.node.dcp.live_fan import LiveFan
-from upriver.node.dcp.producer import Producer, SendBuffers
-from upriver.node.options import Limits
-from upriver.protocol.producer.controls import ProducerOptions, apply_control
+from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.frames import MarkerFacts, StreamFrames
 from upriver.protocol.producer.stream_filter import StreamFilter
 from upriver.store import Bucket, StoreOptions, StreamSource
-from upriver.wire import Context, FrameSplitter, Message, decode
+from upriver.wire import Context, Message, decode
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
 from upriver.wire.constants import Dialect, OpenFlag, StreamEndStatus, SystemEventId
 from upriver.wire.messages import dcp, events
@@ -39,44 +30,6 @@ MANIFEST = """{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[{
 COLLECTIONS = (DEFAULT_COLLECTION, 9, 10)
 
 
-class HandLoop:
-    """An event loop that the test turns by hand."""
-
-    def __init__(self) -> None:
-        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-
-    def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
-        self._calls.append((function, arguments))
-
-    call_soon_threadsafe = call_soon
-
-    def turn(self) -> None:
-        while self._calls:
-            function, arguments = self._calls.popleft()
-            function(*arguments)
-
-
-class StandIn:
-    """The part of a ``Connection`` that a producer uses."""
-
-    def __init__(self, loop: HandLoop) -> None:
-        self.node = SimpleNamespace(
-            loop=loop, send_buffers=SendBuffers(), options=SimpleNamespace(upr_expirations=False, limits=Limits())
-        )
-        self.transport = self
-        self.tls = self.closed = False
-        self.can_write = True
-        self.id = 1
-        self.user = ""
-        self.sent = bytearray()
-
-    def write(self, data: bytes | memoryview) -> None:
-        self.sent += data
-
-    def abort(self, reason: str) -> None:
-        raise AssertionError(reason)
-
-
 class World:
     """A bucket with one vbucket, a producer with one stream, and a reader that acknowledges."""
 
@@ -84,30 +37,19 @@ class World:
         self.bucket = Bucket.open(path, name="b", vbuckets=1, options=StoreOptions(background=False))
         self.vbucket = self.bucket.set_state(0, VbucketState.ACTIVE)
         self.bucket.apply_manifest(MANIFEST)
-        self.loop = HandLoop()
-        self.conn = StandIn(self.loop)
-        self.options = ProducerOptions.opened(dcp.Open(0, 1, b"p"), collections=collections, snappy=False, now=0.0)
-        for key, value in {"enable_noop": "true", **controls}.items():
-            apply_control(self.options, key.encode(), value.encode())
-        node_bucket = SimpleNamespace(
-            store=self.bucket, dcp_connections={}, waits_for_map=False, on_seqno_acknowledged=None, fan=LiveFan()
-        )
-        self.producer = Producer(self.conn, node_bucket, self.options)  # type: ignore[arg-type]
-        self.splitter = FrameSplitter()
+        self.streamed = Streamed(self.bucket)
+        self.link = Link(self.streamed, b"p", collections, **controls)
+        self.options, self.producer = self.link.options, self.link.producer
         self.context = Context(collections=collections)
         self.messages: list[Message] = []
 
     def request(self, value: bytes = b"", **position: int) -> None:
-        request = dcp.StreamRequest(value=value, **position)
-        attempt = dcp_commands._attempt(self.conn, request, self.producer)  # type: ignore[arg-type]
-        dcp_commands.decide(attempt)
-        self.producer.add(dcp_commands._make_stream(self.producer, attempt, 0))
+        self.link.ask(dcp.StreamRequest(value=value, **position))
 
     def stop_reading(self) -> dict[str, int]:
         """The client goes away, and comes back later with what it knows."""
         for stream in list(self.producer.streams.values()):
-            stream.drop()
-        self.producer.streams.clear()
+            self.producer.close_stream(stream)
         self.options.window.outstanding = 0
         marker = next((m for m in reversed(self.messages) if isinstance(m, dcp.SnapshotMarker)), None)
         seqno = max((m.by_seqno for m in self.messages if hasattr(m, "by_seqno")), default=0)
@@ -122,21 +64,19 @@ class World:
 
     def read_some(self) -> None:
         """What comes while nothing is acknowledged."""
-        self.loop.turn()
-        data, self.conn.sent = bytes(self.conn.sent), bytearray()
-        self.messages += [decode(frame, self.context) for frame in self.splitter.receive(data)]
+        self.streamed.turn()
+        self.messages += [decode(frame, self.context) for frame in self.link.frames()]
 
     def read(self) -> None:
         """Everything that comes, acknowledged as it comes."""
         while True:
-            self.loop.turn()
-            data, self.conn.sent = bytes(self.conn.sent), bytearray()
-            if not data:
+            self.streamed.turn()
+            frames = self.link.frames()
+            if not frames:
                 return
-            for frame in self.splitter.receive(data):
+            for frame in frames:
                 self.messages.append(decode(frame, self.context))
-                extra = 2 if frame.opcode == 0x60 else 0
-                self.producer.acknowledged(frame.size + extra)
+                self.link.ask(dcp.BufferAck(charged(frame)))
 
 
 ITEMS = (
@@ -212,16 +152,16 @@ def apply(world: World, model: dict[tuple[int, bytes], bytes], step: int, write:
     key, vb = b"k%d" % number, world.vbucket
     if kind == "set":
         model[collection, key] = b"v%d" % step
-        vb.set(key, model[collection, key], collection)
+        vb.documents.set(key, model[collection, key], collection)
     elif kind == "delete" and model.pop((collection, key), None) is not None:
-        vb.delete(key, collection)
+        vb.documents.delete(key, collection)
     elif kind == "prepare":
-        prepared = vb.prepare(key, b"p%d" % step, collection, level=1)
+        prepared = vb.durable.prepare(key, b"p%d" % step, collection, level=1)
         if step % 2:
-            vb.commit(key, collection, prepared.seqno)
+            vb.durable.commit(key, collection, prepared.seqno)
             model[collection, key] = b"p%d" % step
         else:
-            vb.abort(key, collection, prepared.seqno)
+            vb.durable.abort(key, collection, prepared.seqno)
     elif kind in ("flush", "forget"):
         world.bucket.flush()
         if kind == "forget":
@@ -392,7 +332,7 @@ def test_a_disk_that_cannot_be_read_ends_that_stream_only(tmp_path: Path, monkey
 def test_streams_share_the_connection_by_turns(tmp_path: Path):
     """Two streams with much to send: neither waits until the other has sent everything."""
     world = World(tmp_path, True, enable_stream_id="true")
-    world.vbucket.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
+    world.vbucket.bulk.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
     world.bucket.flush()
     world.bucket.trim_memory()
     world.request(b'{"sid":1}')
@@ -407,7 +347,7 @@ def test_streams_share_the_connection_by_turns(tmp_path: Path):
 
 def test_backfills_one_after_the_other_if_the_client_wants_that(tmp_path: Path):
     world = World(tmp_path, True, enable_stream_id="true", backfill_order="sequential")
-    world.vbucket.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
+    world.vbucket.bulk.set_many([b"k%06d" % n for n in range(20_000)], [b"v" * 100] * 20_000)
     world.bucket.flush()
     world.bucket.trim_memory()
     for sid in (1, 2, 3):

@@ -1,0 +1,363 @@
+"""The producing end of a DCP connection: its streams, and the bytes that they send.
+
+Pure: requests in, frames out, and a ``SourceStore`` that has the history. The doors of every machine (``receive``,
+``receive_eof``, ``data_to_send``) and one more: ``wake``, when time has passed or the store has something new. Whoever
+has cut and decoded the requests already, as a node has, hands them to ``handle`` instead of ``receive``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from upriver.errors import InvalidMessage, Status, StatusError
+from upriver.protocol.producer import requests
+from upriver.protocol.producer.controls import ProducerOptions
+from upriver.protocol.producer.live import LiveStreams
+from upriver.protocol.producer.memory import SEND_BYTES, ProducerMemory
+from upriver.protocol.producer.source import SourceStore
+from upriver.protocol.producer.stream import ProducerStream, TurnEnd
+from upriver.protocol.producer.turns import Turns
+from upriver.protocol.roles import Foreign, WrongRole
+from upriver.wire.bulk.encode import SendBuffer
+from upriver.wire.bulk.live import LiveBatch, LiveTable
+from upriver.wire.checks import Context
+from upriver.wire.constants import Opcode, StreamEndStatus
+from upriver.wire.framing import Frame, FrameSplitter
+from upriver.wire.message import Message, OtherResponse, decode
+from upriver.wire.messages.dcp import DcpNoop
+
+MOST_TURNS = 64  # of streams in one call of ``data_to_send``; many with little to send take as long as few with much
+_FORGIVEN = frozenset({Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH})
+_FORGIVEN_BEFORE_V7 = frozenset({Status.KEY_ENOENT, Status.KEY_EEXISTS})
+_UNANSWERED = frozenset({Opcode.DCP_SEQNO_ADVANCED, Opcode.DCP_OSO_SNAPSHOT})
+_COMMANDS = range(Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerLimits:
+    """What the node decides for a connection."""
+
+    max_streams: int = 16_384
+    takeover_s: float = 60.0  # until a takeover that does not catch up makes writers wait
+    upr_expirations: bool = False  # to UPR readers that know them
+    ignores_pressure: bool = False  # it makes copies of the data: its streams are opened even when memory is short
+
+
+@dataclass(slots=True)
+class StreamGranted:
+    """A stream request was granted, and is served like this."""
+
+    vbucket: int
+    stream_id: int
+    start: int
+    end: int
+    flags: int
+
+
+@dataclass(slots=True)
+class StreamDropped:
+    """The client closed a stream."""
+
+    vbucket: int
+    stream_id: int
+
+
+@dataclass(slots=True)
+class BackfillFailed:
+    """The disk could not be read; this stream ends, the others do not."""
+
+    vbucket: int
+    error: Exception
+
+
+StreamChange = StreamGranted | StreamDropped | BackfillFailed
+ProducerEvent = Foreign | StreamChange
+
+
+def _nothing() -> None:
+    pass
+
+
+def _always() -> bool:
+    return True
+
+
+class Producer:
+    """One connection in the producing role.
+
+    ``notify`` is called, in any thread, when ``wake`` and then ``data_to_send`` have something to do; everything else
+    happens in one thread. ``can_send`` says whether the peer takes bytes now: else nothing is encoded ahead for it.
+    """
+
+    def __init__(
+        self, store: SourceStore, live: LiveStreams, options: ProducerOptions, memory: ProducerMemory,
+        notify: Callable[[], None] = _nothing, can_send: Callable[[], bool] = _always,
+        limits: ProducerLimits = ProducerLimits(),  # noqa: B008
+    ) -> None:  # fmt: skip
+        self.store, self.live, self.options, self.memory, self.limits = store, live, options, memory, limits
+        self.streams: dict[tuple[int, int], ProducerStream] = {}  # by vbucket and stream-id
+        self.live_table = LiveTable(0)  # the live ones among them; made larger for the first
+        self.bytes_sent = 0
+        self.items_sent = 0
+        self.noops_sent = 0
+        self._notify, self._can_send = notify, can_send
+        self._takeovers: list[ProducerStream] = []
+        self._turns = Turns()
+        self._woken: deque[ProducerStream] = deque()  # also appended to by the store's threads
+        self._changes: list[StreamChange] = []
+        self._is_closed = False
+        self._splitter = FrameSplitter()
+        self._context = Context(collections=options.collections, check_values=True)
+        self._failure: Exception | None = None
+        self._answers = bytearray()
+        self._encoded: SendBuffer | None = None  # by a live turn, and not handed out yet
+        self._lent: SendBuffer | None = None  # handed out; whoever sends it may still read it
+
+    # ---------------------------------------------------------------------------------------------- the doors
+
+    def receive(self, data: bytes | bytearray | memoryview, now: float) -> Iterator[ProducerEvent]:
+        """Take bytes from the connection; ``WrongRole`` or ``FramingError`` means: disconnect."""
+        for frame in self._splitter.receive(data):
+            if frame.magic.is_response:
+                if not self.answered(OtherResponse.from_frame(frame, self._context)):
+                    raise WrongRole(f"a response to 0x{frame.opcode:02x} that answers nothing", "opcode", 1)
+            elif frame.opcode in _COMMANDS:
+                self._answer(frame, now)
+            else:
+                yield Foreign(frame)
+            yield from self.changes()
+
+    def receive_eof(self) -> None:
+        """The connection is gone, and its streams with it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for stream in [*self.streams.values(), *self._turns]:
+            stream.drop()
+        self.streams.clear()
+        self._turns.clear()
+        self._woken.clear()
+        self._takeovers.clear()
+        self._changes.clear()
+        self._notify, self._can_send = _nothing, _always  # those lead back to whoever holds us: free all of it now
+
+    def data_to_send(self, most: int = SEND_BYTES) -> bytes | memoryview:
+        """The next bytes, some ``most`` of them; good until this or ``sent`` is called.
+
+        It may return nothing after it has looked at many streams: call it for as long as ``is_ready``.
+        """
+        self.sent()
+        if self._failure is not None:
+            raise self._failure
+        buffer, self._encoded = self._encoded, None
+        if buffer is None:
+            if self._answers:
+                answers = bytes(self._answers)
+                self._answers.clear()
+                return answers
+            if not self.is_ready:
+                return b""
+            buffer = self.memory.take()
+            self._fill(buffer, min(most, SEND_BYTES))
+        self._lent = buffer
+        self.bytes_sent += buffer.used
+        return buffer.view()
+
+    def wake(self, now: float) -> None:
+        """Time has passed, or the store has called: take in what is new, and do what is due."""
+        while self._woken:
+            self._queue(self._woken.popleft())
+        timer = self.options.noop
+        if timer.due_at <= now and not self._is_closed:  # not subject to flow control
+            self.noops_sent += 1
+            self._answers += DcpNoop(opaque=timer.sent(now)).encode()
+        for stream in self._takeovers:
+            if stream.takeover is not None:
+                stream.takeover.wake(now)
+
+    @property
+    def wake_at(self) -> float:
+        """When ``wake`` has something to do that only depends on time; infinite if it has not."""
+        takeovers = (stream.takeover.wake_at for stream in self._takeovers if stream.takeover is not None)
+        return min(self.options.noop.due_at, *takeovers) if self._takeovers else self.options.noop.due_at
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``data_to_send`` has something to do."""
+        if self._answers or self._encoded is not None or self._failure is not None:
+            return True
+        return len(self._turns) > 0 and self.options.window.is_open
+
+    def sent(self) -> None:
+        """What ``data_to_send`` returned last has been sent, and its memory may be used again."""
+        if self._lent is not None:
+            self.memory.give_back(self._lent)
+            self._lent = None
+
+    def changes(self) -> list[StreamChange]:
+        """What happened to streams since the last call."""
+        if not self._changes:
+            return []
+        changes, self._changes = self._changes, []
+        return changes
+
+    # ---------------------------------------------------------------------------------------------- requests
+
+    def handle(self, request: Message, now: float) -> requests.RequestAnswer | None:
+        """Do what a request says; returns the answer, if it has one.
+
+        ``StatusError`` is the status to refuse it with, ``WrongRole`` means: disconnect.
+        """
+        handler = requests.HANDLERS.get(type(request))
+        if handler is None:
+            raise WrongRole(f"command 0x{request.opcode:02x} to a producer", "opcode", 1)
+        return handler(self, request, now)
+
+    def _answer(self, frame: Frame, now: float) -> None:
+        try:
+            answer = self.handle(decode(frame, self._context), now)
+        except (StatusError, InvalidMessage) as error:
+            answer = requests.RequestAnswer(error.status)
+        if answer is not None:
+            status, extras, value = answer
+            self._answers += OtherResponse(
+                frame.opcode, extras, value=value, opaque=frame.opaque, status=status
+            ).encode()
+
+    def answered(self, response: OtherResponse) -> bool:
+        """Whether the peer's answer to something we sent can stand; if not, disconnect."""
+        opcode = response.to
+        if opcode == Opcode.DCP_NOOP:
+            return self.options.noop.answered(response.opaque)
+        if opcode in _UNANSWERED or not Opcode.DCP_STREAM_END <= opcode <= Opcode.DCP_CACHE_TRANSFER_END:
+            return False
+        if response.status == Status.SUCCESS and opcode in (Opcode.DCP_SNAPSHOT_MARKER, Opcode.DCP_SET_VBUCKET_STATE):
+            self._confirmed(response)
+        return self._is_forgiven(response)
+
+    def _confirmed(self, response: OtherResponse) -> None:
+        for stream in list(self._takeovers):
+            if stream.takeover is not None and stream.opaque == response.opaque:
+                stream.takeover.confirmed(response.to)
+                self.make_ready(stream)
+
+    def _is_forgiven(self, response: OtherResponse) -> bool:
+        status = response.status
+        if status in _FORGIVEN:
+            return True
+        if response.to == Opcode.DCP_STREAM_END and status == Status.KEY_ENOENT:
+            return True
+        if status == Status.KEY_ENOENT and response.to in (Opcode.DCP_COMMIT, Opcode.DCP_ABORT):
+            return False
+        return status in _FORGIVEN_BEFORE_V7 and not self.options.v7_status_codes
+
+    # ---------------------------------------------------------------------------------------------- streams
+
+    def add(self, stream: ProducerStream) -> None:
+        key = stream.vbucket_id, stream.stream_id
+        self.streams[key] = stream
+        if stream.takeover is not None:
+            self._takeovers.append(stream)
+        self._changes.append(StreamGranted(*key, stream.start_seqno, stream.end_seqno, stream.flags))
+        self.make_ready(stream)
+
+    def wake_of(self, stream: ProducerStream) -> Callable[[], None]:
+        """The callback for the store: cheap, and safe in any thread."""
+
+        def wake() -> None:
+            if stream.live is not None:
+                self.live_table.mute(stream.vbucket_id)  # it was ended: what comes now may be of another branch
+            self._woken.append(stream)
+            self._notify()
+
+        return wake
+
+    def make_ready(self, stream: ProducerStream) -> None:
+        """The stream may have something to send that it has to send alone."""
+        self._queue(stream)
+        self._notify()
+
+    def _queue(self, stream: ProducerStream) -> None:
+        stream.leave_live()
+        if not self._is_closed:
+            self._turns.add(stream)
+
+    def use_options(self, options: ProducerOptions) -> None:
+        """For later streams; those that there are keep what they were created with."""
+        self.options = options
+        self._turns.sequential = options.sequential_backfill
+
+    def close_stream(self, stream: ProducerStream) -> None:
+        """The client does not want it any more (2.4)."""
+        self._changes.append(StreamDropped(stream.vbucket_id, stream.stream_id))
+        if self.options.end_on_close:
+            stream.end(StreamEndStatus.CLOSED)
+            return
+        stream.drop()
+        self._forget(stream)
+
+    def ending(self, stream: ProducerStream) -> None:
+        """It only has its last frames to send; its place may be taken by a new stream."""
+        self._forget(stream)
+        self.make_ready(stream)
+
+    def _forget(self, stream: ProducerStream) -> None:
+        key = stream.vbucket_id, stream.stream_id
+        if self.streams.get(key) is stream:
+            del self.streams[key]
+        if stream in self._takeovers:
+            self._takeovers.remove(stream)
+        self._turns.leave_backfills(stream)
+
+    def report_failure(self, stream: ProducerStream, error: Exception) -> None:
+        self._changes.append(BackfillFailed(stream.vbucket_id, error))
+
+    # ---------------------------------------------------------------------------------------------- sending
+
+    def _fill(self, buffer: SendBuffer, most: int) -> None:
+        turns = self._turns
+        for _ in range(MOST_TURNS):
+            if not turns or buffer.used >= most:
+                return
+            stream = turns.next()
+            if stream is None:
+                continue
+            before = stream.items_sent
+            end = stream.fill(buffer, most)
+            self.items_sent += stream.items_sent - before
+            turns.done(stream, end)
+            if end is TurnEnd.IDLE and not stream.queued and not stream.ended:
+                stream.go_live()
+            elif end is TurnEnd.FULL or end is TurnEnd.WINDOW:
+                return
+
+    def encode_live(self, batch: LiveBatch) -> list[ProducerStream]:
+        """Take what was just written, for the live streams; returns those of them that have reached their end.
+
+        Where there is no room for it now, the streams leave the state and send it when there is.
+        """
+        try:
+            return self._encode_live(batch)
+        except Exception as error:  # of ours, for ``data_to_send`` to raise: the others are not to miss anything for it
+            self._failure = error
+            return []
+
+    def _encode_live(self, batch: LiveBatch) -> list[ProducerStream]:
+        row, table, window = 0, self.live_table, self.options.window
+        if self._encoded is None and window.is_open and self._can_send():
+            buffer = self.memory.take()
+            row, records = table.encode(batch, 0, buffer, window.room)
+            self.items_sent += records
+            window.charge(buffer.used)
+            if buffer.used:
+                self._encoded = buffer
+            else:
+                self.memory.give_back(buffer)
+        left_out, finished = table.left_out(batch, row)
+        for vbucket in left_out + batch.vbuckets[row:]:
+            stream = self.streams.get((vbucket, 0))
+            if stream is not None:
+                self.make_ready(stream)
+        return [self.streams[vbucket, 0] for vbucket in finished]

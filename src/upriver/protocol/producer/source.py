@@ -1,0 +1,119 @@
+"""What a producer needs of a store: a bucket, its vbuckets and their stream sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from upriver.model import FailoverLog, VbucketState
+from upriver.wire.source_events import NewSnapshot, StreamEvent
+
+Wake = Callable[[], None]
+"""The store calls it once, in any of its threads, when there may be something new."""
+
+
+class Source(Protocol):
+    """One reader's way through a vbucket's history; ``upriver.store.StreamSource`` is one."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def backfilling(self) -> bool: ...
+    def poll(self) -> StreamEvent | None: ...
+    def close(self) -> None: ...
+    def hand_over(self) -> int | None: ...
+    def take_back(self, origin: int, position: int) -> None: ...
+
+
+class SourceVbucket(Protocol):
+    """One vbucket that is streamed from; ``upriver.store.VBucket`` is one."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def state(self) -> VbucketState: ...
+    @property
+    def failover_log(self) -> FailoverLog: ...
+    @property
+    def high_seqno(self) -> int: ...
+    @property
+    def persisted_seqno(self) -> int: ...
+    @property
+    def purge_seqno(self) -> int: ...
+    @property
+    def snapshot(self) -> tuple[int, int]: ...
+    @property
+    def snapshot_complete(self) -> bool: ...
+    @property
+    def receiving_initial_disk_snapshot(self) -> bool: ...
+    def collection_high_seqno(self, collection_id: int) -> int: ...
+    def wait(self, wake: Wake) -> None: ...
+    def stop_waiting(self, wake: Wake) -> None: ...
+    def stream(
+        self, start: int, end: int, *, snap_start: int, snap_end: int, collections: frozenset[int] | None, wake: Wake,
+        ignore_purged: bool, purge_seqno: int, disk_only: bool, oso: bool, visible_only: bool,
+    ) -> Source: ...  # fmt: skip
+
+
+class InScope(Protocol):
+    """A collection, as far as a stream request asks about it."""
+
+    @property
+    def scope_id(self) -> int: ...
+
+
+class SourceManifest(Protocol):
+    """The scopes and collections that a stream request may name."""
+
+    @property
+    def scopes(self) -> Mapping[int, object]: ...
+    @property
+    def collections(self) -> Mapping[int, InScope]: ...
+
+
+class SourceStore(Protocol):
+    """The bucket as the producers of its connections see it."""
+
+    @property
+    def vbuckets(self) -> int:
+        """How many there can be."""
+
+    @property
+    def manifest(self) -> SourceManifest: ...
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """While it is held, no other thread writes to the bucket or ends a stream."""
+
+    @property
+    def waits_for_map(self) -> bool:
+        """It does not know yet which vbuckets it owns."""
+
+    @property
+    def under_pressure(self) -> bool:
+        """Memory is short: no new streams but those that make copies of the data."""
+
+    def vbucket(self, number: int) -> SourceVbucket:
+        """Raises ``NotMyVbucket`` if it is not here."""
+
+    def memory_floor(self, vbucket: SourceVbucket) -> int:
+        """A reader below this seqno has to read from disk."""
+
+    def live_after(self, vbucket: SourceVbucket, seqno: int) -> NewSnapshot | None:
+        """What readers lack who have everything up to ``seqno``, if that is one whole snapshot in memory."""
+
+    def acknowledged(self, vbucket: int, consumer: str, prepared_seqno: int) -> None:
+        """A replica has every prepare up to this seqno."""
+
+    def forget_acknowledged(self, vbucket: int, consumer: str) -> None:
+        """A replica begins a stream: it will say again which prepares it has."""
+
+    def hold_writers(self, vbucket: int, held: bool) -> None:
+        """Whether clients that write to the vbucket have to come back later."""
+
+    def retire(self, vbucket: int, done: Callable[[Exception | None], None]) -> None:
+        """Make the vbucket dead, without ending its streams.
+
+        ``done`` is called once that survives a crash, with the error if it cannot; now or later, in the same thread.
+        """

@@ -19,10 +19,9 @@ from upriver.node.access.connection_limits import ConnectionLimits
 from upriver.node.access.tls import tls_context
 from upriver.node.buckets import Buckets, NodeBucket
 from upriver.node.budget import Memory
-from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress
+from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress, push_map
 from upriver.node.cluster.durability import SyncWrites
 from upriver.node.cluster.kept_map import KeptMap
-from upriver.node.cluster.map_pushes import push_map
 from upriver.node.commands.table import COMMANDS
 from upriver.node.connection import ClientConnection
 from upriver.node.data_directory import DataDirectory

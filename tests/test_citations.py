@@ -6,9 +6,8 @@ Nothing is imported; ``tests/code_index.py`` reads the source.
 
 from __future__ import annotations
 
-import io
+import ast
 import re
-import tokenize
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.code_index import ROOT, SOURCE, defines, identifiers, modules, python_files, resolves
+from tests.code_index import ROOT, SOURCE, defines, identifiers, modules, python_files, resolves, tree_of
 
 PACKAGE = SOURCE / "upriver"
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,6 +26,7 @@ CODE_SPAN = re.compile(r"(?<!`)(`{1,2})(?!`)([^`\n]+)\1(?!`)")
 PATH = re.compile(r"(?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|svg|toml|txt))?|[\w-]+\.(?:py|md)")
 PLACE = re.compile(r"((?:\w+/)*\w+\.py):([A-Za-z_][\w.]*)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+COMMENT = re.compile(r"(?:^\s*|  )# .*")  # as the formatter leaves them
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 ANCHOR = re.compile(r"<a id=\"([\w-]+)\"></a>")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -59,15 +59,17 @@ def prose_of(path: Path, text: str) -> Iterator[Said]:
         unfenced = FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
         yield from (Said(path, at, line) for at, line in enumerate(unfenced.splitlines(), 1))
         return
-    before = tokenize.NEWLINE
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        is_statement = before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and is_statement):
-            for offset, line in enumerate(token.string.splitlines()):
-                if not line.lstrip(' "').startswith(">>>"):
-                    yield Said(path, token.start[0] + offset, line)
-        if token.type not in (tokenize.COMMENT, tokenize.NL):
-            before = token.type
+    lines = text.splitlines()
+    docstrings: set[int] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for at, line in enumerate(lines, 1):
+        comment = COMMENT.search(line)
+        if at in docstrings and not line.lstrip(' "').startswith(">>>"):
+            yield Said(path, at, line)
+        elif comment and at not in docstrings:
+            yield Said(path, at, comment[0])
 
 
 @cache

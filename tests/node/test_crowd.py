@@ -253,6 +253,32 @@ def test_a_consumer_that_has_gone_is_freed_without_the_garbage_collector(crowd: 
         gc.enable()
 
 
+def test_a_connection_that_fails_takes_nothing_from_the_others(crowd: NodeThread, client: Raw) -> None:
+    with producer(crowd) as broken, producer(crowd) as other:
+        for raw in (broken, other):
+            raw.send(dcp.StreamRequest(vbucket=3))
+        client.ask(kv.Set(key=b"\0before", value=b"v", vbucket=3))
+        for raw in (broken, other):
+            receive_key(raw, b"\0before")
+
+        def fail(most: int) -> bytes:
+            raise RuntimeError("a bug of ours")
+
+        def break_it() -> None:
+            role = list(crowd.node.buckets.get("default").dcp_connections.values())[-2].dcp
+            role.machine.data_to_send = fail  # type: ignore[union-attr, method-assign, assignment]
+
+        crowd.call(break_it)
+        client.ask(kv.Set(key=b"\0after", value=b"v", vbucket=3))
+        receive_key(other, b"\0after")
+        assert broken.is_closed()
+
+
+def receive_key(raw: Raw, key: bytes) -> None:
+    while raw.receive().key != key:
+        pass
+
+
 def references(crowd: NodeThread) -> list[weakref.ref[object]]:
     """To what a connection is made of."""
     [made] = [conn.dcp for conn in crowd.node.connections if conn.dcp is not None]

@@ -11,7 +11,7 @@ from upriver.protocol.producer.live import LiveStreams
 from upriver.protocol.producer.machine import Producer
 from upriver.protocol.producer.memory import ProducerMemory
 from upriver.protocol.producer.source import SourceVbucket
-from upriver.store import Bucket, Live, Manifest, VBucket, live_after
+from upriver.store import Bucket, Manifest, NewSnapshot, VBucket, live_after
 from upriver.wire import FrameSplitter, Opcode
 from upriver.wire.framing import Frame
 from upriver.wire.message import Message
@@ -41,7 +41,7 @@ class SourceBucket:
     def memory_floor(self, vbucket: SourceVbucket) -> int:
         return self.bucket.vbucket(vbucket.id).memory.floor
 
-    def live_after(self, vbucket: SourceVbucket, seqno: int) -> Live | None:
+    def live_after(self, vbucket: SourceVbucket, seqno: int) -> NewSnapshot | None:
         assert isinstance(vbucket, VBucket)
         return live_after(vbucket, seqno)
 

@@ -9,7 +9,7 @@ import lmdb
 import numpy as np
 import orjson
 
-from upriver.store.disk import checksum
+from upriver.store.disk.kernels import checksum
 from upriver.store.disk.sealed import BLOCK, COUNT_BITS, DEAD, OLD_BLOCK, RECORD, TABLE_SEALED
 
 

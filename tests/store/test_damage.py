@@ -16,7 +16,7 @@ from tests.store.old_formats import make_old
 from tests.store.store_support import SMALL, changes, open_bucket
 from upriver.errors import CorruptStore, DamagedVbucket, Status, StatusError
 from upriver.model import VbucketState
-from upriver.store.disk.checksum import checksum, copy_checked
+from upriver.store.disk.kernels.checksum import checksum, copy_checked
 from upriver.store.index import keyindex
 from upriver.store.upkeep.check import check_bucket
 

@@ -22,7 +22,7 @@ from upriver.errors import (
 )
 from upriver.model import Datatype, VbucketState
 from upriver.store import StoreOptions, WithMetaOption
-from upriver.store import kernels as k
+from upriver.store import registers as k
 from upriver.wire.packed import RecordKind, pack
 from upriver.wire.values import deflate, join_xattrs, split_xattrs
 

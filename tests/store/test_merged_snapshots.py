@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.store.store_support import SMALL, Record, open_bucket, records
 from upriver.model import VbucketState
-from upriver.store import End, EndReason, Live, Run, SnapshotStart, StreamEvent, VBucket, live_after
+from upriver.store import End, EndReason, NewSnapshot, Run, SnapshotStart, StreamEvent, VBucket, live_after
 from upriver.wire.bulk.decode import address_of
 
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -122,7 +122,7 @@ class Reader:
                 assert isinstance(event, Run), event
                 self._take(event, None)
 
-    def _next_live(self) -> Live | None:
+    def _next_live(self) -> NewSnapshot | None:
         """As a producer's fan does: what it gets this way is all that there is, until it is woken."""
         self.idle = True
         self.vb.wait(self.news)

@@ -12,7 +12,7 @@ from upriver.store.log.stream import StreamSource, live_after
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
 from upriver.store.withmeta import WithMetaOption
-from upriver.wire.source_events import End, EndReason, Live, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 __all__ = [
     "Bucket",
@@ -20,9 +20,9 @@ __all__ = [
     "Durability",
     "End",
     "EndReason",
-    "Live",
     "Manifest",
     "ManifestEvent",
+    "NewSnapshot",
     "OsoEnd",
     "OsoStart",
     "Run",

@@ -12,7 +12,7 @@ from typing import Any
 
 from upriver.errors import CorruptStore, DamagedVbucket, NotMyVbucket, NotOurFile, OutOfRange, TemporaryFailure
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.arrays import POOL, keep_heap
 from upriver.store.collections import kept as kept_manifests
 from upriver.store.collections.changes import ManifestChanges
@@ -144,7 +144,7 @@ class Bucket:
 
     def _survive_crash(self, vbucket: VBucket) -> None:
         """What was acknowledged but not persisted is lost: its seqnos may come again, under another uuid (5.7.3)."""
-        vbucket.registers[k.CAS] += UNCLEAN_CAS_LEAP
+        vbucket.registers[r.CAS] += UNCLEAN_CAS_LEAP
         if vbucket.state is not VbucketState.ACTIVE:
             return
         seqno = vbucket.snap_end if vbucket.snapshot_complete else vbucket.snap_start

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from upriver.errors import InvalidArguments, Locked, SyncWriteInProgress, TooBig
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.disk.file import Octets
 from upriver.store.documents import WRAPPED, prefix_of
-from upriver.store.log import runs
+from upriver.store.log.kernels import runs
 from upriver.store.values import is_json
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY
 from upriver.wire.packed import HEADER_SIZE, RecordKind
@@ -67,7 +67,7 @@ class BulkWrites:
             vb.collection_row(collection_id)
             run = _lay_out(kind, keys, key_sizes, values, value_sizes, datatypes, collection_id, flags, time)
             self._refuse_held(keys, collection_id)
-            vb.registers[k.CAS] = vb.next_cas()
+            vb.registers[r.CAS] = vb.next_cas()
             vb.append_records(run, assign=True)
             return vb.high_seqno
 

@@ -25,7 +25,7 @@ from upriver.errors import (
     TooBig,
 )
 from upriver.model import SEQNO_MAX, Datatype, Document, VbucketState
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.values import MOST_XATTR_BYTES, checked_body, is_json, split_value, surviving_xattrs
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY, encode_leb128
 from upriver.wire.packed import RecordHead, RecordKind, pack, unpack
@@ -268,7 +268,7 @@ class Documents:
                 raise KeyNotFound
             held = seconds if 0 < seconds <= LONGEST_LOCK_S else LOCK_S
             cas = vb.next_cas()
-            vb.registers[k.CAS] = cas
+            vb.registers[r.CAS] = cas
             vb.locks[wire_key] = (cas, self._shared.now_s + held)
             return Document(
                 key, current.value, collection_id, cas, current.seqno, current.rev_seqno, current.flags, current.expiry,
@@ -387,7 +387,7 @@ class Documents:
             collection_id=collection_id, extra=extra,
         )  # fmt: skip
         vb.append_records(np.frombuffer(record, np.uint8), assign=True)
-        return Stored(cas, vb.numbers[k.HIGH], vb.failover_log.uuid)
+        return Stored(cas, vb.numbers[r.HIGH], vb.failover_log.uuid)
 
 
 def document_of(head: RecordHead, key: bytes, value: bytes) -> Document:

@@ -15,10 +15,11 @@ import numpy as np
 
 from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.model import SEQNO_MAX, Document
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.disk.file import Octets
 from upriver.store.documents import JSON, Stored, document_of
-from upriver.store.log import runs
+from upriver.store.index import kernels as key_kernels
+from upriver.store.log.kernels import runs
 from upriver.store.values import is_json
 from upriver.wire.keys import split_key
 from upriver.wire.packed import HEADER_SIZE, RecordHead, RecordKind, pack, unpack
@@ -129,7 +130,7 @@ class DurableWrites:
 
     def _prepared(self, wire_key: bytes, seqno: int) -> tuple[RecordHead, bytes]:
         vb = self._vb
-        entry = vb.lookup(wire_key, int(k.PREPARE_SALT))
+        entry = vb.lookup(wire_key, int(key_kernels.PREPARE_SALT))
         if wire_key not in vb.pending or (seqno and vb.pending[wire_key] != seqno) or not entry.seqno:
             raise KeyNotFound("no such durable write is pending")
         head, _, value = vb.record(entry)
@@ -141,7 +142,7 @@ class DurableWrites:
         So are those that a dropped or flushed collection took with it.
         """
         vb = self._vb
-        born = {int(row[k.C_ID]): int(row[k.C_START]) for row in vb.collection_table}
+        born = {int(row[r.C_ID]): int(row[r.C_START]) for row in vb.collection_table}
         for wire_key, prepared in list(vb.pending.items()):
             begun = born.get(split_key(wire_key)[0], SEQNO_MAX)
             if prepared <= begun or vb.lookup(wire_key).seqno > prepared:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from upriver.model import FailoverLog, VbucketState
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.disk.file import Words
+from upriver.store.log.kernels import ingest
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -68,15 +69,15 @@ def _restore(vbucket: VBucket, fields: dict[str, Any]) -> None:
         _count_anew(vbucket, fields)
     log = FailoverLog.load((uuid, seqno) for uuid, seqno in fields["failover_log"])
     vbucket.failover_log = log or FailoverLog.new(vbucket.shared.random_uuid())
-    note_persisted(vbucket, fields["registers"][k.HIGH], fields)
+    note_persisted(vbucket, fields["registers"][r.HIGH], fields)
     vbucket.state = VbucketState(fields["state"])
     vbucket.registers[:] = fields["registers"]
-    vbucket.replace_collection_table(vbucket.on_disk.collections.reshape(-1, k.C_WORDS).copy())
+    vbucket.replace_collection_table(vbucket.on_disk.collections.reshape(-1, r.C_WORDS).copy())
     vbucket.pending = {bytes.fromhex(key): seqno for key, seqno in fields["pending"]}
-    for register in (k.USED, k.ENTRIES, k.DEDUPED):
+    for register in (r.USED, r.ENTRIES, r.DEDUPED):
         vbucket.numbers[register] = 0
-    if vbucket.registers[k.CAS] >= k.NO_CLOCK:  # a document's CAS was believed once that no clock can follow
-        vbucket.numbers[k.CAS] = 0
+    if vbucket.registers[r.CAS] >= ingest.NO_CLOCK:  # a document's CAS was believed once that no clock can follow
+        vbucket.numbers[r.CAS] = 0
     for name in fields.keys() & set(_PLAIN):
         setattr(vbucket, name, fields[name])
     vbucket.memory.clear(vbucket.high_seqno)
@@ -90,7 +91,7 @@ def _count_anew(vbucket: VBucket, fields: dict[str, Any]) -> None:
     with disk.read(vbucket.id) as transaction:
         fields["log_end"] = disk.last_block(transaction, vbucket.id)
         fields["tables"] = [each for each, _ in disk.tables_in(transaction, vbucket.id, guarded=True)]
-        dead = disk.dead_in(transaction, vbucket.id, fields["registers"][k.HIGH], guarded=True)
+        dead = disk.dead_in(transaction, vbucket.id, fields["registers"][r.HIGH], guarded=True)
         fields["content"][2] = dead.size
 
 
@@ -99,5 +100,5 @@ def note_persisted(vbucket: VBucket, high_seqno: int, fields: dict[str, Any]) ->
     vbucket.persisted_seqno = high_seqno
     vbucket.content = Tally(*fields["content"])
     vbucket.log_end, vbucket.tables = fields["log_end"], fields["tables"]
-    visible, prepared, completed = (int(fields["registers"][at]) for at in (k.VISIBLE, k.PREPARED, k.COMPLETED))
+    visible, prepared, completed = (int(fields["registers"][at]) for at in (r.VISIBLE, r.PREPARED, r.COMPLETED))
     vbucket.on_disk = OnDisk(visible, prepared, completed, np.asarray(fields["collections"], np.uint64))

@@ -9,8 +9,9 @@ import numpy as np
 
 from upriver.errors import InvalidArguments, OutOfRange
 from upriver.model import FailoverLog
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.disk.file import Octets
+from upriver.store.index import kernels as key_kernels
 from upriver.wire.packed import RecordKind, pack
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Replication:
             vb.require_replica()
             if start > end:
                 raise InvalidArguments(f"a snapshot cannot start at {start} and end at {end}")
-            if end > k.SEQNO_BITS:
+            if end > key_kernels.SEQNO_BITS:
                 raise OutOfRange(f"the snapshot ends at {end}, beyond the seqnos that a vbucket can have")
             high = vb.high_seqno
             if start < high and end <= high:
@@ -47,7 +48,7 @@ class Replication:
                 vb.memory.close_checkpoint()
             if vb.snapshot_complete:
                 vb.complete_seqno = max(vb.complete_seqno, vb.snap_end)
-                vb.registers[k.GAPS] = 0
+                vb.registers[r.GAPS] = 0
             vb.snap_start, vb.snap_end = start, end
             vb.snapshot_from_disk = bool(flags & DISK_FLAG)
             self._unchecked = self._unchecked or vb.snapshot_from_disk
@@ -114,8 +115,8 @@ class Replication:
             if not vb.high_seqno < seqno <= vb.snap_end:
                 raise OutOfRange(f"seqno {seqno} does not follow {vb.high_seqno} in its snapshot")
             vb.close_segment()
-            vb.registers[k.GAPS] += np.uint64(1)
-            vb.registers[k.HIGH] = seqno
+            vb.registers[r.GAPS] += np.uint64(1)
+            vb.registers[r.HIGH] = seqno
             vb.memory.add_empty(seqno, vb.complete_seqno, vb.snap_end)
             self._end_snapshot()
             self._shared.note_dirty(vb, 0)

@@ -20,15 +20,16 @@ import numpy as np
 
 from upriver.errors import InvalidArguments, NotMyVbucket, OutOfRange, UnknownCollection
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.bulk import BulkWrites
 from upriver.store.collections.events import Collections, default_table
 from upriver.store.disk.file import Octets, Words
 from upriver.store.documents import Documents
 from upriver.store.durable import DurableWrites
+from upriver.store.index import kernels as key_kernels
 from upriver.store.index.keyindex import UNKNOWN_KEY, IndexEntry, KeyIndex
-from upriver.store.log import runs
 from upriver.store.log.blocks import blocks_after, record_on_disk
+from upriver.store.log.kernels import ingest, runs
 from upriver.store.log.memory import MemoryLog, OpenSegment
 from upriver.store.log.stream import StreamSource
 from upriver.store.record import OnDisk, Tally
@@ -65,8 +66,8 @@ class VBucket:
         self.state = state
         self.failover_log = log
         self.stored_log: tuple[FailoverLog | None, list[list[int]]] = (None, [])  # a log, and how the record says it
-        self.registers: Words = np.zeros(k.REGISTERS, np.uint64)
-        self.registers[k.EXPIRY] = SEQNO_MAX
+        self.registers: Words = np.zeros(r.REGISTERS, np.uint64)
+        self.registers[r.EXPIRY] = SEQNO_MAX
         self.numbers = self.registers.data  # the same, as Python's integers: three times as fast one by one
         self.replace_collection_table(default_table())
         self.erasing = False  # collections were dropped or flushed and their records are still on disk
@@ -106,31 +107,31 @@ class VBucket:
 
     @property
     def high_seqno(self) -> int:
-        return self.numbers[k.HIGH]
+        return self.numbers[r.HIGH]
 
     @property
     def max_visible_seqno(self) -> int:
-        return self.numbers[k.VISIBLE]
+        return self.numbers[r.VISIBLE]
 
     @property
     def high_prepared_seqno(self) -> int:
-        return self.numbers[k.PREPARED]
+        return self.numbers[r.PREPARED]
 
     @property
     def high_completed_seqno(self) -> int:
-        return self.numbers[k.COMPLETED]
+        return self.numbers[r.COMPLETED]
 
     @property
     def max_cas(self) -> int:
-        return self.numbers[k.CAS]
+        return self.numbers[r.CAS]
 
     @property
     def tombstone_count(self) -> int:
-        return self.numbers[k.TOMBSTONES]
+        return self.numbers[r.TOMBSTONES]
 
     @property
     def item_count(self) -> int:
-        return int(self.collection_table[:, k.C_ITEMS].sum())
+        return int(self.collection_table[:, r.C_ITEMS].sum())
 
     @property
     def uuid(self) -> int:
@@ -165,26 +166,26 @@ class VBucket:
 
     def replace_collection_table(self, table: Words) -> None:
         self.collection_table = table
-        self.collection_rows = {number: row for row, number in enumerate(table[:, k.C_ID].tolist())}
+        self.collection_rows = {number: row for row, number in enumerate(table[:, r.C_ID].tolist())}
 
     def collection_ids(self) -> list[int]:
         return list(self.collection_rows)
 
     def collection_high_seqno(self, collection_id: int) -> int:
-        return self.collection_table.item(self.collection_row(collection_id), k.C_HIGH)
+        return self.collection_table.item(self.collection_row(collection_id), r.C_HIGH)
 
     def visible_high_seqno(self, collection_id: int) -> int:
-        return self.collection_table.item(self.collection_row(collection_id), k.C_VISIBLE)
+        return self.collection_table.item(self.collection_row(collection_id), r.C_VISIBLE)
 
     def collection_start_seqno(self, collection_id: int) -> int:
-        return self.collection_table.item(self.collection_row(collection_id), k.C_START)
+        return self.collection_table.item(self.collection_row(collection_id), r.C_START)
 
     def collection_item_count(self, collection_id: int) -> int:
-        return self.collection_table.item(self.collection_row(collection_id), k.C_ITEMS)
+        return self.collection_table.item(self.collection_row(collection_id), r.C_ITEMS)
 
     def next_cas(self) -> int:
         """Hybrid logical clock (10.5)."""
-        return max(self.shared.now_ns() & CLOCK_MASK, self.numbers[k.CAS] + 1)
+        return max(self.shared.now_ns() & CLOCK_MASK, self.numbers[r.CAS] + 1)
 
     def require_active(self) -> None:
         if self.state is not VbucketState.ACTIVE:
@@ -204,13 +205,13 @@ class VBucket:
         size = run.size
         if size > SEVERAL:
             keys.reserve(size // max(HEADER_SIZE, int(run[:4].view(np.uint32)[0])))
-        ingest = k.ingest_many if size > BULK else k.ingest
+        take_in = ingest.ingest_many if size > BULK else ingest.ingest
         limit = NO_CEILING if ceiling == SEQNO_MAX else np.uint64(ceiling)
         at, before = 0, 0
         while at < size:
             segment = self.open_segment(min(size - at, self.memory.most_bytes))
-            checkpoint, used, before = segment.checkpoint, numbers[k.USED], at
-            at = ingest(
+            checkpoint, used, before = segment.checkpoint, numbers[r.USED], at
+            at = take_in(
                 run, at, size, checkpoint.data, segment.at, checkpoint.serial, keys.overlay, keys.layers,
                 self.collection_table, self.registers, self.shared.seed, assign, limit,
             )  # fmt: skip
@@ -223,27 +224,27 @@ class VBucket:
     def appended(self, segment: OpenSegment, used: int) -> None:
         """The registers say what was written behind ``used``: so does the segment now, and the flusher will see it."""
         if segment.first == 0:
-            segment.first = self.numbers[k.FIRST]
-        segment.end = self.numbers[k.USED]
+            segment.first = self.numbers[r.FIRST]
+        segment.end = self.numbers[r.USED]
         self.shared.note_dirty(self, segment.end - used)
 
     def _resolve_stop(self, run: Octets, at: int, stuck: bool) -> int:
         """Do what the kernel could not and return where to go on, or say why the record at ``at`` is refused."""
-        reason = self.numbers[k.STOP]
-        if reason == k.CROWDED:
+        reason = self.numbers[r.STOP]
+        if reason == ingest.CROWDED:
             self.keys.make_room(self.high_seqno)
-        elif reason == k.FULL and not stuck:
+        elif reason == ingest.FULL and not stuck:
             self.close_segment()
-        elif reason == k.FULL:
+        elif reason == ingest.FULL:
             self.open_segment_with_room(unpack(run.data, at)[0].size)
-        elif reason == k.COLLISION:
+        elif reason == ingest.COLLISION:
             self.close_segment()
             self.memory.close_checkpoint()
-        elif reason == k.UNKNOWN_COLLECTION:
+        elif reason == ingest.UNKNOWN_COLLECTION:
             raise UnknownCollection(f"no collection {unpack(run.data, at)[0].collection_id:x} in vbucket {self.id}")
-        elif reason == k.BAD_SEQNO:
+        elif reason == ingest.BAD_SEQNO:
             raise OutOfRange(f"seqno {unpack(run.data, at)[0].seqno} does not follow {self.high_seqno} in its snapshot")
-        elif reason == k.BAD_RECORD:
+        elif reason == ingest.BAD_RECORD:
             raise InvalidArguments(f"the run is not made of packed records (at byte {at})")
         else:
             at = self.collections.receive_event(run, at)
@@ -270,8 +271,8 @@ class VBucket:
         if self.shared.log_gauge.bytes > self.shared.log_bytes:
             self.shared.evict(tries=EVICTIONS)
         segment = self.memory.begin_segment(size, self.complete_seqno)
-        self.numbers[k.USED] = segment.at
-        self.numbers[k.DEDUPED] = 0
+        self.numbers[r.USED] = segment.at
+        self.numbers[r.DEDUPED] = 0
         return segment
 
     def close_segment(self) -> None:
@@ -279,11 +280,11 @@ class VBucket:
         if self.memory.open is None:
             return
         own = self.state is VbucketState.ACTIVE
-        high = self.numbers[k.HIGH]
+        high = self.numbers[r.HIGH]
         if own:
             self.complete_seqno = self.snap_start = self.snap_end = high
         # A received snapshot without a gap had nothing left out: every seqno in it is a state that existed.
-        exact = self.numbers[k.DEDUPED] == 0 and (own or self.numbers[k.GAPS] == 0)
+        exact = self.numbers[r.DEDUPED] == 0 and (own or self.numbers[r.GAPS] == 0)
         self.memory.close_segment(high, high if own else self.snap_end, exact)
 
     # ---- who waits for changes ----
@@ -330,7 +331,7 @@ class VBucket:
             new = runs.index_run(
                 block.data, block.at, block.data.size, np.uint64(self.indexed_seqno), keys.overlay, self.shared.seed
             )
-            self.registers[k.ENTRIES] += np.uint64(new)
+            self.registers[r.ENTRIES] += np.uint64(new)
         self.keys_loaded = True  # not before: what could not be read is no reason to know nothing
 
     def lookup(self, wire_key: bytes, salt: int = 0) -> IndexEntry:
@@ -339,10 +340,10 @@ class VBucket:
         if not keys.ready:
             self.load_keys()
         octets = np.frombuffer(wire_key, np.uint8)
-        _, known, rev, place = k.find(octets, np.uint64(salt), self.shared.seed, keys.overlay, keys.layers)
+        _, known, rev, place = key_kernels.find(octets, np.uint64(salt), self.shared.seed, keys.overlay, keys.layers)
         if not known:
             return UNKNOWN_KEY
-        return IndexEntry(int(known) & int(k.SEQNO_BITS), bool(known >> 63), int(rev), int(place))
+        return IndexEntry(int(known) & int(key_kernels.SEQNO_BITS), bool(known >> 63), int(rev), int(place))
 
     def record(self, entry: IndexEntry) -> tuple[RecordHead, bytes, bytes]:
         """The record that the index points at, from memory or from disk."""
@@ -409,7 +410,7 @@ class VBucket:
         self.purge_seqno = min(self.purge_seqno, high)  # the rest of a snapshot that was cut short is no history
         self.memory.cut_snapshot(high)
         self.snap_start = self.snap_end = self.complete_seqno = high
-        self.registers[k.DEDUPED] = 0
+        self.registers[r.DEDUPED] = 0
 
     def rollback(self, to: int) -> int:
         """Undo every change above ``to``; durable on return. Returns where it really went, which may be lower.

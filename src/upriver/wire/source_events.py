@@ -66,8 +66,8 @@ class End(NamedTuple):
     reason: EndReason
 
 
-class Live(NamedTuple):
-    """A whole snapshot from memory, few records at ``address``; they live as long as ``data`` does."""
+class NewSnapshot(NamedTuple):
+    """What live streams lack: one whole snapshot in memory, records at ``address`` that last as long as ``data``."""
 
     first: int
     last: int

@@ -113,7 +113,7 @@ def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool, ui: bo
 
 @contextmanager
 def _stderr_to(options: SyncOptions) -> Iterator[None]:
-    """Give what starts now, the JVM and its workers, a log file beside the tables for their chatter."""
+    """Send the stderr of what starts now, the JVM and its workers, to a log file beside the tables."""
     if "://" in options.to:
         yield
         return
@@ -138,7 +138,7 @@ class JsonLines:
             click.echo(json.dumps({"type": "batch", **asdict(batch), "lag": live.lag}))
 
     def say(self, text: str) -> None:
-        """People only."""
+        """Text for people is left out."""
 
     def done(self, live: SyncProgress) -> None:
         click.echo(json.dumps({"type": "end", "batches": live.count, "rows": live.rows, "lag": live.lag}))
@@ -147,7 +147,7 @@ class JsonLines:
 class Display:
     """For people: a bar while much is to be loaded, then one line that stays up to date.
 
-    Without a terminal every line has its time and stays whole, and the bucket's absence is told once a minute.
+    Without a terminal, each line is complete and has its time; that the bucket is away is repeated once a minute.
     """
 
     def __init__(self, options: SyncOptions) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from upriver.cli.connecting import ConnectingCommand
 from upriver.cli.lake_options import lake_options, sync_options
 from upriver.lake.report import counted
+
+if TYPE_CHECKING:
+    from upriver.lake.verify.comparison import Comparison
 
 
 @click.command(cls=ConnectingCommand)
@@ -27,8 +30,8 @@ from upriver.lake.report import counted
 def verify(view: str, strict: bool, as_json: bool, **given: Any) -> None:
     """Compare the tables with the bucket at CONNECTION, while both go on.
 
-    Late is only what was changed after the offsets that the sync has committed. Exit code 0: equal; 1: something
-    differs (its keys are shown), or could not be compared.
+    A change after the offsets that the sync has committed counts as late, not as a difference. Exit code 0: equal; 1:
+    something differs (its keys are shown), or could not be compared.
     """
     from upriver.lake import compare
 
@@ -44,7 +47,7 @@ def verify(view: str, strict: bool, as_json: bool, **given: Any) -> None:
     sys.exit(1 if wrong else 0)
 
 
-def _sentence(result: Any) -> str:
+def _sentence(result: Comparison) -> str:
     from upriver.lake.verify.comparison import KINDS, MAX_KEYS
 
     rows = f"{result.table_rows:,} rows" if result.has_table else "no table"

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError, Status, UpriverError
 from upriver.model import VbucketState
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
     from upriver.node.connection import ClientConnection
     from upriver.node.dispatch import Handler
+    from upriver.store import VBucket
 
 
 class BucketStore:
@@ -42,10 +43,10 @@ class BucketStore:
         store = self._bucket.store
         return store.dirty_bytes > store.options.dirty_bytes
 
-    def vbucket(self, number: int) -> Any:
+    def vbucket(self, number: int) -> VBucket:
         return self._bucket.store.vbucket(number)
 
-    def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> Any:
+    def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> VBucket:
         """The loop does not wait for the disk: what clients write to a new owner gets there with its state at least."""
         return self._bucket.set_state(number, state, takeover=takeover, durable=False)
 
@@ -117,7 +118,7 @@ class ConsumerRole:
         if self.bucket.dcp_connections.get(self.name) is self.conn:
             del self.bucket.dcp_connections[self.name]
 
-    def stats(self) -> Mapping[str, Any]:
+    def stats(self) -> Mapping[str, object]:
         streams = self.machine.streams.values()
         return {
             "type": "consumer",

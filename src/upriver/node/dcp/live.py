@@ -13,7 +13,7 @@ from upriver.node.dcp.soon import Soon
 from upriver.protocol.producer.live import LiveStreams
 from upriver.protocol.producer.machine import Producer
 from upriver.protocol.producer.source import SourceVbucket
-from upriver.store import Live, Manifest, VBucket, live_after
+from upriver.store import Manifest, NewSnapshot, VBucket, live_after
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -52,7 +52,7 @@ class StreamedBucket:
         assert isinstance(vbucket, VBucket)
         return vbucket.memory.floor
 
-    def live_after(self, vbucket: SourceVbucket, seqno: int) -> Live | None:
+    def live_after(self, vbucket: SourceVbucket, seqno: int) -> NewSnapshot | None:
         assert isinstance(vbucket, VBucket)
         return live_after(vbucket, seqno)
 
@@ -99,4 +99,5 @@ class LiveTurns:
 
     def _turn(self) -> None:
         for producer in self.streams.turn():
-            self.roles[producer].send_encoded()
+            if (role := self.roles.get(producer)) is not None:
+                role.send_encoded()

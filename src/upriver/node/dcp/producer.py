@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from upriver.node import log
 from upriver.node.dcp.soon import Soon
 from upriver.protocol.producer.controls import ProducerOptions
-from upriver.protocol.producer.machine import BackfillFailed, Producer, ProducerLimits, StreamChange, StreamOpened
+from upriver.protocol.producer.machine import BackfillFailed, Producer, ProducerLimits, StreamChange, StreamGranted
 from upriver.protocol.producer.memory import SEND_BYTES
 from upriver.protocol.roles import WrongRole
 from upriver.wire import Message, OtherResponse
@@ -68,10 +68,11 @@ class ProducerRole:
         return self.machine.answered(response)
 
     def tick(self, now: float) -> None:
-        """Noops and takeovers; called by the housekeeping round."""
-        self.machine.wake(now)
-        if self.machine.is_ready:
-            self.schedule()
+        """Noops and takeovers; called by the housekeeping round, ten times a second."""
+        if self.machine.wake_at <= now:
+            self.machine.wake(now)
+            if self.machine.is_ready:
+                self.schedule()
 
     def close(self) -> None:
         """The connection is gone."""
@@ -138,7 +139,7 @@ class ProducerRole:
             self._log(change)
 
     def _log(self, change: StreamChange) -> None:
-        if isinstance(change, StreamOpened):
+        if isinstance(change, StreamGranted):
             log.info(
                 "stream_open", connection=self.conn.id, vbucket=change.vbucket, start=change.start, end=change.end,
                 flags=f"0x{change.flags:x}", sid=change.stream_id,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from upriver.protocol.consumer.apply import apply_message
 from upriver.protocol.consumer.negotiation import ConsumerOptions
 from upriver.protocol.consumer.rows import ReceivedRows, Rows, usual_marker
 from upriver.protocol.consumer.setup import StreamSetup
-from upriver.protocol.consumer.streams import PassiveStream, Registry, ReplicaStore, StreamPhase
+from upriver.protocol.consumer.streams import PassiveStream, Registry, ReplicaStore, ReplicaVbucket, StreamPhase
 from upriver.protocol.roles import Foreign, WrongRole
 from upriver.wire.bulk.decode import BulkDecoder, Columns
 from upriver.wire.bulk.encode import rows_by_vbucket
@@ -227,7 +226,7 @@ class Consumer(StreamSetup):
         if status is not Status.SUCCESS:
             self._error(int(columns["event"][row]), opaque, status)
 
-    def _widen_snapshot(self, stream: PassiveStream, replica: Any, seqno: int) -> None:
+    def _widen_snapshot(self, stream: PassiveStream, replica: ReplicaVbucket, seqno: int) -> None:
         """A bare marker of UPR says nothing about its range: one more than what came is as much as we can say."""
         replica.replication.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
 
@@ -340,12 +339,12 @@ class Consumer(StreamSetup):
             self._apply_item(stream, replica, message)
 
     @staticmethod
-    def _upr_snapshot_is_complete(replica: Any) -> None:
+    def _upr_snapshot_is_complete(replica: ReplicaVbucket) -> None:
         """The next marker, or the end, is what says so."""
         if replica.state in (VbucketState.REPLICA, VbucketState.PENDING):
             replica.replication.begin_snapshot(replica.high_seqno, replica.high_seqno, MarkerFlag.MEMORY)
 
-    def _apply_item(self, stream: PassiveStream, replica: Any, message: Message) -> None:
+    def _apply_item(self, stream: PassiveStream, replica: ReplicaVbucket, message: Message) -> None:
         if stream.dialect is Dialect.UPR:
             self._widen_snapshot(stream, replica, getattr(message, "by_seqno", 0))
         if message.datatype & Datatype.XATTR:

@@ -6,7 +6,6 @@ The first half of ``Consumer`` (``protocol.md`` 2.3, 2.4, 15.1, 15.2).
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from upriver.errors import Status, StatusError
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
@@ -113,14 +112,15 @@ class StreamSetup:
         entries = replica.failover_log.entries
         uuid = entries[min(stream.skipped_branches, len(entries) - 1)].uuid if start else 0
         self._table.open(stream.vbucket, opaque=stream.opaque, seqno=start)
-        where: Any = {"vbucket": stream.vbucket, "opaque": stream.opaque}
+        vb, opaque = stream.vbucket, stream.opaque
         if stream.dialect is Dialect.UPR:
-            self._send(UprStreamRequest(stream.flags & 1, 0, start, SEQNO_MAX, uuid, entries[0].seqno, **where))
+            span = start, SEQNO_MAX
+            self._send(UprStreamRequest(stream.flags & 1, 0, *span, uuid, entries[0].seqno, vbucket=vb, opaque=opaque))
             return
         low, high = (start, start) if replica.snapshot_complete else replica.snapshot
         value = f'{{"uid":"{replica.manifest_uid:x}"}}'.encode() if self.options.collections else b""
         span = min(low, start), max(high, start)
-        self._send(StreamRequest(stream.flags, 0, start, SEQNO_MAX, uuid, *span, value, **where))
+        self._send(StreamRequest(stream.flags, 0, start, SEQNO_MAX, uuid, *span, value, vbucket=vb, opaque=opaque))
 
     def _stream_answered(self, response: Response) -> None:
         stream = self._asked.pop(response.opaque, None)

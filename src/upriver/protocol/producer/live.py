@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from upriver.protocol.producer.source import SourceStore, SourceVbucket
 from upriver.wire.bulk.live import LiveBatch, LiveSnapshot
 from upriver.wire.constants import MarkerFlag
-from upriver.wire.source_events import Live
+from upriver.wire.source_events import NewSnapshot
 
 if TYPE_CHECKING:
     from upriver.protocol.producer.machine import Producer
@@ -85,7 +85,7 @@ class LiveStreams:
 
     def turn(self) -> list[Producer]:
         """Encode what is new, or the first part of much; returns the producers that have something to send now."""
-        served: list[tuple[LiveVbucket, Live]] = []
+        served: list[tuple[LiveVbucket, NewSnapshot]] = []
         size = 0
         for _ in range(min(len(self._woken), BATCH_VBUCKETS)):
             vbucket = self._woken.popleft()
@@ -98,7 +98,7 @@ class LiveStreams:
             self._notify()
         return self._serve(served) if served else []
 
-    def _look_up(self, live: LiveVbucket) -> Live | None:
+    def _look_up(self, live: LiveVbucket) -> NewSnapshot | None:
         """What is new; if it is not of the simple kind, its streams see to it themselves."""
         vbucket, store = live.vbucket, self._store
         with store.lock:
@@ -111,7 +111,7 @@ class LiveStreams:
         return None
 
     @staticmethod
-    def _serve(served: list[tuple[LiveVbucket, Live]]) -> list[Producer]:
+    def _serve(served: list[tuple[LiveVbucket, NewSnapshot]]) -> list[Producer]:
         batch = LiveBatch([
             LiveSnapshot(
                 live.vbucket.id, new.first, new.last, new.first if new.begins_checkpoint else 0,

@@ -46,7 +46,7 @@ class ProducerLimits:
 
 
 @dataclass(slots=True)
-class StreamOpened:
+class StreamGranted:
     """A stream request was granted, and is served like this."""
 
     vbucket: int
@@ -72,7 +72,7 @@ class BackfillFailed:
     error: Exception
 
 
-StreamChange = StreamOpened | StreamDropped | BackfillFailed
+StreamChange = StreamGranted | StreamDropped | BackfillFailed
 ProducerEvent = Foreign | StreamChange
 
 
@@ -168,14 +168,20 @@ class Producer:
     def wake(self, now: float) -> None:
         """Time has passed, or the store has called: take in what is new, and do what is due."""
         while self._woken:
-            self.make_ready(self._woken.popleft())
+            self._queue(self._woken.popleft())
         timer = self.options.noop
-        if timer.is_due(now) and not self._is_closed:  # not subject to flow control
+        if timer.due_at <= now and not self._is_closed:  # not subject to flow control
             self.noops_sent += 1
             self._answers += DcpNoop(opaque=timer.sent(now)).encode()
         for stream in self._takeovers:
-            if stream.takeover is not None and not stream.ended:
-                stream.takeover.wake(now, self.limits.takeover_s)
+            if stream.takeover is not None:
+                stream.takeover.wake(now)
+
+    @property
+    def wake_at(self) -> float:
+        """When ``wake`` has something to do that only depends on time; infinite if it has not."""
+        takeovers = (stream.takeover.wake_at for stream in self._takeovers if stream.takeover is not None)
+        return min(self.options.noop.due_at, *takeovers) if self._takeovers else self.options.noop.due_at
 
     @property
     def is_ready(self) -> bool:
@@ -199,7 +205,7 @@ class Producer:
 
     # ---------------------------------------------------------------------------------------------- requests
 
-    def handle(self, request: Message, now: float) -> requests.Answer | None:
+    def handle(self, request: Message, now: float) -> requests.RequestAnswer | None:
         """Do what a request says; returns the answer, if it has one.
 
         ``StatusError`` is the status to refuse it with, ``WrongRole`` means: disconnect.
@@ -213,7 +219,7 @@ class Producer:
         try:
             answer = self.handle(decode(frame, self._context), now)
         except (StatusError, InvalidMessage) as error:
-            answer = requests.Answer(error.status)
+            answer = requests.RequestAnswer(error.status)
         if answer is not None:
             status, extras, value = answer
             self._answers += OtherResponse(
@@ -254,7 +260,7 @@ class Producer:
         self.streams[key] = stream
         if stream.takeover is not None:
             self._takeovers.append(stream)
-        self._changes.append(StreamOpened(*key, stream.start_seqno, stream.end_seqno, stream.flags))
+        self._changes.append(StreamGranted(*key, stream.start_seqno, stream.end_seqno, stream.flags))
         self.make_ready(stream)
 
     def wake_of(self, stream: ProducerStream) -> Callable[[], None]:
@@ -270,10 +276,13 @@ class Producer:
 
     def make_ready(self, stream: ProducerStream) -> None:
         """The stream may have something to send that it has to send alone."""
+        self._queue(stream)
+        self._notify()
+
+    def _queue(self, stream: ProducerStream) -> None:
         stream.leave_live()
         if not self._is_closed:
             self._turns.add(stream)
-            self._notify()
 
     def use_options(self, options: ProducerOptions) -> None:
         """For later streams; those that there are keep what they were created with."""

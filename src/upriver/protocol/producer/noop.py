@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 DEFAULT_INTERVAL_S = 20.0
 SHORTEST_INTERVAL_S = 0.1
 _FIRST_OPAQUE = 10_000_001
@@ -11,12 +13,12 @@ class NoopTimer:
     """One noop every interval, whatever else is sent, and never a second one before the first is answered.
 
     >>> timer = NoopTimer(now=0.0); timer.enabled = True
-    >>> timer.is_due(19.9), timer.is_due(20.0)
-    (False, True)
-    >>> timer.sent(20.0)
-    10000001
-    >>> timer.is_due(60.0), timer.answered(10000001), timer.is_due(60.0)
-    (False, True, True)
+    >>> timer.due_at
+    20.0
+    >>> timer.sent(20.0), timer.due_at
+    (10000001, inf)
+    >>> timer.answered(10000001), timer.due_at
+    (True, 40.0)
     """
 
     __slots__ = ("_last_sent", "_opaque", "enabled", "interval_s", "outstanding")
@@ -28,8 +30,10 @@ class NoopTimer:
         self._last_sent = now
         self._opaque = _FIRST_OPAQUE - 1
 
-    def is_due(self, now: float) -> bool:
-        return self.enabled and not self.outstanding and now - self._last_sent >= self.interval_s
+    @property
+    def due_at(self) -> float:
+        """When the next noop is to be sent; never, while one is unanswered."""
+        return self._last_sent + self.interval_s if self.enabled and not self.outstanding else inf
 
     def sent(self, now: float) -> int:
         """A noop goes out now; returns its opaque."""

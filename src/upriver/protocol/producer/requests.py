@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _ENTRY = Struct(">QQ")
 
 
-class Answer(NamedTuple):
+class RequestAnswer(NamedTuple):
     """A response, as far as it is the handler's to say."""
 
     status: int = Status.SUCCESS
@@ -49,19 +49,19 @@ class Answer(NamedTuple):
     value: bytes = b""
 
 
-def control(producer: Producer, request: DcpControl, now: float) -> Answer:
+def control(producer: Producer, request: DcpControl, now: float) -> RequestAnswer:
     changed = copy(producer.options)  # streams keep the options that they were created with
     apply_control(changed, request.key, request.value)
     producer.use_options(changed)
-    return Answer()
+    return RequestAnswer()
 
 
 def buffer_ack(producer: Producer, request: BufferAck, now: float) -> None:
     producer.options.window.acknowledge(request.bytes)
 
 
-def failover_log(producer: Producer, request: GetDcpFailoverLog, now: float) -> Answer:
-    return Answer(value=_log_bytes(producer.store.vbucket(request.vbucket)))
+def failover_log(producer: Producer, request: GetDcpFailoverLog, now: float) -> RequestAnswer:
+    return RequestAnswer(value=_log_bytes(producer.store.vbucket(request.vbucket)))
 
 
 def _log_bytes(vbucket: SourceVbucket) -> bytes:
@@ -80,7 +80,7 @@ def seqno_acknowledged(producer: Producer, request: SeqnoAcknowledged, now: floa
     producer.store.acknowledged(request.vbucket, producer.options.consumer_name, request.prepared_seqno)
 
 
-def close_stream(producer: Producer, request: CloseStream, now: float) -> Answer:
+def close_stream(producer: Producer, request: CloseStream, now: float) -> RequestAnswer:
     given = request.stream_id
     if producer.options.stream_ids != (given is not None):
         raise StreamIdInvalid("a stream-id is needed" if given is None else "stream-ids are not enabled")
@@ -89,10 +89,10 @@ def close_stream(producer: Producer, request: CloseStream, now: float) -> Answer
         others = given is not None and any(vbucket == request.vbucket for vbucket, _ in producer.streams)
         raise StreamIdInvalid if others else KeyNotFound
     producer.close_stream(stream)
-    return Answer()
+    return RequestAnswer()
 
 
-def stream_request(producer: Producer, request: StreamRequest | UprStreamRequest, now: float) -> Answer:
+def stream_request(producer: Producer, request: StreamRequest | UprStreamRequest, now: float) -> RequestAnswer:
     store, options = producer.store, producer.options
     if store.waits_for_map:
         raise TemporaryFailure("this node does not know yet what it owns")
@@ -111,12 +111,12 @@ def stream_request(producer: Producer, request: StreamRequest | UprStreamRequest
     except Rollback as error:  # DCP puts the seqno into the value, UPR into the extras (12.1)
         seqno = error.seqno.to_bytes(8, "big")
         is_upr = attempt.dialect is Dialect.UPR
-        return Answer(Status.ROLLBACK, extras=seqno) if is_upr else Answer(Status.ROLLBACK, value=seqno)
+        return RequestAnswer(Status.ROLLBACK, extras=seqno) if is_upr else RequestAnswer(Status.ROLLBACK, value=seqno)
     except KeyNotFound:  # the vbucket went between two looks
         if attempt.dialect is Dialect.UPR:
             raise
         raise NotMyVbucket from None
-    answer = Answer(value=_log_bytes(stream.vbucket))
+    answer = RequestAnswer(value=_log_bytes(stream.vbucket))
     producer.add(stream)
     if options.sync_replication:
         store.forget_acknowledged(request.vbucket, options.consumer_name)
@@ -150,7 +150,7 @@ def _source_filter(attempt: Attempt) -> frozenset[int] | None:
     return None if attempt.scope_id is not None else attempt.collection_ids
 
 
-HANDLERS: dict[type[Message], Callable[[Producer, Any, float], Answer | None]] = {
+HANDLERS: dict[type[Message], Callable[[Producer, Any, float], RequestAnswer | None]] = {
     DcpControl: control,
     BufferAck: buffer_ack,
     GetDcpFailoverLog: failover_log,

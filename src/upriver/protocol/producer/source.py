@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from upriver.model import FailoverLog, VbucketState
-from upriver.wire.source_events import Live, StreamEvent
+from upriver.wire.source_events import NewSnapshot, StreamEvent
 
 Wake = Callable[[], None]
 """The store calls it once, in any of its threads, when there may be something new."""
@@ -100,7 +100,7 @@ class SourceStore(Protocol):
     def memory_floor(self, vbucket: SourceVbucket) -> int:
         """A reader below this seqno has to read from disk."""
 
-    def live_after(self, vbucket: SourceVbucket, seqno: int) -> Live | None:
+    def live_after(self, vbucket: SourceVbucket, seqno: int) -> NewSnapshot | None:
         """What readers lack who have everything up to ``seqno``, if that is one whole snapshot in memory."""
 
     def acknowledged(self, vbucket: int, consumer: str, prepared_seqno: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING
 
 from upriver.model import VbucketState
@@ -33,7 +34,7 @@ class Takeover:
         self._step = TakeoverStep.SENDING
         self._unconfirmed = 0
         self._is_retired = False
-        self._sending_since = now
+        self._patient_until = now + stream.producer.limits.takeover_s
 
     @property
     def state(self) -> str:
@@ -43,10 +44,13 @@ class Takeover:
         if snapshot is not None and snapshot.flags & MarkerFlag.MEMORY and not self._stream.frames.upr:
             self._unconfirmed += 1
 
-    def wake(self, now: float, most_s: float) -> None:
+    @property
+    def wake_at(self) -> float:
+        return self._patient_until if self._step is TakeoverStep.SENDING else inf
+
+    def wake(self, now: float) -> None:
         """A history that grows as fast as it is sent never ends: after a while writers have to wait (7.1)."""
-        is_late = now - self._sending_since > most_s
-        if self._step is TakeoverStep.SENDING and is_late and not self._stream.backfilling:
+        if now >= self.wake_at and not self._stream.backfilling and not self._stream.ended:
             self._store.hold_writers(self._stream.vbucket_id, True)
 
     def over(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from upriver.errors import InvalidArguments, InvalidMessage, OutOfRange
 from upriver.model import VbucketState
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.collections.manifest import CollectionEntry, Manifest, ManifestEvent, ScopeEntry
 from upriver.store.collections.transition import Transition
 from upriver.store.disk.file import Octets, Words
@@ -96,7 +96,7 @@ class Collections:
         self.learn(head, key, value)
         collection = head.collection_id
         record = pack(RecordKind.SYSTEM_EVENT, key, value, seqno=head.seqno, collection_id=collection, extra=head.extra)
-        vb.registers[k.GAPS] += np.uint64(head.seqno != vb.high_seqno + 1)
+        vb.registers[r.GAPS] += np.uint64(head.seqno != vb.high_seqno + 1)
         self._append_events(np.frombuffer(record, np.uint8), head.seqno, head.seqno)
         return at + head.size
 
@@ -106,9 +106,9 @@ class Collections:
         segment = vb.open_segment_with_room(run.size)
         used = segment.end
         segment.checkpoint.data[used : used + run.size] = run
-        vb.registers[k.USED] = used + run.size
-        vb.registers[k.FIRST] = first
-        vb.registers[k.HIGH] = vb.registers[k.VISIBLE] = last
+        vb.registers[r.USED] = used + run.size
+        vb.registers[r.FIRST] = first
+        vb.registers[r.HIGH] = vb.registers[r.VISIBLE] = last
         vb.appended(segment, used)
 
     def learn(self, head: RecordHead, key: bytes, value: bytes) -> None:
@@ -136,14 +136,14 @@ class Collections:
         """The collection table after an event at ``seqno``."""
         vb = self._vb
         table = vb.collection_table
-        known = table[:, k.C_ID] == np.uint64(entry.id)
+        known = table[:, r.C_ID] == np.uint64(entry.id)
         if event is not ManifestEvent.MODIFY_COLLECTION and vb.pending:
             self._forget_pending(entry.id)
         if event is ManifestEvent.END_COLLECTION:
             vb.replace_collection_table(table[~known].copy())
             vb.erasing = True
         elif event is ManifestEvent.MODIFY_COLLECTION:
-            table[known, k.C_HIGH] = table[known, k.C_VISIBLE] = seqno
+            table[known, r.C_HIGH] = table[known, r.C_VISIBLE] = seqno
         else:
             vb.erasing = vb.erasing or bool(known.any())
             row = np.array([[entry.id, 0, seqno, seqno, seqno]], np.uint64)
@@ -173,4 +173,4 @@ def _with_event(
 
 def default_table() -> Words:
     """The collection table of a vbucket that has seen no event."""
-    return np.zeros((1, k.C_WORDS), np.uint64)
+    return np.zeros((1, r.C_WORDS), np.uint64)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.collections.manifest import CollectionEntry, Manifest, ManifestChange, ManifestEvent
 from upriver.store.disk.file import Octets, Words
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, ScopeCreated, ScopeDropped, to_record
@@ -64,20 +64,20 @@ class Transition:
         """The collection table of a vbucket after the events, of which the first has seqno ``first``."""
         after = before
         if self.emptied:
-            after = before[~np.isin(before[:, k.C_ID], self._emptied)]
+            after = before[~np.isin(before[:, r.C_ID], self._emptied)]
         if self._altered:
             after = self._alter(after.copy(), first)
         if self._rows.size:
             fresh = self._rows.copy()
-            fresh[:, [k.C_HIGH, k.C_START, k.C_VISIBLE]] += np.uint64(first)
+            fresh[:, [r.C_HIGH, r.C_START, r.C_VISIBLE]] += np.uint64(first)
             after = np.concatenate([after, fresh])
         return after
 
     def _alter(self, table: Words, first: int) -> Words:
-        place = {number: row for row, number in enumerate(table[:, k.C_ID].tolist())}
+        place = {number: row for row, number in enumerate(table[:, r.C_ID].tolist())}
         for at, number in self._altered:
             if number in place:
-                table[place[number], [k.C_HIGH, k.C_VISIBLE]] = first + at
+                table[place[number], [r.C_HIGH, r.C_VISIBLE]] = first + at
         return table
 
 

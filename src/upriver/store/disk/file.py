@@ -24,7 +24,7 @@ import numpy as np
 
 from upriver.errors import CorruptStore, DamagedVbucket, DirectoryInUse, DiskFull, NotOurFile
 from upriver.store.disk import lmdbfile, sealed
-from upriver.store.disk.nodes import file_begin, value_end
+from upriver.store.disk.kernels.nodes import file_begin, value_end
 from upriver.store.disk.sealed import EXACT, NO_WORDS, Block, Damage, Octets, Words
 from upriver.store.options import MIB, Durability, StoreOptions
 

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from upriver.store.disk import checksum as c
-from upriver.store.disk import nodes
+from upriver.store.disk.kernels import checksum as c
+from upriver.store.disk.kernels import nodes
 
 Words = npt.NDArray[np.uint64]
 Octets = npt.NDArray[np.uint8]

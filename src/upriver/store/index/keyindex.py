@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from upriver.errors import DamagedVbucket
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.arrays import Scratch, words
 from upriver.store.disk.file import Disk, Words
 from upriver.store.disk.sealed import COUNT_BITS, entries_of, filter_of, slots_of
+from upriver.store.index import kernels as k
 from upriver.store.shared import Shared
 from upriver.wire.bulk.decode import address_of
 
@@ -71,7 +72,7 @@ class KeyIndex:
     @property
     def entries(self) -> int:
         """Of the overlay."""
-        return int(self._registers[k.ENTRIES])
+        return int(self._registers[r.ENTRIES])
 
     def prepare(self) -> None:
         """Make ``overlay`` and ``layers`` fit for a kernel."""
@@ -136,7 +137,7 @@ class KeyIndex:
     def _replace(self, overlay: Words, entries: int) -> None:
         self._shared.index_gauge.bytes += overlay.nbytes - self.overlay.nbytes
         self.overlay = overlay
-        self._registers[k.ENTRIES] = entries
+        self._registers[r.ENTRIES] = entries
 
     # ---- the way to disk ----
 

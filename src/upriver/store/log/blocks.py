@@ -10,7 +10,7 @@ import numpy as np
 from upriver.errors import DamagedVbucket
 from upriver.model import SEQNO_MAX
 from upriver.store.disk.file import BLOCK_KEY, Block
-from upriver.store.log import runs
+from upriver.store.log.kernels import runs
 from upriver.wire.packed import RecordHead, unpack
 
 if TYPE_CHECKING:

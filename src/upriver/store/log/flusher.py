@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from upriver.errors import DiskFull, TemporaryFailure
-from upriver.store.disk import checksum
 from upriver.store.disk.file import BLOCK_KEY, EXACT, VB_META, Disk, Octets, Words, meta_key, seal_vbucket
+from upriver.store.disk.kernels import checksum
 from upriver.store.disk.sealed import BLOCK, seal_dead
 from upriver.store.index.keyindex import FrozenOverlay, put_table
-from upriver.store.log import runs
+from upriver.store.log.kernels import runs
 from upriver.store.log.memory import Segment
 from upriver.store.record import Tally, describe, note_persisted
 from upriver.store.shared import Shared

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from upriver.store.arrays import octets
-from upriver.store.disk import checksum, nodes, sealed
+from upriver.store.disk import sealed
 from upriver.store.disk.file import BLOCK_KEY, FAILURES, NO_WORDS, Octets, Words
-from upriver.store.log import runs
+from upriver.store.disk.kernels import checksum, nodes
 from upriver.store.log.blocks import missing_block
+from upriver.store.log.kernels import runs
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from upriver.model import SEQNO_MAX, VbucketState
-from upriver.store import kernels as k
-from upriver.store.log import surveys
+from upriver.store import registers as r
 from upriver.store.log.blocks import blocks_after
+from upriver.store.log.kernels import surveys
 from upriver.store.log.scan import DiskScan
 from upriver.store.log.stretch import Stretch, stretch_after
-from upriver.wire.source_events import End, EndReason, Live, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -28,7 +28,7 @@ MEMORY, DISK, CHECKPOINT = 0x01, 0x02, 0x04
 OSO_SHARE_SMALL, OSO_SHARE_LARGE, OSO_SMALL_BYTES = 0.005, 0.04, 256
 
 
-def live_after(vbucket: VBucket, position: int) -> Live | None:
+def live_after(vbucket: VBucket, position: int) -> NewSnapshot | None:
     """What readers lack who have everything up to ``position``, if that is one whole snapshot in memory."""
     with vbucket.shared.lock:
         checkpoints = vbucket.memory.checkpoints
@@ -44,7 +44,7 @@ def live_after(vbucket: VBucket, position: int) -> Live | None:
             return None
         at = checkpoint.end[row - 1] if row else 0
         size = checkpoint.end[row] - at
-        return Live(position + 1, checkpoint.last[row], row == 0, checkpoint.address + at, size, checkpoint.data)
+        return NewSnapshot(position + 1, checkpoint.last[row], row == 0, checkpoint.address + at, size, checkpoint.data)
 
 
 class StreamSource:
@@ -292,9 +292,9 @@ class StreamSource:
         if self.collections is None:
             last = disk.visible if self._visible_only else self._vbucket.persisted_seqno
         else:
-            column = k.C_VISIBLE if self._visible_only else k.C_HIGH
+            column = r.C_VISIBLE if self._visible_only else r.C_HIGH
             rows = disk.collections.tolist()
-            last = max((row[column] for row in rows if row[k.C_ID] in self.collections), default=0)
+            last = max((row[column] for row in rows if row[r.C_ID] in self.collections), default=0)
         return last if last > self.position else 0
 
     def _continue_scan(self, scan: DiskScan) -> StreamEvent | None:
@@ -318,8 +318,8 @@ class StreamSource:
             return False
         if self.collections is None:
             return True
-        alive = [row for row in self._vbucket.collection_table if int(row[k.C_ID]) in self.collections]
-        high = max((int(row[k.C_HIGH]) for row in alive), default=0)
+        alive = [row for row in self._vbucket.collection_table if int(row[r.C_ID]) in self.collections]
+        high = max((int(row[r.C_HIGH]) for row in alive), default=0)
         return not (self.position >= high and high <= purge)
 
     def _may_go_out_of_order(self) -> bool:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from upriver.model import SEQNO_MAX
-from upriver.store import kernels as k
-from upriver.store.disk import checksum
+from upriver.store import registers as r
 from upriver.store.disk.file import BLOCK_KEY, EXACT, NO_WORDS, Block, Octets, Words, erase_range, seal_vbucket
+from upriver.store.disk.kernels import checksum
 from upriver.store.disk.sealed import BLOCK, seal_dead
 from upriver.store.index.keyindex import rewrite_table
-from upriver.store.log import runs
 from upriver.store.log.blocks import blocks_after
 from upriver.store.log.flusher import BlockWriter, meta_key
+from upriver.store.log.kernels import runs
 from upriver.store.log.scan import check_dead, in_order
 from upriver.store.record import Tally, describe, note_persisted
 from upriver.wire.packed import HEADER_SIZE
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
 
 WORTH_RECORDS, WORTH_BLOCKS, FEW_RECORDS = 1000, 64, 8
-_BORN = [k.C_ID, k.C_START]
+_BORN = [r.C_ID, r.C_START]
 PATIENCE_S = 600
 KEEP_SHARE = 0.75  # a block with at least this much left of it stays as it is
 
@@ -134,8 +134,8 @@ class Compaction:
             meta["rollback_floor"] = self._end
         if purged.size:
             meta["purge_seqno"] = max(meta["purge_seqno"], int(purged[-1]))
-        left = int(meta["registers"][k.TOMBSTONES]) - self._hashes.size
-        meta["registers"][k.TOMBSTONES] = max(0, left)
+        left = int(meta["registers"][r.TOMBSTONES]) - self._hashes.size
+        meta["registers"][r.TOMBSTONES] = max(0, left)
 
     def _write_dead(self, transaction: Any, removed: Words) -> None:
         """Keep what is dead and still there dead, though the records that said so may be gone.
@@ -209,7 +209,7 @@ class Compaction:
         vbucket, meta = self._vbucket, self._meta
         overtaken = vbucket.keys.count_newer(self._hashes, len(self._overlays))  # tombstones replaced meanwhile
         left = vbucket.tombstone_count - self._hashes.size + overtaken
-        vbucket.registers[k.TOMBSTONES] = max(0, left)
+        vbucket.registers[r.TOMBSTONES] = max(0, left)
         vbucket.keys.written(self._overlays)
         if meta["rollback_floor"] == self._end:
             vbucket.epoch += 1

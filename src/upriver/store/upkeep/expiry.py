@@ -9,8 +9,8 @@ import numpy as np
 
 from upriver.errors import KeyNotFound
 from upriver.model import SEQNO_MAX, VbucketState
-from upriver.store import kernels as k
-from upriver.store.log import runs
+from upriver.store import registers as r
+from upriver.store.log.kernels import runs
 from upriver.store.log.scan import DiskScan
 from upriver.store.vbucket import VBucket
 from upriver.wire.keys import split_key
@@ -23,14 +23,14 @@ REST_S = 0.0005
 def expire_due(vbucket: VBucket) -> int:
     """Expire what is due; costs nothing while no document of the vbucket is."""
     now = vbucket.shared.now_s
-    if int(vbucket.registers[k.EXPIRY]) > now:
+    if int(vbucket.registers[r.EXPIRY]) > now:
         return 0
     shared, registers = vbucket.shared, vbucket.registers
     with shared.commit_lock:  # what is on disk stays as it is; others read and write meanwhile
         shared.flush()
         with shared.lock:
             shared.flush()  # what came meanwhile
-            registers[k.EXPIRY] = SEQNO_MAX  # until somebody writes what expires earlier
+            registers[r.EXPIRY] = SEQNO_MAX  # until somebody writes what expires earlier
         ahead = now
         try:
             due, later = _due(vbucket, now)
@@ -42,7 +42,7 @@ def expire_due(vbucket: VBucket) -> int:
             return expired
         finally:
             with shared.lock:
-                registers[k.EXPIRY] = min(int(registers[k.EXPIRY]), ahead)
+                registers[r.EXPIRY] = min(int(registers[r.EXPIRY]), ahead)
 
 
 def _due(vbucket: VBucket, now: int) -> tuple[list[bytes], int]:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from upriver.model import SEQNO_MAX, FailoverLog
-from upriver.store import kernels as k
+from upriver.store import registers as r
 from upriver.store.collections.events import default_table
 from upriver.store.collections.manifest import Manifest
 from upriver.store.disk.file import BLOCK_KEY, EXACT, Block, Disk, Words, seal_vbucket
 from upriver.store.disk.sealed import seal_dead
 from upriver.store.index.keyindex import put_table
-from upriver.store.log import runs
 from upriver.store.log.blocks import blocks_after, check_log_end, missing_block
 from upriver.store.log.flusher import BlockWriter, meta_key
+from upriver.store.log.kernels import runs
 from upriver.store.log.scan import in_order
 from upriver.store.record import Tally, describe, note_persisted, restore
 from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, RecordKind, unpack
@@ -124,11 +124,11 @@ def _remainder(transaction: Any, disk: Disk, vbucket_id: int, point: int) -> Blo
 
 def _forget(vbucket: VBucket, point: int) -> None:
     """Clear what is counted and learnt from the log; the CAS clock and the highest deleted rev never go back."""
-    kept = vbucket.registers[[k.CAS, k.DELETED_REV]].copy()
+    kept = vbucket.registers[[r.CAS, r.DELETED_REV]].copy()
     vbucket.registers[:] = 0
-    vbucket.registers[[k.CAS, k.DELETED_REV]] = kept
-    vbucket.registers[k.EXPIRY] = SEQNO_MAX
-    vbucket.registers[k.HIGH] = point
+    vbucket.registers[[r.CAS, r.DELETED_REV]] = kept
+    vbucket.registers[r.EXPIRY] = SEQNO_MAX
+    vbucket.registers[r.HIGH] = point
     vbucket.replace_collection_table(default_table())
     vbucket.collections.manifest = Manifest()
     vbucket.erasing = False

@@ -12,14 +12,12 @@ from numba import njit, types
 from upriver.wire.kernels.intrinsics import (
     ARRAY,
     I64,
-    INLINE,
     copy,
     copy32,
     copy128,
     get16,
     get32,
     get64,
-    kernel,
     load8,
     load_be16,
     load_be32,
@@ -31,6 +29,7 @@ from upriver.wire.kernels.intrinsics import (
     store_le64,
     word,
 )
+from upriver.wire.kernels.kernel import INLINE, kernel
 
 # Where each column's address stands in the address table of a ``Columns``; the order is that of its ``LAYOUT``.
 EVENT, VBUCKET, COLLECTION, DATATYPE, SEQNO, REV, CAS, FLAGS, EXPIRY = range(9)

@@ -1,82 +1,24 @@
-"""What numba kernels are made of: unaligned loads, stores and copies at raw addresses, and ``kernel`` itself.
+"""What kernels are made of: unaligned loads, stores and copies, at raw addresses and in byte arrays.
 
 Each is one or two machine instructions. Byte loops in numba are five times slower, and NumPy views cannot express
-"a big-endian u64 at any byte". Everything is an ``int64``: mixing signed and unsigned makes numba fall into floats.
-The caller answers for the addresses; nothing here checks bounds.
+"a big-endian u64 at any byte". At addresses everything is an ``int64``: mixing signed and unsigned makes numba fall
+into floats. In arrays, words of 64 bits are unsigned: they are seqnos, CAS values and hashes. The caller answers for
+the bounds; nothing here checks them.
 """
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
-from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
 I64 = types.int64
 ARRAY = types.Array(types.int64, 1, "C")
-INLINE: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True}
 _I64 = ir.IntType(64)
-
-
-@cache
-def _sources_digest() -> str:
-    here = Path(__file__).parent
-    sources = (*sorted(here.glob("*.py")), here.parent / "packed.py")
-    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-
-
-class _KernelCache(FunctionCache):
-    """numba's cache of compiled code, which forgets a kernel when any file that it is made of has changed.
-
-    numba itself looks only at the file of the kernel, not at those of the functions that are inlined into it.
-    """
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), _sources_digest())
-
-
-class Kernel:
-    """A function with one signature, compiled or loaded from the cache when it is first called.
-
-    Compiling at import would make every user wait for kernels that others need.
-    """
-
-    def __init__(self, signature: Any, function: Callable[..., Any], nogil: bool = True) -> None:
-        self._signature = signature
-        self._function = function
-        self._nogil = nogil
-        self._compiled: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any) -> Any:
-        return self.compiled()(*args)
-
-    def compiled(self) -> Callable[..., Any]:
-        """The function itself, for who calls it often."""
-        if self._compiled is None:
-            self._compiled = self._compile()
-        return self._compiled
-
-    def _compile(self) -> Callable[..., Any]:
-        dispatcher: Any = njit(nogil=self._nogil, error_model="numpy")(self._function)
-        dispatcher._cache = _KernelCache(self._function)
-        dispatcher.compile(self._signature)
-        dispatcher.disable_compile()
-        return dispatcher  # type: ignore[no-any-return]
-
-
-def kernel(signature: Any, nogil: bool = True) -> Callable[[Callable[..., Any]], Kernel]:
-    """Declare a kernel: ``@kernel(types.void(I64, ARRAY))``.
-
-    One that is done in a microsecond keeps the interpreter lock, which is dear to get back.
-    """
-    return partial(Kernel, signature, nogil=nogil)
 
 
 def _pointer(builder: Any, address: Any, kind: ir.Type) -> Any:
@@ -207,3 +149,100 @@ def _block(size: int) -> Any:
 
 
 copy32, copy128 = _block(32), _block(128)
+
+
+# ---- in byte arrays ----
+
+
+def _in_array(context: Any, builder: Any, kind: types.Type, array: Any, at: Any, element: ir.Type) -> Any:
+    """Where byte ``at`` of an array is, as a pointer to ``element``."""
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [at]), element.as_pointer())
+
+
+def _array_load(bits: int, result: types.Type) -> Any:
+    """A function ``(array, at) -> value`` that reads a little-endian number."""
+
+    def typed(typingctx, data, at):
+        def generate(context, builder, signature, args):
+            pointer = _in_array(context, builder, signature.args[0], args[0], args[1], ir.IntType(bits))
+            number = builder.load(pointer, align=1)
+            return number if bits == 64 else builder.zext(number, _I64)
+
+        return result(data, types.intp), generate
+
+    return intrinsic(typed)
+
+
+def _array_store(bits: int) -> Any:
+    """A function ``(array, at, value)`` that writes the low ``bits`` of ``value``."""
+
+    def typed(typingctx, data, at, value):
+        def generate(context, builder, signature, args):
+            number = args[2] if bits == 64 else builder.trunc(args[2], ir.IntType(bits))
+            pointer = _in_array(context, builder, signature.args[0], args[0], args[1], ir.IntType(bits))
+            builder.store(number, pointer, align=1)
+            return context.get_dummy_value()
+
+        return types.none(data, types.intp, types.uint64), generate
+
+    return intrinsic(typed)
+
+
+load16, load32, load64 = _array_load(16, types.int64), _array_load(32, types.int64), _array_load(64, types.uint64)
+store32, store64 = _array_store(32), _array_store(64)
+
+
+def _copy_bytes(typingctx, target, target_at, source, source_at, size):
+    """``memcpy`` between two byte arrays."""
+
+    def generate(context, builder, signature, args):
+        byte = ir.IntType(8)
+        to = _in_array(context, builder, signature.args[0], args[0], args[1], byte)
+        of = _in_array(context, builder, signature.args[2], args[2], args[3], byte)
+        cgutils.raw_memcpy(builder, to, of, args[4], 1, align=1)
+        return context.get_dummy_value()
+
+    return types.none(target, types.intp, source, types.intp, types.intp), generate
+
+
+copy_bytes: Any = intrinsic(_copy_bytes)
+
+
+# ---- at unsigned addresses ----
+
+
+def _load_word(typingctx, address):
+    """The unsigned word at an address, which need not be aligned."""
+
+    def generate(context, builder, signature, args):
+        return builder.load(_pointer(builder, args[0], _I64), align=1)
+
+    return types.uint64(types.uint64), generate
+
+
+def _bytes_at(typingctx, address):
+    """An address as a pointer to bytes."""
+
+    def generate(context, builder, signature, args):
+        return _pointer(builder, args[0], ir.IntType(8))
+
+    return types.CPointer(types.uint8)(types.uint64), generate
+
+
+def _prefetch(typingctx, address):
+    """Begin to fetch what is at an address; harmless wherever it points."""
+
+    def generate(context, builder, signature, args):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        builder.call(fetch, [_pointer(builder, args[0], ir.IntType(8)), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.none(types.uint64), generate
+
+
+load_word: Any = intrinsic(_load_word)
+pointer: Any = intrinsic(_bytes_at)
+prefetch: Any = intrinsic(_prefetch)

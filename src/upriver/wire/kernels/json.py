@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from upriver.wire.kernels.intrinsics import ARRAY, I64, INLINE, kernel, load8, load_be16, load_be32, load_le64, store8
+from upriver.wire.kernels.intrinsics import ARRAY, I64, load8, load_be16, load_be32, load_le64, store8
+from upriver.wire.kernels.kernel import INLINE, kernel
 
 CALLED = {**INLINE, "forceinline": False}
 INVALID, UNSURE = -1, -2  # unsure: a number or a depth at the limits of what parsers take

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from numba import njit, types
 
-from upriver.wire.kernels.intrinsics import load8, load_be16, load_be32, load_be64
+from upriver.wire.kernels.intrinsics import ARRAY, I64, load8, load_be16, load_be32, load_be64
+from upriver.wire.kernels.kernel import INLINE, kernel
 
 _HEADER = 24
 _NOTHING, _FRAME, _BROKEN = 0, 1, 2
-_I64 = types.int64
-_TABLE = types.Array(types.int64, 1, "C")
 
 
-@njit(_I64(_I64, _I64), nogil=True, error_model="numpy", cache=True)
+@njit(**INLINE)
 def _seqno_at(opcode, extras):
     """Where a message keeps the seqno that it stands at, or 0."""
     if opcode in (0x57, 0x58, 0x59, 0x5F, 0x60, 0x64):
@@ -22,7 +21,7 @@ def _seqno_at(opcode, extras):
     return 0
 
 
-@njit(types.void(_I64, _I64, _I64, _I64, _TABLE, _TABLE), nogil=True, error_model="numpy", cache=True)
+@kernel(types.void(I64, I64, I64, I64, ARRAY, ARRAY))
 def scan(address, end, limit, own, seqnos, state):
     at = state[0]
     state[1] = _NOTHING

@@ -17,7 +17,6 @@ from upriver.wire.kernels.intrinsics import (
     ARRAY,
     I64,
     copy,
-    kernel,
     load8,
     load_be32,
     load_le16,
@@ -29,6 +28,7 @@ from upriver.wire.kernels.intrinsics import (
     store_le64,
     word,
 )
+from upriver.wire.kernels.kernel import kernel
 from upriver.wire.kernels.snappy import CALLED, claimed_size, deflate, inflate, most_deflated
 
 # What the stream asked for, as bits of ``word(plan, BITS)``.

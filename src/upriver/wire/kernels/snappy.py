@@ -10,7 +10,6 @@ from __future__ import annotations
 from numba import njit
 
 from upriver.wire.kernels.intrinsics import (
-    INLINE,
     copy,
     load8,
     load_le16,
@@ -20,6 +19,7 @@ from upriver.wire.kernels.intrinsics import (
     store_le16,
     store_le64,
 )
+from upriver.wire.kernels.kernel import INLINE
 
 CALLED = {**INLINE, "forceinline": False}  # large, and used in several places
 TABLE_BYTES = 1 << 15  # of 16-bit positions: what a block of 64 KiB needs at most

@@ -10,8 +10,9 @@ from __future__ import annotations
 from numba import njit, types
 
 from upriver.wire.kernels.decode import DATATYPE, VALUE, VALUE_AT
-from upriver.wire.kernels.intrinsics import I64, get8, get32, kernel, load8, load_be32, word
+from upriver.wire.kernels.intrinsics import I64, get8, get32, load8, load_be32, word
 from upriver.wire.kernels.json import are_same, check_text
+from upriver.wire.kernels.kernel import kernel
 from upriver.wire.kernels.shape import pair_size
 from upriver.wire.kernels.snappy import CALLED, claimed_size, inflate
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
-from upriver.store.intrinsics import load64, store64
-from upriver.store.kernels import mix
+from upriver.wire.kernels.intrinsics import load64, store64
+from upriver.wire.kernels.kernel import kernel
 
 LANES = 16
 STRIPE = LANES * 8
@@ -24,6 +24,8 @@ FACTOR = 0xFFFFFFA5  # just below 2**32: then lower * FACTOR + upper is differen
 _FACTOR = np.uint64(FACTOR)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _SEED = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xFF51AFD7ED558CCD)
+_MIX2 = np.uint64(0xC4CEB9FE1A85EC53)
 
 
 def _lanes_loop(context, builder, signature, source, count, lanes, target=None):
@@ -90,7 +92,18 @@ _take_stripes: Any = intrinsic(_take)
 _take_stripes_and_copy: Any = intrinsic(_take_and_copy)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
+def mix(word):
+    """A word of which every bit depends on every bit of the old one."""
+    word ^= word >> np.uint64(33)
+    word *= _MIX
+    word ^= word >> np.uint64(33)
+    word *= _MIX2
+    word ^= word >> np.uint64(33)
+    return word
+
+
+@kernel(nogil=False)
 def _begin(seed):
     lanes = np.empty(LANES, np.uint64)
     for lane in range(LANES):
@@ -98,13 +111,13 @@ def _begin(seed):
     return lanes
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _step(state, word):
     state ^= word
     return (state & _LOW) * _FACTOR + (state >> _HALF)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _rest(lanes, data, at, end):
     """What is behind the last whole stripe: words, then some bytes."""
     lane = 0
@@ -120,7 +133,7 @@ def _rest(lanes, data, at, end):
     lanes[lane] = _step(lanes[lane], tail)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _end(lanes, length):
     """All lanes and the length as one number; never 0, which stands for "no checksum"."""
     total = np.uint64(length) * _SEED
@@ -129,7 +142,7 @@ def _end(lanes, length):
     return total if total != np.uint64(0) else np.uint64(1)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def checksum(data, at, end, seed):
     """Of ``data[at:end]``; ``seed`` says what it should be, such as whose."""
     lanes = _begin(seed)
@@ -139,7 +152,7 @@ def checksum(data, at, end, seed):
     return _end(lanes, end - at)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def copy_checked(data, at, end, seed, target, to):
     """``checksum``, and ``target`` gets the same bytes, from ``to`` on: those that were looked at, no others."""
     lanes = _begin(seed)
@@ -165,7 +178,7 @@ SEALED = 2  # block flag: it has a checksum, a link to the block before it, and 
 WHOLE, TORN, CHANGED, UNSEALED, GAP = range(5)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _block_seed(data, vbucket, last):
     """What its place and its head say."""
     seed = mix(np.uint64(vbucket) + _SEED) ^ np.uint64(last)
@@ -174,14 +187,14 @@ def _block_seed(data, vbucket, last):
     return seed
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def seal_block(data, end, vbucket, last):
     """Put the checksum of ``data[:end]`` into its head, where everything else is already."""
     store64(data, AT_LENGTH, np.uint64(end))
     store64(data, AT_CHECKSUM, checksum(data, HEAD, end, _block_seed(data, vbucket, last)))
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _head_state(data, strict):
     """Whether the head can be believed enough to read the rest."""
     if data.size < OLD_HEAD:
@@ -194,7 +207,7 @@ def _head_state(data, strict):
     return WHOLE
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def block_state(data, vbucket, last, strict):
     """WHOLE, or what is wrong with a block; ``strict``: in a store where every block has a checksum."""
     state = _head_state(data, strict)
@@ -204,7 +217,7 @@ def block_state(data, vbucket, last, strict):
     return state
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def copy_block(data, vbucket, last, after, first, strict, target, to):
     """Copy the records of a block behind ``target[:to]``; returns (WHOLE or what is wrong, where the target ends).
 

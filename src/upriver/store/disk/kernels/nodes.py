@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined, call-overload"
 """Where LMDB keeps the value of a key that a cursor shows, told before anybody touches it.
 
 A node of a leaf page is: length of the value (two halves), flags, length of the key, the key, and then the value or the
@@ -8,14 +8,12 @@ reading there ends the process. A page begins with its own number, so a page sho
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray
 
-from upriver.store.disk.checksum import copy_block
+from upriver.store.disk.kernels.checksum import copy_block
+from upriver.wire.kernels.intrinsics import load_word, pointer
+from upriver.wire.kernels.kernel import kernel
 
 PAGE_HEADER = np.uint64(16)
 NODE_HEAD = np.uint64(8)
@@ -24,48 +22,26 @@ NOWHERE = np.uint64(1 << 62)
 BEYOND, MISPLACED, OTHER, NO_ROOM = range(5, 9)  # beside what ``checksum`` says of a block
 
 
-def _peek(typingctx, address):
-    """The word at an address, which need not be aligned."""
-
-    def codegen(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), align=1)
-
-    return types.uint64(types.uint64), codegen
-
-
-def _pointer(typingctx, address):
-    """An address as a pointer to bytes."""
-
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-
-    return types.CPointer(types.uint8)(types.uint64), codegen
-
-
-peek: Any = intrinsic(_peek)
-pointer: Any = intrinsic(_pointer)
-
-
-@njit(cache=True)
+@kernel(nogil=False)
 def value_end(key, page_size):
     """Where in the file the value of this key, as a cursor shows it, ends; 0 if that is in the same page."""
     at = np.uint64(key.ctypes.data)
-    head = peek(at - NODE_HEAD)
+    head = load_word(at - NODE_HEAD)
     size = head & np.uint64(0xFFFFFFFF)
     if head >> np.uint64(32) & ELSEWHERE:
-        page = peek(at + np.uint64(key.size))
+        page = load_word(at + np.uint64(key.size))
         return page * np.uint64(page_size) + PAGE_HEADER + size if page < NOWHERE >> np.uint64(16) else NOWHERE
     return np.uint64(0) if size < np.uint64(page_size) else NOWHERE
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def file_begin(key, page_size):
     """The address where the file begins in memory, if the page of this key tells its number right."""
     page = np.uint64(key.ctypes.data) & ~(np.uint64(page_size) - np.uint64(1))
-    return page - peek(page) * np.uint64(page_size)
+    return page - load_word(page) * np.uint64(page_size)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def copy_value(key, begin, page_size, length, vbucket, after, first, strict, target, to):
     """``copy_block`` of what belongs to the key under a cursor, without a detour through Python.
 
@@ -85,7 +61,7 @@ def copy_value(key, begin, page_size, length, vbucket, after, first, strict, tar
     if end > np.uint64(length):
         return BEYOND, to, last, 0
     key_end = np.uint64(key.ctypes.data) + np.uint64(key.size)
-    size = np.int64(peek(np.uint64(key.ctypes.data) - NODE_HEAD) & np.uint64(0xFFFFFFFF))
+    size = np.int64(load_word(np.uint64(key.ctypes.data) - NODE_HEAD) & np.uint64(0xFFFFFFFF))
     value = begin + end - np.uint64(size) if end else key_end
     if to + size > target.size:
         return NO_ROOM, to, last, size

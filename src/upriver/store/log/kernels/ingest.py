@@ -1,19 +1,49 @@
-"""Numba kernels over runs of packed records and over key tables: the only code that visits every record.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""The kernel that takes records into the memory log: each gets its seqno, is indexed and counted.
 
-A key table is open addressing with linear probing in a flat uint64 array: ``ENTRY`` words a slot (hash, seqno with
-the deleted bit, rev, where in memory), or ``SLOT`` words on disk, without the last. Hash 0 marks a free slot. Slots
-are in the order of hashes, so that merging tables is a pass over both. A table on disk has a filter: a few bits for
-every entry that say "not here" without a look at the slots. ``layers`` says where the tables under the overlay are,
-newest first: ``LAYER`` words each (address, slots, words of a slot, address of the filter, its words or 0).
-Everything here works on one vbucket and holds no state of its own.
+It works on one vbucket and holds no state of its own.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from upriver.store.intrinsics import copy_bytes, load16, load32, load64, load_at, prefetch, store64
+from upriver.store.index.kernels import (
+    DELETED,
+    ENTRY,
+    LAYER,
+    PREPARE_SALT,
+    SEQNO_BITS,
+    below,
+    filter_word,
+    first_slot,
+    hash_key,
+    may_have,
+    slot_of,
+)
+from upriver.store.registers import (
+    C_HIGH,
+    C_ID,
+    C_ITEMS,
+    C_START,
+    C_VISIBLE,
+    CAS,
+    COMPLETED,
+    DEDUPED,
+    DELETED_REV,
+    ENTRIES,
+    EXPIRY,
+    FIRST,
+    GAPS,
+    HIGH,
+    PREPARED,
+    STOP,
+    TOMBSTONES,
+    USED,
+    VISIBLE,
+)
+from upriver.wire.kernels.intrinsics import copy_bytes, load16, load32, load64, prefetch, store64
+from upriver.wire.kernels.kernel import kernel
 from upriver.wire.packed import (
     AT_CAS,
     AT_COLLECTION,
@@ -31,220 +61,20 @@ from upriver.wire.packed import (
     RecordKind,
 )
 
-ENTRY = 4  # words of a slot in memory
-SLOT = 3  # words of a slot on disk
-LAYER = 5
-FILTERED = 6  # entries that share a word of a filter
 LOOKAHEAD = 32  # records whose keys are on their way from memory while others are taken in
-DELETED = np.uint64(1 << 63)
-SEQNO_BITS = np.uint64((1 << 56) - 1)
 COMMIT_DELETES = np.uint64(1 << 63)  # in ``extra`` of a COMMIT
-PREPARE_SALT = np.uint64(0x9E3779B97F4A7C15)  # prepares live beside the committed version of their key
-NOWHERE = np.uint64(0)
 NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)  # adding it takes one away
 NO_CLOCK = np.uint64(1 << 63)  # from here on a CAS is no time that a clock has shown (year 2262): ours ignores it
-
-# Registers of a vbucket: one uint64 array that kernels update in place.
-HIGH, CAS, DELETED_REV, USED, ENTRIES, DEDUPED, VISIBLE = range(7)
-PREPARED, STOP, FIRST, TOMBSTONES, COMPLETED, EXPIRY, GAPS = range(7, 14)
-REGISTERS = 16
-
-# Rows of the collection table: id, live items, high seqno, start seqno, visible high seqno.
-C_ID, C_ITEMS, C_HIGH, C_START, C_VISIBLE = range(5)
-C_WORDS = 5
 
 # Why ``ingest`` stopped before the end of its input.
 DONE, FULL, COLLISION, UNKNOWN_COLLECTION, SYSTEM_EVENT, BAD_SEQNO, BAD_RECORD, CROWDED = range(8)
 
-_MUTATION, _DELETION, _EXPIRATION = int(RecordKind.MUTATION), int(RecordKind.DELETION), int(RecordKind.EXPIRATION)
-_SYSTEM, _PREPARE, _COMMIT, _ABORT = (
-    int(RecordKind.SYSTEM_EVENT),
-    int(RecordKind.PREPARE),
-    int(RecordKind.COMMIT),
-    int(RecordKind.ABORT),
-)
+_DELETION, _EXPIRATION, _SYSTEM = int(RecordKind.DELETION), int(RecordKind.EXPIRATION), int(RecordKind.SYSTEM_EVENT)
+_PREPARE, _COMMIT, _ABORT = int(RecordKind.PREPARE), int(RecordKind.COMMIT), int(RecordKind.ABORT)
 _KIND_MASK = 0x7F
-_MIX = np.uint64(0xFF51AFD7ED558CCD)
-_MIX2 = np.uint64(0xC4CEB9FE1A85EC53)
 
 
-@njit(cache=True)
-def mix(word):
-    word ^= word >> np.uint64(33)
-    word *= _MIX
-    word ^= word >> np.uint64(33)
-    word *= _MIX2
-    word ^= word >> np.uint64(33)
-    return word
-
-
-@njit(cache=True)
-def hash_key(data, at, length, seed):
-    """64 bits of a prefixed key, keyed by the bucket's secret; never 0."""
-    state = np.uint64(seed) ^ (np.uint64(length) * PREPARE_SALT)
-    end = at + length
-    while at + 8 <= end:
-        state = mix(state ^ load64(data, at))
-        at += 8
-    tail = np.uint64(0)
-    shift = np.uint64(0)
-    while at < end:
-        tail |= np.uint64(data[at]) << shift
-        shift += np.uint64(8)
-        at += 1
-    state = mix(state ^ tail)
-    return state if state != np.uint64(0) else np.uint64(1)
-
-
-@njit(cache=True)
-def slot_of(table, words, key_hash):
-    """Where ``key_hash`` is in the table, or the free slot where it would go; -1 in a table of no slots."""
-    slots = table.size // words
-    if slots == 0:
-        return -1
-    at = np.int64(((key_hash >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
-    while True:
-        found = table[at * words]
-        if found == key_hash or found == np.uint64(0):
-            return at * words
-        at = at + 1 if at + 1 < slots else np.int64(0)
-
-
-@njit(cache=True)
-def first_slot(layers, layer, key_hash):
-    """The address where the search for a key begins in this layer."""
-    at = ((key_hash >> np.uint64(32)) * layers[layer + 1]) >> np.uint64(32)
-    return layers[layer] + at * layers[layer + 2] * np.uint64(8)
-
-
-@njit(cache=True)
-def filter_bits(key_hash):
-    """Three of the bits of a word; they come from the part of the hash that does not say which word."""
-    one = np.uint64(1)
-    low = one << (key_hash & np.uint64(63)) | one << (key_hash >> np.uint64(6) & np.uint64(63))
-    return low | one << (key_hash >> np.uint64(12) & np.uint64(63))
-
-
-@njit(cache=True)
-def filter_word(layers, layer, key_hash):
-    """The address of a key's word in the filter of this layer."""
-    at = ((key_hash >> np.uint64(32)) * layers[layer + 4]) >> np.uint64(32)
-    return layers[layer + 3] + at * np.uint64(8)
-
-
-@njit(cache=True)
-def may_have(layers, layer, key_hash):
-    """False if the layer surely does not know the key."""
-    if layers[layer + 4] == np.uint64(0):
-        return True
-    bits = filter_bits(key_hash)
-    return load_at(filter_word(layers, layer, key_hash)) & bits == bits
-
-
-@njit(cache=True, nogil=True)
-def fill_filter(slots, words):
-    """The filter of a table for the disk."""
-    for at in range(0, slots.size, SLOT):
-        if slots[at] != np.uint64(0):
-            to = ((slots[at] >> np.uint64(32)) * np.uint64(words.size)) >> np.uint64(32)
-            words[np.int64(to)] |= filter_bits(slots[at])
-
-
-@njit(cache=True)
-def below(layers, key_hash):
-    """(seqno with the deleted bit, rev, place in memory) of a key in the newest layer that has it; zeros if none."""
-    for layer in range(0, layers.size, LAYER):
-        if not may_have(layers, layer, key_hash):
-            continue
-        width = layers[layer + 2] * np.uint64(8)
-        end = layers[layer] + layers[layer + 1] * width
-        at = first_slot(layers, layer, key_hash)
-        found = load_at(at)
-        while found != key_hash and found != np.uint64(0):
-            at += width
-            if at == end:
-                at = layers[layer]
-            found = load_at(at)
-        if found == key_hash:
-            place = load_at(at + np.uint64(24)) if layers[layer + 2] == np.uint64(ENTRY) else NOWHERE
-            return load_at(at + np.uint64(8)), load_at(at + np.uint64(16)), place
-    return np.uint64(0), np.uint64(0), NOWHERE
-
-
-@njit(cache=True)
-def find(key, salt, seed, overlay, layers):
-    """(hash, seqno with the deleted bit, rev, place in memory) of a key; seqno 0 when it is not known."""
-    key_hash = hash_key(key, 0, key.size, seed) ^ salt
-    at = slot_of(overlay, ENTRY, key_hash)
-    if at >= 0 and overlay[at] == key_hash:
-        return key_hash, overlay[at + 1], overlay[at + 2], overlay[at + 3]
-    known, rev, place = below(layers, key_hash)
-    return key_hash, known, rev, place
-
-
-@njit(cache=True)
-def rehash(old, words, new):
-    """Move every entry of ``old`` into the empty table ``new`` of the same width."""
-    for at in range(0, old.size, words):
-        if old[at] != np.uint64(0):
-            to = slot_of(new, words, old[at])
-            for word in range(words):
-                new[to + word] = old[at + word]
-
-
-@njit(cache=True, nogil=True)
-def merge_into(table, words, new):
-    """Enter what a table (or overlay) knows of keys that ``new``, a table for the disk, does not; returns how many."""
-    entries = 0
-    for at in range(0, table.size, words):
-        if table[at] != np.uint64(0):
-            to = slot_of(new, SLOT, table[at])
-            if new[to] == np.uint64(0):
-                for word in range(SLOT):
-                    new[to + word] = table[at + word]
-                entries += 1
-    return entries
-
-
-@njit(cache=True, nogil=True)
-def drop_entries(slots, removed, kept):
-    """Copy the entries but those whose seqno is in the sorted ``removed``; returns how many."""
-    entries = 0
-    for at in range(0, slots.size, SLOT):
-        if slots[at] != np.uint64(0):
-            seqno = slots[at + 1] & SEQNO_BITS
-            index = np.searchsorted(removed, seqno)
-            if index == removed.size or removed[index] != seqno:
-                to = slot_of(kept, SLOT, slots[at])
-                for word in range(SLOT):
-                    kept[to + word] = slots[at + word]
-                entries += 1
-    return entries
-
-
-@njit(cache=True)
-def hashes_of(slots, seqnos, hashes):
-    """Hashes of the entries whose seqno is in the sorted ``seqnos``; returns how many."""
-    count = 0
-    for at in range(0, slots.size, SLOT):
-        seqno = slots[at + 1] & SEQNO_BITS
-        index = np.searchsorted(seqnos, seqno)
-        if index < seqnos.size and seqnos[index] == seqno and slots[at] != np.uint64(0):
-            hashes[count] = slots[at]
-            count += 1
-    return count
-
-
-@njit(cache=True)
-def mark_known(overlay, hashes, known):
-    """Set ``known`` where the overlay has a hash."""
-    for index in range(hashes.size):
-        slot = slot_of(overlay, ENTRY, hashes[index])
-        if slot >= 0 and overlay[slot] == hashes[index]:
-            known[index] = True
-
-
-@njit(cache=True)
+@kernel(nogil=False)
 def collection_row(collections, wanted, hint):
     if hint >= 0 and collections[hint, C_ID] == wanted:
         return hint
@@ -254,7 +84,7 @@ def collection_row(collections, wanted, hint):
     return -1
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def whole_record(data, at, end):
     """Whether the header at ``at`` describes a record that lies inside ``data[at:end]``."""
     if end - at < HEADER_SIZE:
@@ -263,21 +93,21 @@ def whole_record(data, at, end):
     return size <= end - at and size == HEADER_SIZE + load16(data, at + AT_KEY_LEN) + load32(data, at + AT_VALUE_LEN)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def is_delete(kind, extra):
     if kind == _COMMIT:
         return (extra & COMMIT_DELETES) != np.uint64(0)
     return kind in (_DELETION, _EXPIRATION, _ABORT)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def record_hash(data, at, kind, seed):
     """The key hash of a record; prepares have a space of their own."""
     key_hash = hash_key(data, at + HEADER_SIZE, load16(data, at + AT_KEY_LEN), seed)
     return key_hash ^ PREPARE_SALT if kind in (_PREPARE, _ABORT) else key_hash
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _refusal(source, at, end, target, overlay, registers, assign, ceiling):
     """Why the record at ``at`` cannot be taken now, or DONE."""
     if not whole_record(source, at, end):
@@ -294,14 +124,14 @@ def _refusal(source, at, end, target, overlay, registers, assign, ceiling):
     return DONE
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _known(overlay, slot, layers, key_hash):
     if overlay[slot] == key_hash:
         return overlay[slot + 1], overlay[slot + 2], overlay[slot + 3]
     return below(layers, key_hash)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _look_ahead(source, at, end, overlay, layers, seed, hashes):
     """Hash the keys of the next records and ask for their slots: memory then serves many at a time, not one.
 
@@ -325,7 +155,7 @@ def _look_ahead(source, at, end, overlay, layers, seed, hashes):
                 prefetch(first_slot(layers, layer, hashes[index]))
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _supersede(target, segment_at, serial, place, kind, seqno, registers):
     """The seqno that the new record replaces; an older record of the open segment is marked and drops out.
 
@@ -341,7 +171,7 @@ def _supersede(target, segment_at, serial, place, kind, seqno, registers):
     return load64(target, old_at + AT_PREV)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _settle(target, at, kind, known, rev, previous, assign, registers):
     """Fill in what only the vbucket knows; returns (seqno, rev)."""
     if assign:
@@ -358,7 +188,7 @@ def _settle(target, at, kind, known, rev, previous, assign, registers):
     return load64(target, at + AT_SEQNO), load64(target, at + AT_REV)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def tally(collection, kind, gone, known, seqno, rev, expiry, completed, value_len, registers):
     """Keep the counters of the vbucket and of the record's collection.
 
@@ -385,7 +215,7 @@ def tally(collection, kind, gone, known, seqno, rev, expiry, completed, value_le
         registers[EXPIRY] = expiry
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _ingest(
     source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
 ):
@@ -442,7 +272,7 @@ def _ingest(
     return at
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def ingest(source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling):
     """``_ingest`` for a record or a few: keeps the interpreter lock, which is dear to get back."""
     return _ingest(
@@ -450,7 +280,7 @@ def ingest(source, at, end, target, segment_at, serial, overlay, layers, collect
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def ingest_many(
     source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
 ):

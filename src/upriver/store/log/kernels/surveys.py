@@ -1,13 +1,13 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Numba kernels that look at a stretch of the memory log before it is handed out as a snapshot."""
+"""Kernels that look at a stretch of the memory log before it is handed out as a snapshot."""
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from upriver.store.intrinsics import load16, load32, load64
-from upriver.store.kernels import hash_key
+from upriver.store.index.kernels import hash_key
+from upriver.wire.kernels.intrinsics import load16, load32, load64
+from upriver.wire.kernels.kernel import kernel
 from upriver.wire.packed import (
     AT_COLLECTION,
     AT_KEY_LEN,
@@ -23,7 +23,7 @@ _SYSTEM, _PREPARE, _ABORT = int(RecordKind.SYSTEM_EVENT), int(RecordKind.PREPARE
 _SEED = 0x5EED
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def _slot(data, at, table):
     """Where the record's key is in a table of offsets (plus one), or would be."""
     length = load16(data, at + AT_KEY_LEN)
@@ -41,7 +41,7 @@ def _slot(data, at, table):
     return slot
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def replaced(data, at, end, after, table, found):
     """Which seqnos above ``after`` later records of the stretch replace: (how many, where it stopped).
 
@@ -65,7 +65,7 @@ def replaced(data, at, end, after, table, found):
     return count, at
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def survey(data, at, end, after, wanted, visible_only):
     """Of the seqnos above ``after`` that are not superseded: the first, the last that passes, the last visible one.
 

@@ -1,25 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Numba kernels that build, copy, search and mark runs of packed records."""
+"""Kernels that build, copy, search and mark runs of packed records."""
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from upriver.store.intrinsics import copy_bytes, load32, load64, store32
-from upriver.store.kernels import (
-    C_START,
-    DELETED,
-    ENTRIES,
-    ENTRY,
-    NOWHERE,
-    SEQNO_BITS,
-    collection_row,
-    is_delete,
-    record_hash,
-    slot_of,
-    tally,
-)
+from upriver.store.index.kernels import DELETED, ENTRY, NOWHERE, SEQNO_BITS, slot_of
+from upriver.store.log.kernels.ingest import collection_row, is_delete, record_hash, tally
+from upriver.store.registers import C_START, ENTRIES
+from upriver.wire.kernels.intrinsics import copy_bytes, load32, load64, store32
+from upriver.wire.kernels.kernel import kernel
 from upriver.wire.packed import (
     AT_CAS,
     AT_COLLECTION,
@@ -45,7 +35,7 @@ _PREPARE, _COMMIT, _ABORT = int(RecordKind.PREPARE), int(RecordKind.COMMIT), int
 _KIND_MASK = 0x7F
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def build(keys, key_sizes, values, value_sizes, datatypes, prefix, kind, collection, flags, time, target):
     """Lay many documents side by side as packed records without seqno; returns the bytes used."""
     at = 0
@@ -76,7 +66,7 @@ def build(keys, key_sizes, values, value_sizes, datatypes, prefix, kind, collect
     return at
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def gather(source, at, end, target, used, previous, counts):
     """Copy the records that are not superseded behind ``target[:used]`` while they fit.
 
@@ -105,7 +95,7 @@ def gather(source, at, end, target, used, previous, counts):
     return at, used
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def locate(data, at, end, seqno):
     """Offset of the record with this seqno, or -1."""
     while at < end:
@@ -118,7 +108,7 @@ def locate(data, at, end, seqno):
     return -1
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def mark_dead(data, at, end, dead, position, erased, collections):
     """Set SUPERSEDED on the records whose seqno is in the sorted ``dead`` (from ``position`` on).
 
@@ -139,7 +129,7 @@ def mark_dead(data, at, end, dead, position, erased, collections):
     return position
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def index_run(data, at, end, after, overlay, seed):
     """Enter the records above ``after`` into an overlay that has room for them; returns how many slots were new."""
     new = 0
@@ -160,7 +150,7 @@ def index_run(data, at, end, after, overlay, seed):
     return new
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def expired(data, at, end, now, found):
     """Offsets of live documents whose time has come; returns (how many, the earliest expiry still ahead)."""
     count = 0
@@ -179,7 +169,7 @@ def expired(data, at, end, now, found):
     return count, ahead
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def specials(data, at, end, found):
     """Offsets of prepares, commits and aborts; returns how many."""
     count = 0
@@ -191,7 +181,7 @@ def specials(data, at, end, found):
     return count
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def cut(data, at, end, upto):
     """Mark the records above ``upto`` superseded."""
     while at < end:
@@ -200,7 +190,7 @@ def cut(data, at, end, upto):
         at += load32(data, at + AT_SIZE)
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def mark_purgeable(data, at, end, cutoff, upto, completed, found, tombstones):
     """Mark tombstones that are old enough superseded, and durable writes long over; seqnos go to ``found``.
 
@@ -228,7 +218,7 @@ def mark_purgeable(data, at, end, cutoff, upto, completed, found, tombstones):
     return count, of_documents
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def live_bytes(data, at, end):
     """Bytes of the records that are not superseded."""
     total = 0
@@ -240,7 +230,7 @@ def live_bytes(data, at, end):
     return total
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def superseded(data, at, end, found):
     """Seqnos of the records that are superseded; returns how many."""
     count = 0
@@ -252,7 +242,7 @@ def superseded(data, at, end, found):
     return count
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def recount(data, at, end, overlay, collections, registers, seed):
     """Count and index the records of a log from its start, as ``ingest`` did when they came in.
 
@@ -287,7 +277,7 @@ def recount(data, at, end, overlay, collections, registers, seed):
     return at
 
 
-@njit(cache=True)
+@kernel(nogil=False)
 def unmark(data, at, end):
     """Take every SUPERSEDED mark away: on disk there is none."""
     while at < end:

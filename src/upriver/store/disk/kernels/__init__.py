@@ -1,0 +1,1 @@
+"""Kernels over what lies on disk: checksums of blocks, and values where LMDB keeps them."""

@@ -1,0 +1,1 @@
+"""Kernels over packed records: take them in, gather and mark runs of them, survey them for a snapshot."""

@@ -1,0 +1,11 @@
+"""The numbers of a vbucket, by place: one uint64 array of registers and one of collections, which kernels update."""
+
+from __future__ import annotations
+
+HIGH, CAS, DELETED_REV, USED, ENTRIES, DEDUPED, VISIBLE = range(7)
+PREPARED, STOP, FIRST, TOMBSTONES, COMPLETED, EXPIRY, GAPS = range(7, 14)
+REGISTERS = 16
+
+# Columns of the collection table: id, live items, high seqno, start seqno, visible high seqno.
+C_ID, C_ITEMS, C_HIGH, C_START, C_VISIBLE = range(5)
+C_WORDS = 5

@@ -11,20 +11,20 @@ from typing import Any
 
 import duckdb
 import pytest
-from upriver.lake.merge_sql import (
+
+from tests.by_id import ById
+from tests.spark.spark_world import World, drain, stream
+from upriver.errors import ConfigError
+from upriver.lake.reading import _VIEW
+from upriver.lake.sql import (
     ends_sql,
-    merge_batches,
     merge_sql,
     reread_sql,
     rollback_sql,
     table_sql,
     wipe_sql,
 )
-
-from tests.by_id import ById
-from tests.spark.spark_world import World, drain, stream
-from upriver.errors import ConfigError
-from upriver.lake.reading import _VIEW
+from upriver.spark.merging import merge_batches
 
 pytestmark = pytest.mark.spark
 

@@ -18,11 +18,10 @@ from tests.spark.spark_world import PATIENCE_S, World
 from tests.spark.sync.lakes import DEFAULT, LakeWorld
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError, UpriverError
-from upriver.lake import read, read_documents
+from upriver.lake import compare, read, read_documents
 from upriver.lake.journal import Journal
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
-from upriver.lake.verify.judge import verify
 from upriver.protocol.offsets import Offset
 from upriver.spark.sync.plan import explain
 from upriver.spark.sync.run import first_cause
@@ -147,7 +146,7 @@ def test_a_sync_with_more_collections_loads_their_past(spark, lake: LakeWorld) -
     lake.sync(spark)
     assert len(read_documents(lake.lake, "_default.a")) == 21
     assert len(read_documents(lake.lake, "_default.b")) == 29
-    assert all(found.equal for found in verify(SyncOptions.parse(lake.options()), rounds=1))
+    assert all(found.equal for found in compare(SyncOptions.parse(lake.options()), rounds=1))
 
 
 def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:

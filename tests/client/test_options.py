@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import upriver
-from upriver.cli.management import Management
+from upriver.cli.admin.management import Management
 from upriver.client.options import ConnectOptions, has_password, parse_connection_string, redacted
 from upriver.client.reading import Content, FeedOptions
 from upriver.errors import ConfigError, RemoteProtocolError

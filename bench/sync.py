@@ -30,11 +30,12 @@ from rich.table import Table
 
 from upriver import testing
 from upriver.errors import TemporaryFailure
+from upriver.lake import read
+from upriver.lake.apply.policy import TableOptions
+from upriver.lake.apply.upkeep import fold_log, fold_tail
 from upriver.lake.change_log import write_log
 from upriver.lake.layout import Lake
-from upriver.lake.read import read_arrow
-from upriver.lake.tables import TableOptions, Tables
-from upriver.lake.upkeep import fold_log, fold_tail
+from upriver.lake.tables import Tables
 from upriver.model import VbucketState, vbucket_of
 from upriver.records.schema import CHANGES
 from upriver.store import Bucket, StoreOptions
@@ -240,7 +241,7 @@ class Steady:
             numbers = np.arange(first, min(first + 250_000, self.rows))
             self.apply(numbers, lag=self.rows - int(numbers[-1]) - 1)
         collection = self.tables.collection(NAME)  # the load's own debts are not those of the changes
-        collection.advance(self.number - 1, 0, self.tables.run, None, force=True)
+        collection.advance(self.number - 1, force=True)
 
     def apply(self, numbers: Any, lag: int = 0) -> None:
         batch = self.changes.batch(numbers)
@@ -261,7 +262,7 @@ class Steady:
 
     def report(self) -> list[str]:
         started = time.monotonic()
-        assert read_arrow(self.root, NAME).num_rows == self.rows
+        assert read(self.root, NAME).num_rows == self.rows
         fresh = time.monotonic() - started
         changes, clock = len(self.spent) * self.changed, sorted(self.clock)
         return [

@@ -170,8 +170,8 @@ if sys.argv[1] == "decode":
     from upriver.wire.bulk.decode import BulkDecoder
     list(BulkDecoder().feed(dcp.DcpMutation(1, 1, key=b"k").encode()))
 else:
-    from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_packed
-    encode_packed(packed.pack(0, b"\\0k", seqno=1), 0, 9, SendBuffer(), FrameOptions())
+    from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
+    PackedEncoder(FrameOptions()).encode(packed.pack(0, b"\\0k", seqno=1), SendBuffer())
 print(time.perf_counter() - start, time.process_time())
 """
 

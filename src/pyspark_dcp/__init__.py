@@ -1,10 +1,10 @@
-"""Found by Spark: a module whose name begins with ``pyspark_`` and that has a ``DefaultSource`` registers itself.
+"""Spark finds ``format("dcp")`` here: it looks for a ``DefaultSource`` in modules whose names begin with ``pyspark_``.
 
-Importing it costs nothing but PySpark's own base classes, because Spark imports every such module at the first
-unknown format, and one that fails hides all others.
+Spark imports all such modules when it first meets an unknown format, and one that fails hides all others. So this one
+imports PySpark's base classes and nothing else that is heavy.
 """
 
-from upriver.spark.session import register
+from upriver.spark.sessions import register
 from upriver.spark.source import DcpSource as DefaultSource
 
 __all__ = ["DefaultSource", "register"]

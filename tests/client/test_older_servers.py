@@ -19,7 +19,7 @@ from upriver.client.blocking import connect
 from upriver.errors import Status, StatusError, UnknownCollection, UnknownScope
 from upriver.protocol.position import Position
 from upriver.spark.options import ReadOptions as SparkOptions
-from upriver.spark.reader.executor import Reader, Task
+from upriver.spark.reader.executor import Task, TaskReader
 from upriver.spark.reader.planning import Range
 from upriver.wire import Context, Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import Feature, StreamEndStatus
@@ -148,7 +148,7 @@ def test_tail_and_dump_work_on_it(older: str, tmp_path: Path) -> None:
 def test_a_task_of_spark_reads_it(older: str) -> None:
     ranges = tuple(Range(vb, Position(), SEQNOS, 0) for vb in range(VBUCKETS))
     options = SparkOptions.parse({"connection": older, "timeoutSeconds": "60"})
-    batches = list(Reader(Task(ranges, follow=True), options).batches())
+    batches = list(TaskReader(Task(ranges, follow=True), options).batches())
     assert sum(batch.num_rows for batch in batches) == VBUCKETS * SEQNOS
     assert {path for batch in batches for path in batch["collection"].to_pylist()} == {"_default"}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.lake.feeds import Feed
-from upriver.lake.apply.policy import Policy
-from upriver.lake.change_log import Written, write_log
+from upriver.lake import read_documents
+from upriver.lake.apply.policy import MergePolicy, TableOptions
+from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.layout import Lake
-from upriver.lake.read import read_documents
-from upriver.lake.tables import TableOptions, Tables
+from upriver.lake.tables import Tables
 
 
 class Desk:
@@ -19,7 +19,7 @@ class Desk:
     def __init__(self, root: Path, **options: Any) -> None:
         self.root = str(root)
         self.feed = Feed(collections=("orders", "users"))
-        self.options = TableOptions(**{"vbuckets": 4, "policy": Policy(small_rows=0), **options})
+        self.options = TableOptions(**{"vbuckets": 4, "policy": MergePolicy(small_rows=0), **options})
         self.number = 0
         self.open()
 
@@ -29,7 +29,7 @@ class Desk:
 
     def commit(self) -> None:
         written = write_log(self.feed.batch(), self.root, self.number)
-        self.tables.apply(self.number, Written.gather([written.plain()]))
+        self.tables.apply(self.number, WrittenFiles.from_tasks([written.to_json()]))
         self.number += 1
 
     def change_half(self) -> list[int]:

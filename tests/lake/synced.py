@@ -12,13 +12,13 @@ from deltalake import DeltaTable
 from upriver.client._requests.operations import Ask
 from upriver.client.blocking import Database, connect
 from upriver.client.positions import Positions
+from upriver.lake import Comparison, compare
 from upriver.lake.apply.epochs import Epochs
-from upriver.lake.apply.policy import Policy
-from upriver.lake.change_log import Written, write_log
+from upriver.lake.apply.policy import MergePolicy, TableOptions
+from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
-from upriver.lake.tables import TableOptions, Tables
-from upriver.lake.verify.judge import Comparison, verify
+from upriver.lake.tables import Tables
 from upriver.model import vbucket_of
 from upriver.protocol.offsets import Offset
 from upriver.protocol.position import Position
@@ -37,8 +37,8 @@ class Synced:
         self.vbuckets = self.db.topology.vbuckets
         self.positions: Positions | None = None
         self.number = 0
-        Lake(self.root).settle("default", self.vbuckets)
-        options = TableOptions(vbuckets=self.vbuckets, policy=Policy(**{"small_rows": 10**6, **policy}))
+        Lake(self.root).create_or_check("default", self.vbuckets)
+        options = TableOptions(vbuckets=self.vbuckets, policy=MergePolicy(**{"small_rows": 10**6, **policy}))
         self.tables = Tables(Lake(self.root), "app", options)
 
     def put(self, count: int, prefix: str = "k", value: str = '{"n": %d, "odd": {"a": [1, null]}}') -> None:
@@ -56,7 +56,7 @@ class Synced:
         if apply:
             rows = list(Epochs(Lake(self.root).epochs()).lift(batches))
             written = write_log(rows, self.root, self.number)
-            self.tables.apply(self.number, Written.gather([written.plain()]), lag)
+            self.tables.apply(self.number, WrittenFiles.from_tasks([written.to_json()]), lag)
         if note:
             self.note()
         self.number += 1
@@ -85,7 +85,7 @@ class Synced:
         return SyncOptions.parse({"connection": self.node.connection_string, "to": self.root, **more})
 
     def verify(self, *collections: str, view: str = "fresh", **more: Any) -> dict[str, Comparison]:
-        return {found.name: found for found in verify(self.options(**more), collections, rounds=0, view=view)}
+        return {found.name: found for found in compare(self.options(**more), collections, rounds=0, view=view)}
 
     def fault(self, name: str, **arguments: Any) -> None:
         url = f"http://127.0.0.1:{self.node.http_port}/upriver/faults/{name}"

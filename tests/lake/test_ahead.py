@@ -9,11 +9,11 @@ import pytest
 from tests.lake.desks import Desk
 from tests.lake.test_trimming import TAIL, reading, trim, truth
 from upriver.lake.apply import ahead
-from upriver.lake.change_log import Written, write_log
+from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.layout import Lake
 from upriver.protocol.offsets import Offset
 from upriver.protocol.position import Position
-from upriver.spark.sync.reached import Reached
+from upriver.spark.sync.committed import CommittedBatch
 
 
 def branches(desk: Desk) -> Any:
@@ -38,7 +38,7 @@ def test_what_was_read_again_beyond_the_offset_goes_when_a_second_failover_loses
     batch = desk.feed.batch()  # is planned up to here
     offset = desk.feed.histories[vbucket].seqno
     desk.feed.put(extra[0], {"ahead": True})
-    desk.tables.apply(desk.number, Written.gather([write_log(batch, desk.root, desk.number).plain()]))
+    desk.tables.apply(desk.number, WrittenFiles.from_tasks([write_log(batch, desk.root, desk.number).to_json()]))
     desk.number += 1
     assert extra[0] in desk.read()  # read again, beyond the offset
     desk.feed.fail_over(vbucket, offset)  # loses it; the source is not behind that and hears of no rollback
@@ -66,6 +66,6 @@ def test_a_vbucket_that_the_sync_has_passed_is_not_asked_after_any_more(tmp_path
         return {1: [(8, 40), (7, 0)]}
 
     assert ahead.lost(lake, branches) == {"shop.orders": [1]}
-    Reached(3, Offset((Position.of_points(7, 9), Position.of_points(7, 50))).to_json()).store(lake)
+    CommittedBatch(3, Offset((Position.of_points(7, 9), Position.of_points(7, 50))).to_json()).store(lake)
     assert ahead.lost(lake, branches) == {}
     assert asked == [1]

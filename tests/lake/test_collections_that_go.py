@@ -8,12 +8,16 @@ import pytest
 from tests.lake.desks import Desk
 from tests.lake.test_reconcile import OPTIONS
 from tests.lake.test_truth import normal
-from upriver.lake.apply.policy import Policy
+from upriver.lake.apply.policy import MergePolicy
 from upriver.lake.apply.reconcile import reconcile
+from upriver.lake.apply.upkeep import fold_log, fold_tail, trim_log
 from upriver.lake.bucket import Survey
-from upriver.lake.upkeep import fold_log, fold_tail, trim_log
 
-POLICIES = {"tail": Policy(small_rows=0, share=100), "merged": Policy(small_rows=10**6), "paid": Policy(small_rows=0)}
+POLICIES = {
+    "tail": MergePolicy(small_rows=0, share=100),
+    "merged": MergePolicy(small_rows=10**6),
+    "paid": MergePolicy(small_rows=0),
+}
 
 
 def restart(desk: Desk, live: int | None) -> list[str]:
@@ -67,10 +71,10 @@ def test_a_collection_dropped_while_followed_leaves_current_empty_through_restar
 
 
 def test_a_tail_file_that_an_earlier_version_named_backwards_does_not_stop_the_sync(tmp_path) -> None:
-    from upriver.lake.files import piece_of
+    from upriver.lake.files import parse_file_name
 
-    backwards = piece_of("vb0000-0003/b00000008-00000007-ab.parquet")
-    assert (backwards.first, backwards.last) == (7, 7)
+    backwards = parse_file_name("vb0000-0003/b00000008-00000007-ab.parquet")
+    assert (backwards.first_batch, backwards.last_batch) == (7, 7)
 
 
 def trim_everything(desk: Desk) -> int:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.lake.desks import Desk
 from upriver.lake.apply.rows import text_keys
-from upriver.lake.columns import Kind, evolve, observe, row_schema, to_columns, to_document
+from upriver.lake.column_types import ColumnType
+from upriver.lake.columns import evolve, observe, row_schema, to_columns, to_document
 
 scalars = st.one_of(
     st.none(),
@@ -52,11 +53,11 @@ def test_every_document_comes_back_whatever_the_columns_were_made_for(first, lat
 @pytest.mark.parametrize(
     ("first", "then", "kind"),
     [
-        ([{"a": 1}], [{"a": 2.5}], Kind.DOUBLE),
-        ([{"a": 1}], [{"a": "x"}], Kind.BIGINT),
-        ([{"a": None}], [{"a": True}], Kind.BOOLEAN),
-        ([{"a": {"b": 1}}], [{"a": [1]}], Kind.JSON),
-        ([{"a": 1}, {"a": 1.5}], [], Kind.DOUBLE),
+        ([{"a": 1}], [{"a": 2.5}], ColumnType.DOUBLE),
+        ([{"a": 1}], [{"a": "x"}], ColumnType.BIGINT),
+        ([{"a": None}], [{"a": True}], ColumnType.BOOLEAN),
+        ([{"a": {"b": 1}}], [{"a": [1]}], ColumnType.JSON),
+        ([{"a": 1}, {"a": 1.5}], [], ColumnType.DOUBLE),
     ],
 )
 def test_a_column_takes_the_kind_of_its_values_and_widens_only_without_loss(first, then, kind) -> None:
@@ -82,7 +83,7 @@ def test_a_document_of_any_depth_is_taken_and_comes_back(desk: Desk, levels) -> 
         desk.feed.put(f"plain-{name}", {name: [1]})
         desk.feed.put(f"deep-{name}", json.dumps({name: [0]}).encode().replace(b"0", b"[" * levels + b"]" * levels))
     desk.commit()
-    desk.orders.advance(0, 0, desk.tables.run, None, force=True)
+    desk.orders.advance(0, force=True)
     truth = desk.feed.truth()
     for key, said in desk.read().items():
         assert said == truth[key] or said == orjson.loads(truth[key])

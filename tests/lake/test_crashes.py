@@ -12,10 +12,10 @@ import pytest
 
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
-from upriver.lake.apply.policy import Policy
-from upriver.lake.change_log import Written, write_log
+from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.delta import Table
-from upriver.lake.files import Piece
+from upriver.lake.files import DataFile
 
 
 def scenario(desk: Desk) -> None:
@@ -45,7 +45,7 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("landed", [False, True], ids=["before it landed", "after it landed"])
-@pytest.mark.parametrize("policy", [Policy(small_rows=0), Policy(small_rows=10**6)], ids=["tail", "merged"])
+@pytest.mark.parametrize("policy", [MergePolicy(small_rows=0), MergePolicy(small_rows=10**6)], ids=["tail", "merged"])
 def test_a_crash_at_any_commit_is_made_good_by_the_replay(tmp_path, monkeypatch, policy, landed) -> None:
     write, left = Table._write, [0]
 
@@ -80,7 +80,7 @@ def _run_with_replays(desk: Desk) -> bool:
         for _ in range(3):
             try:
                 written = write_log(batches, desk.root, desk.number)
-                desk.tables.apply(desk.number, Written.gather([written.plain()]))
+                desk.tables.apply(desk.number, WrittenFiles.from_tasks([written.to_json()]))
                 break
             except Crash:
                 crashed[0] = True
@@ -99,7 +99,7 @@ def test_the_same_batch_again_changes_nothing(desk: Desk) -> None:
         desk.tables.apply(0, write_log(batches, desk.root, 0))
         desk.open()
     assert desk.orders.changes.delta.to_pyarrow_table().num_rows == 1
-    committed = {piece.path for piece in desk.orders.changes.pieces()}
+    committed = {file.path for file in desk.orders.changes.files()}
     home = Path(desk.orders.changes.uri)
     on_disk = {str(path.relative_to(home)) for path in home.rglob("vb*/*.parquet")}
     assert on_disk == committed  # files of the replays are gone
@@ -166,7 +166,7 @@ def test_a_disk_that_fills_up_anywhere_in_a_commit_fails_the_batch_and_the_next_
     if shutil.which("unshare") is None or subprocess.run([*alone, "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("needs a Linux that lets users mount")
     command = f"{mount} && exec {sys.executable} - {tmp_path}"
-    environment = {**os.environ, "PYTHONPATH": here}
+    environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here}/src"}
     done = subprocess.run([*alone, "sh", "-c", command], input=FULL, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.strip().split(", ")
@@ -188,7 +188,7 @@ def test_a_commit_that_raised_but_landed_keeps_its_files(desk: Desk, monkeypatch
     with pytest.raises(Crash):
         desk.tables.apply(0, written)
     monkeypatch.setattr(Table, "_write", write)
-    pieces: list[Piece] = written.pieces["shop.orders"]
+    files: list[DataFile] = written.files["shop.orders"]
     desk.open()
-    desk.orders.changes.drop_uncommitted(pieces)
+    desk.orders.changes.drop_uncommitted(files)
     assert desk.orders.changes.delta.to_pyarrow_table().num_rows == 1

@@ -15,17 +15,18 @@ from upriver.lake.change_log import write_log
 APPLY = """
 import json, resource, sys
 from upriver.lake.apply import unapplied
-from upriver.lake.tables import TableOptions, Tables
+from upriver.lake.apply.policy import TableOptions
+from upriver.lake.tables import Tables
 from upriver.lake.layout import Lake
-from upriver.lake.change_log import Written
-from upriver.lake.apply.policy import Policy
+from upriver.lake.change_log import WrittenFiles
+from upriver.lake.apply.policy import MergePolicy
 
-small = {"target_bytes": 4 << 20, "inline_bytes": 4 << 20} if hasattr(unapplied, "SHARED_BYTES") else {}
+small = {"target_bytes": 4 << 20, "inline_bytes": 4 << 20}
 unapplied.SHARED_BYTES = 4 << 20
-tables = Tables(Lake(sys.argv[1]), "app", TableOptions(vbuckets=64, policy=Policy(**small)))
+tables = Tables(Lake(sys.argv[1]), "app", TableOptions(vbuckets=64, policy=MergePolicy(**small)))
 
 def apply(path, batch):
-    tables.apply(batch, Written.gather([json.load(open(path))]))
+    tables.apply(batch, WrittenFiles.from_tasks([json.load(open(path))]))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 little = apply(sys.argv[2], 0)
@@ -37,7 +38,7 @@ def log(desk: Desk, path: Path, documents: int) -> None:
     """A batch of documents of about half a megabyte, of a kind that compresses well."""
     for index in range(documents):
         desk.feed.put(f"k{index}", {"list": [index] * 100_000, "n": index})
-    path.write_text(json.dumps(write_log(desk.feed.batch(), desk.root, desk.number).plain()))
+    path.write_text(json.dumps(write_log(desk.feed.batch(), desk.root, desk.number).to_json()))
     desk.number += 1
 
 

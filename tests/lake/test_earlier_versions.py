@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
-from upriver.lake.apply.policy import Policy
+from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.apply.upkeep import fold_log
 from upriver.lake.apply.voiding import void
-from upriver.lake.history import History
-from upriver.lake.upkeep import fold_log
+from upriver.lake.history import HistoryTable
 
 
 def without_voided(desk: Desk) -> None:
@@ -38,7 +38,7 @@ def without_voided(desk: Desk) -> None:
 def earlier(tmp_path, monkeypatch) -> Desk:
     """Documents, half of which were changed, and those changes taken back."""
     monkeypatch.setattr("upriver.lake.collection.void", lambda *_: {})  # those versions did not
-    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, tail_files=3))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, tail_files=3))
     goods = desk.change_half()
     for vbucket, good in enumerate(goods):
         desk.feed.fail_over(vbucket, good)
@@ -96,7 +96,7 @@ def test_it_follows_the_bucket_from_there_through_folds_and_further_rollbacks(ea
     earlier.commit()
     assert earlier.read() == {key: normal(value) for key, value in earlier.feed.truth().items()}
     assert standing(earlier) == truth(earlier)
-    assert History(earlier.orders).advance(force=True) > 0
+    assert HistoryTable(earlier.orders).advance(force=True) > 0
 
 
 def test_its_log_can_be_rewritten_by_another_tool(earlier: Desk) -> None:

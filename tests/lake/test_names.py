@@ -64,7 +64,7 @@ def test_no_two_names_share_a_directory_and_none_leads_out_of_the_lake(one_name,
     assert "/" not in place
     assert place.strip(".")
     assert len(place.encode()) <= 255
-    assert lake.name_of(place) in (one_name, None)
+    assert lake.collection_of(place) in (one_name, None)
     assert (place == lake.directory(other)) == (one_name == other)
 
 

@@ -17,19 +17,19 @@ from deltalake import DeltaTable
 
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
-from upriver.lake.apply.policy import Policy
-from upriver.lake.change_log import Written, write_log
+from upriver.lake import read
+from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.apply.upkeep import fold_log, fold_tail
+from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.delta import Table
-from upriver.lake.history import History
-from upriver.lake.read import read_arrow
+from upriver.lake.history import HistoryTable
 from upriver.lake.tables import Tables
-from upriver.lake.upkeep import fold_log, fold_tail
 
 TABLES = ("changes", "tail", "current")
 POLICIES = {
-    "tail": Policy(small_rows=0, share=100, tail_files=3),
-    "merged": Policy(small_rows=10**6),
-    "ranges": Policy(small_rows=2, share=0.5, target_rows=10, tail_files=3, max_files=2),
+    "tail": MergePolicy(small_rows=0, share=100, tail_files=3),
+    "merged": MergePolicy(small_rows=10**6),
+    "ranges": MergePolicy(small_rows=2, share=0.5, target_rows=10, tail_files=3, max_files=2),
 }
 
 
@@ -47,9 +47,9 @@ def part_of(uri: str) -> None:
     if not DeltaTable.is_deltatable(uri):
         return
     table = Table(uri)
-    files = [piece for piece in table.pieces() if not piece.foreign][:-1]
+    files = [file for file in table.files() if not file.foreign][:-1]
     if files:
-        rows = pa.concat_tables([pq.read_table(f"{uri}/{piece.path}") for piece in files], promote_options="default")
+        rows = pa.concat_tables([pq.read_table(f"{uri}/{file.path}") for file in files], promote_options="default")
         path = f"part-{table.delta.version()}.parquet"
         pq.write_table(rows, f"{uri}/{path}")
         size = Path(uri, path).stat().st_size
@@ -112,14 +112,14 @@ def test_optimize_between_any_two_commits_neither_loses_nor_doubles_a_row(
 
 def check(desk: Desk) -> None:
     assert desk.read() == truth(desk)
-    assert read_arrow(desk.root, "shop.orders").num_rows == len(truth(desk))
+    assert read(desk.root, "shop.orders").num_rows == len(truth(desk))
     for _ in range(2):
         desk.feed.put("last", {"n": desk.number})
         desk.commit()
         fold_tail(desk.orders)
         fold_log(desk.orders)
         assert desk.read() == truth(desk)
-    desk.orders.advance(desk.number - 1, 0, desk.tables.run, None, settle=True)
+    desk.orders.advance(desk.number - 1, drain=True)
     current = desk.orders.current.delta.to_pyarrow_table()
     assert sorted(current["_key"].to_pylist()) == sorted(truth(desk))
     log = desk.orders.changes.delta.to_pyarrow_table()
@@ -157,7 +157,7 @@ def test_optimize_while_the_sync_runs_leaves_one_row_for_each_key(tmp_path) -> N
 
 
 def test_a_partial_optimize_keeps_what_waits_in_the_tail(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, share=0.5, target_rows=50))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=0.5, target_rows=50))
     keys = [f"k{index}" for index in range(80)]
     for key in keys:
         desk.feed.put(key, {"n": 0})
@@ -168,10 +168,10 @@ def test_a_partial_optimize_keeps_what_waits_in_the_tail(tmp_path) -> None:
     for key in high[1:]:
         desk.feed.delete(key)
     desk.commit()
-    merged = {piece.lo: piece.last for piece in desk.orders.current.pieces()}
+    merged = {file.lo: file.last_batch for file in desk.orders.current.files()}
     assert merged == {0: 0, 2: 2}  # the one half has it all, for the other a change waits
     part_of(desk.orders.current.uri)
-    assert [piece.lo for piece in Table(desk.orders.current.uri).pieces() if not piece.foreign] == [2]
+    assert [file.lo for file in Table(desk.orders.current.uri).files() if not file.foreign] == [2]
     desk.open()
     desk.feed.put(high[0], {"n": 3})
     desk.commit()
@@ -181,7 +181,7 @@ def test_a_partial_optimize_keeps_what_waits_in_the_tail(tmp_path) -> None:
 
 
 def test_a_document_deleted_in_a_merge_stays_deleted_however_many_batches_its_tail_waits_for_others(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, share=0.5, target_rows=50))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=0.5, target_rows=50))
     keys = [f"k{index}" for index in range(100)]
     for key in keys:
         desk.feed.put(key, {"n": 0})
@@ -208,17 +208,17 @@ def test_optimize_and_a_vacuum_at_once_under_a_running_step_are_survived(tmp_pat
     for index in range(40):
         desk.feed.put(f"k{index}", {"n": index})
     desk.commit()
-    run, calls = desk.tables.run, [0]
+    run, calls = desk.orders.run, [0]
 
-    def late(works: Any, window: pa.Table | None) -> Any:
+    def late(tasks: Any, unapplied: pa.Table | None) -> Any:
         calls[0] += 1
         if calls[0] == 1:
             desk_current = DeltaTable(desk.orders.current.uri)
             desk_current.optimize.z_order(["_key"])
             desk_current.vacuum(0, dry_run=False, enforce_retention_duration=False)
-        return run(works, window)
+        return run(tasks, unapplied)
 
-    desk.tables.run = late
+    desk.orders.run = late
     desk.feed.put("k3", {"n": -1})
     desk.commit()
     assert calls[0] == 2
@@ -226,11 +226,11 @@ def test_optimize_and_a_vacuum_at_once_under_a_running_step_are_survived(tmp_pat
 
 
 def test_duplicates_that_an_earlier_version_left_are_found_and_removed(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, share=100))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=100))
     for index in range(40):
         desk.feed.put(f"k{index}", {"n": index})
     desk.commit()
-    one = desk.orders.current.pieces()[0]
+    one = desk.orders.current.files()[0]
     again = one.path.replace("/b", "/b0")
     shutil.copy(f"{desk.orders.current.uri}/{one.path}", f"{desk.orders.current.uri}/{again}")
     desk.orders.current.commit("earlier", 1, [replace(one, path=again)])
@@ -247,7 +247,7 @@ def test_a_history_that_someone_else_rewrote_has_every_version_once(tmp_path) ->
     for index in range(40):
         desk.feed.put(f"k{index}", {"n": index})
     desk.commit()
-    history = History(desk.orders)
+    history = HistoryTable(desk.orders)
     history.advance()
     optimize(history.table.uri)
     desk.feed.put("k1", {"n": -1})
@@ -264,7 +264,7 @@ def test_a_batch_replayed_after_optimize_rewrote_its_log_is_there_once(tmp_path)
     batches = desk.feed.batch()
     for _ in range(3):
         desk.tables = Tables(desk.tables.lake, "app", desk.options)
-        desk.tables.apply(0, Written.gather([write_log(batches, desk.root, 0).plain()]))
+        desk.tables.apply(0, WrittenFiles.from_tasks([write_log(batches, desk.root, 0).to_json()]))
         optimize(desk.orders.changes.uri)
     assert desk.orders.changes.delta.to_pyarrow_table().num_rows == 1
     assert desk.read() == truth(desk)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upriver.lake.apply.policy import Policy, cut, frontier, hold, ranges_of, superseded, worth_merging
-from upriver.lake.files import Piece, _groups_of_rows
+from upriver.lake.apply.policy import MergePolicy, cut, frontier, hold, ranges_of, superseded, worth_merging
+from upriver.lake.files import DataFile, _groups_of_rows
 
 
 def rewritten(rows: int, batch_rows: int, batches: int, *, fold: int = 10**9) -> tuple[list[int], int]:
@@ -17,25 +17,27 @@ def rewritten(rows: int, batch_rows: int, batches: int, *, fold: int = 10**9) ->
 
     So many files of the tail are made one.
     """
-    policy = Policy()
+    policy = MergePolicy()
     parts = cut(0, 1023, -(-rows // policy.target_rows))
-    current = [Piece(f"{part.lo}", part.lo, part.hi, 0, 0, rows // len(parts)) for part in parts]
-    tail: list[Piece] = []
+    current = [DataFile(f"{part.lo}", part.lo, part.hi, 0, 0, rows // len(parts)) for part in parts]
+    tail: list[DataFile] = []
     written, longest = [], 0
     for batch in range(1, batches + 1):
         ranges = ranges_of(current, 1024, 0, policy)
         fresh = [batch_rows * part.width // 1024 for part in ranges]
         chosen = worth_merging(ranges, tail, fresh, policy)
-        current = [Piece(p.path, p.lo, p.hi, 0, batch if (p.lo, p.hi) in chosen else p.last, p.rows) for p in current]
-        written.append(sum(piece.rows for piece in current if (piece.lo, piece.hi) in chosen))
-        tail.append(Piece(str(batch), 0, 1023, batch, batch, batch_rows))
+        current = [
+            DataFile(p.path, p.lo, p.hi, 0, batch if (p.lo, p.hi) in chosen else p.last_batch, p.rows) for p in current
+        ]
+        written.append(sum(file.rows for file in current if (file.lo, file.hi) in chosen))
+        tail.append(DataFile(str(batch), 0, 1023, batch, batch, batch_rows))
         done = superseded(tail, frontier(current, 1024))
-        tail = [piece for piece in tail if piece not in done]
-        loose = [piece for piece in tail if piece.first == piece.last]
+        tail = [file for file in tail if file not in done]
+        loose = [file for file in tail if file.first_batch == file.last_batch]
         if len(loose) >= fold:
-            one = Piece("f", 0, 1023, loose[0].first, batch, sum(piece.rows for piece in loose))
-            tail = [*(piece for piece in tail if piece not in loose), one]
-        longest = max(longest, sum(piece.rows for piece in tail))
+            one = DataFile("f", 0, 1023, loose[0].first_batch, batch, sum(file.rows for file in loose))
+            tail = [*(file for file in tail if file not in loose), one]
+        longest = max(longest, sum(file.rows for file in tail))
     return written, longest
 
 
@@ -46,12 +48,12 @@ def rewritten_per_change(rows: int, batch_rows: int, batches: int) -> float:
 def test_rewriting_per_change_stays_flat_from_a_hundred_thousand_rows_to_ten_million() -> None:
     costs = [rewritten_per_change(rows, rows // 100, 400) for rows in (100_000, 1_000_000, 10_000_000)]
     assert max(costs) <= 1.25 * min(costs), costs
-    assert max(costs) < 2 / Policy().share
+    assert max(costs) < 2 / MergePolicy().share
 
 
 def test_no_batch_makes_up_for_others() -> None:
     written, longest = rewritten(10_000_000, 5_000, 1_200)
-    assert max(written) < 2 * Policy().target_rows  # never more than one part of the table
+    assert max(written) < 2 * MergePolicy().target_rows  # never more than one part of the table
     assert sum(written[:600]) == pytest.approx(sum(written[600:]), rel=0.1)
     assert longest < 0.5 * 10_000_000
 
@@ -79,13 +81,13 @@ def test_cuts_cover_every_vbucket_once(vbuckets: int) -> None:
 
 
 def test_vbuckets_without_a_file_are_ranges_too() -> None:
-    have = [Piece("b", 4, 7, 0, 3, rows=10), Piece("a", 10, 11, 0, 2, rows=5)]
-    found = [(part.lo, part.hi, part.merged) for part in ranges_of(have, 16, 0, Policy())]
+    have = [DataFile("b", 4, 7, 0, 3, rows=10), DataFile("a", 10, 11, 0, 2, rows=5)]
+    found = [(part.lo, part.hi, part.merged) for part in ranges_of(have, 16, 0, MergePolicy())]
     assert found == [(0, 3, -1), (4, 7, 3), (8, 9, -1), (10, 11, 2), (12, 15, -1)]
 
 
 def test_a_large_load_waits_for_its_log_but_not_for_ever() -> None:
-    policy = Policy()
+    policy = MergePolicy()
     assert hold(1_000_000, 0, lag=9_000_000, policy=policy)
     assert not hold(2_000_000, 0, lag=8_000_000, policy=policy)
     assert hold(1_000_000, 2_000_000, lag=7_000_000, policy=policy)

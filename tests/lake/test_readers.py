@@ -15,17 +15,17 @@ from deltalake import DeltaTable
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
 from upriver.errors import ConfigError
-from upriver.lake.apply.policy import Policy
+from upriver.lake import read, view_sql
+from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.apply.upkeep import fold_log, fold_tail, vacuum
 from upriver.lake.change_log import write_log
 from upriver.lake.delta import LOG_HOURS
-from upriver.lake.read import read_arrow, view_sql
-from upriver.lake.upkeep import fold_log, fold_tail, vacuum
 
 
 @pytest.fixture
 def busy(tmp_path) -> Desk:
     """A table with rows in current, newer ones in the tail, and deletions in both."""
-    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, share=0.5, tail_files=4))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=0.5, tail_files=4))
     for index in range(60):
         desk.feed.put(f"k{index}", {"n": index, "name": f"name {index}"})
     desk.commit()
@@ -43,7 +43,7 @@ def truth(desk: Desk) -> dict[str, object]:
 def test_the_documented_view_in_duckdb_is_fresh(busy: Desk) -> None:
     tail = busy.orders.tail.delta.to_pyarrow_dataset()
     current = busy.orders.current.delta.to_pyarrow_dataset()
-    assert busy.orders.tail.pieces()
+    assert busy.orders.tail.files()
     with duckdb.connect() as db:
         db.register("tail_table", tail)
         db.register("current_table", current)
@@ -53,7 +53,7 @@ def test_the_documented_view_in_duckdb_is_fresh(busy: Desk) -> None:
 
 
 def test_current_alone_is_a_plain_table_that_two_readers_agree_on(busy: Desk) -> None:
-    busy.orders.advance(busy.number - 1, 0, busy.tables.run, None, force=True)
+    busy.orders.advance(busy.number - 1, force=True)
     delta = DeltaTable(busy.orders.current.uri)
     by_duckdb = duckdb.read_parquet(list(delta.file_uris()), union_by_name=True)
     assert dict(by_duckdb.project("_key, n").fetchall()) == truth(busy)
@@ -63,7 +63,7 @@ def test_current_alone_is_a_plain_table_that_two_readers_agree_on(busy: Desk) ->
 
 
 def test_polars_reads_every_table_also_where_older_files_lack_a_column(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, target_rows=20))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, target_rows=20))
     for index in range(60):
         desk.feed.put(f"k{index}", {"n": index})
     desk.commit()
@@ -77,7 +77,7 @@ def test_polars_reads_every_table_also_where_older_files_lack_a_column(tmp_path)
     current = polars.read_delta(desk.orders.current.uri)
     assert current.select("n").sum().item() == 60 * 59 // 2
     assert current["city"].null_count() == 60
-    fresh = polars.from_arrow(read_arrow(desk.root, "shop.orders"))
+    fresh = polars.from_arrow(read(desk.root, "shop.orders"))
     assert dict(fresh.select("_key", "n").iter_rows()) == truth(desk)
     changes = polars.scan_delta(desk.orders.changes.uri)
     assert changes.filter(polars.col("voided")).collect().height == 1
@@ -91,7 +91,7 @@ def test_duckdb_reads_the_change_log(busy: Desk) -> None:
 def test_a_reader_keeps_its_version_through_merges_folds_and_vacuum(busy: Desk) -> None:
     old = DeltaTable(busy.orders.current.uri)
     before = old.to_pyarrow_table().sort_by("_key")
-    busy.orders.advance(busy.number - 1, 0, busy.tables.run, None, force=True)
+    busy.orders.advance(busy.number - 1, force=True)
     fold_tail(busy.orders)
     fold_log(busy.orders)
     assert vacuum(busy.orders, retention_hours=24) == 0
@@ -99,7 +99,7 @@ def test_a_reader_keeps_its_version_through_merges_folds_and_vacuum(busy: Desk) 
     assert vacuum(busy.orders, retention_hours=0) > 0
     with pytest.raises(FileNotFoundError):
         old.to_pyarrow_table()
-    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+    assert {row["_key"]: row["n"] for row in read(busy.root, "shop.orders").to_pylist()} == truth(busy)
 
 
 def test_old_entries_of_a_delta_log_go_and_the_table_stays(busy: Desk) -> None:
@@ -116,14 +116,14 @@ def test_old_entries_of_a_delta_log_go_and_the_table_stays(busy: Desk) -> None:
     busy.open()
     busy.feed.put("k41", {"n": -1})
     busy.commit()
-    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+    assert {row["_key"]: row["n"] for row in read(busy.root, "shop.orders").to_pylist()} == truth(busy)
 
 
 def test_folding_the_log_keeps_every_row(busy: Desk) -> None:
     before = busy.orders.changes.delta.to_pyarrow_table().sort_by("seqno")
-    files = len(busy.orders.changes.pieces())
+    files = len(busy.orders.changes.files())
     assert fold_log(busy.orders) > 0
-    assert len(busy.orders.changes.pieces()) < files
+    assert len(busy.orders.changes.files()) < files
     after = busy.orders.changes.delta.to_pyarrow_table()
     keys = [("vbucket", "ascending"), ("seqno", "ascending")]
     assert after.sort_by(keys).equals(before.sort_by(keys))
@@ -131,18 +131,18 @@ def test_folding_the_log_keeps_every_row(busy: Desk) -> None:
 
 def test_a_table_that_is_not_there_is_named(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"no tables of 'shop\.none'"):
-        read_arrow(str(tmp_path), "shop.none")
+        read(str(tmp_path), "shop.none")
 
 
 def test_files_that_someone_else_rewrote_are_taken_in_again(busy: Desk) -> None:
     DeltaTable(busy.orders.current.uri).optimize.compact()
     DeltaTable(busy.orders.tail.uri).optimize.compact()
     busy.open()
-    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+    assert {row["_key"]: row["n"] for row in read(busy.root, "shop.orders").to_pylist()} == truth(busy)
     busy.feed.put("k40", {"n": -40})
     busy.commit()
-    assert not [piece for piece in [*busy.orders.current.pieces(), *busy.orders.tail.pieces()] if piece.foreign]
-    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+    assert not [file for file in [*busy.orders.current.files(), *busy.orders.tail.files()] if file.foreign]
+    assert {row["_key"]: row["n"] for row in read(busy.root, "shop.orders").to_pylist()} == truth(busy)
 
 
 def test_a_log_that_someone_else_rewrote_between_two_commits_of_a_batch_loses_nothing(busy: Desk) -> None:
@@ -150,31 +150,31 @@ def test_a_log_that_someone_else_rewrote_between_two_commits_of_a_batch_loses_no
     busy.commit()
     busy.feed.put("k40", {"n": -40})
     written = write_log(busy.feed.batch(), busy.root, busy.number)
-    busy.orders.commit_log("app", busy.number, written.pieces["shop.orders"])  # and the tables not yet
+    busy.orders.commit_log("app", busy.number, written.files["shop.orders"])  # and the tables not yet
     DeltaTable(busy.orders.changes.uri).optimize.compact()
     busy.open()
     busy.tables.prepare()
     busy.tables.apply(busy.number, written)
-    assert not [piece for piece in busy.orders.changes.pieces() if piece.foreign]
-    assert {row["_key"]: row["n"] for row in read_arrow(busy.root, "shop.orders").to_pylist()} == truth(busy)
+    assert not [file for file in busy.orders.changes.files() if file.foreign]
+    assert {row["_key"]: row["n"] for row in read(busy.root, "shop.orders").to_pylist()} == truth(busy)
 
 
 def test_a_document_deleted_in_a_merge_does_not_come_back_from_a_tail_that_others_still_need(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=0, share=0.5, target_rows=50))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=0.5, target_rows=50))
     keys = [f"k{index}" for index in range(100)]
     for key in keys:
         desk.feed.put(key, {"n": 0})
     desk.commit()
-    assert len(desk.orders.current.pieces()) == 2
+    assert len(desk.orders.current.files()) == 2
     low = [key for key in keys if desk.feed.vbucket(key) < 2]
     desk.feed.put(low[0], {"n": 1})
     desk.commit()
-    assert desk.orders.tail.pieces()
+    assert desk.orders.tail.files()
     desk.feed.delete(low[0])
     for key in low[1:]:
         desk.feed.put(key, {"n": 2})
     desk.commit()
-    merged = {piece.lo: piece.last for piece in desk.orders.current.pieces()}
+    merged = {file.lo: file.last_batch for file in desk.orders.current.files()}
     assert merged[0] == 2  # the half with the deletion was merged,
     assert merged[2] == 0  # and the other half not
     assert low[0] not in desk.read()
@@ -183,7 +183,7 @@ def test_a_document_deleted_in_a_merge_does_not_come_back_from_a_tail_that_other
 
 
 def test_a_part_of_the_table_that_was_empty_at_first_takes_rows_later(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(small_rows=2, target_rows=2))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=2, target_rows=2))
     keys = {vbucket: [key for key in map(str, range(99)) if desk.feed.vbucket(key) == vbucket] for vbucket in range(4)}
     for key in keys[3][:8]:
         desk.feed.put(key, {"n": 1})
@@ -194,9 +194,9 @@ def test_a_part_of_the_table_that_was_empty_at_first_takes_rows_later(tmp_path) 
 
 
 def test_rows_of_more_than_one_chunk_of_text_are_gathered_all_the_same(monkeypatch) -> None:
-    from upriver.lake import files as pieces
+    from upriver.lake import files
 
     table = pa.table({"_key": ["a", "b", "c", "d"], "n": [1, 2, 3, 4], "_value": [b"x", None, b"", b"y"]})
-    expected = pieces.gather(table, [3, 1, 1, 0])
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", 8)
-    assert pieces.gather(table, [3, 1, 1, 0]).equals(expected)
+    expected = files.gather(table, [3, 1, 1, 0])
+    monkeypatch.setattr(files, "CHUNK_BYTES", 8)
+    assert files.gather(table, [3, 1, 1, 0]).equals(expected)

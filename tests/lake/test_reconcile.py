@@ -6,7 +6,7 @@ import pytest
 
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
-from upriver.lake.apply.policy import Policy
+from upriver.lake.apply.policy import MergePolicy
 from upriver.lake.apply.reconcile import reconcile
 from upriver.lake.bucket import Survey, wanted
 from upriver.lake.options import SyncOptions
@@ -14,7 +14,7 @@ from upriver.lake.options import SyncOptions
 OPTIONS = SyncOptions(connection="couchbase://nowhere", to="lake")
 
 
-@pytest.mark.parametrize("policy", [Policy(small_rows=0), Policy(small_rows=10**6)], ids=["tail", "merged"])
+@pytest.mark.parametrize("policy", [MergePolicy(small_rows=0), MergePolicy(small_rows=10**6)], ids=["tail", "merged"])
 def test_documents_of_a_collection_with_another_id_are_removed_and_new_ones_stay(tmp_path, policy) -> None:
     desk = Desk(tmp_path / "lake", policy=policy)
     for index in range(30):

@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 
 from tests.lake.desks import Desk
 from upriver.lake import delta as deltas
+from upriver.lake.apply.upkeep import vacuum
 from upriver.lake.delta import Table
-from upriver.lake.history import History
-from upriver.lake.upkeep import vacuum
+from upriver.lake.history import HistoryTable
 
 HOUR = 3600
 
@@ -34,7 +34,7 @@ def rewrite(desk: Desk) -> None:
     for key in range(20):
         desk.feed.put(f"k{key}", {"n": desk.number})
     desk.commit()
-    desk.orders.advance(desk.number - 1, 0, desk.tables.run, None, force=True)
+    desk.orders.advance(desk.number - 1, force=True)
 
 
 def age(table: Table, hours: float) -> None:
@@ -71,9 +71,9 @@ def test_files_of_the_history_go_as_well(tmp_path, clock) -> None:
     clock(50)
     for _ in range(3):
         rewrite(desk)
-        History(desk.orders).advance(force=True)
+        HistoryTable(desk.orders).advance(force=True)
     history = desk.tables.lake.table("history", "shop.orders")
-    live, files = len(history.pieces()), len(list(Path(history.uri).rglob("vb*/*.parquet")))
+    live, files = len(history.files()), len(list(Path(history.uri).rglob("vb*/*.parquet")))
     assert files > live
     vacuum(desk.orders, retention_hours=24)
     assert len(list(Path(history.uri).rglob("vb*/*.parquet"))) == live

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
 from upriver.lake.apply.epochs import Epochs
-from upriver.lake.upkeep import trim_log
+from upriver.lake.apply.upkeep import trim_log
 from upriver.records.schema import CHANGES
 
 
@@ -44,17 +44,17 @@ def test_the_repair_reaches_plain_readers_of_current_when_merged(desk: Desk) -> 
     for vbucket in range(4):
         desk.feed.fail_over(vbucket, desk.feed.histories[vbucket].seqno // 2)
     desk.commit()
-    desk.orders.advance(desk.number - 1, 0, desk.tables.run, None, force=True)
+    desk.orders.advance(desk.number - 1, force=True)
     plain = desk.orders.current.delta.to_pyarrow_table()
     assert {row["_key"]: row["n"] for row in plain.to_pylist()} == {f"k{index}": index for index in range(40)}
 
 
 def test_a_vbucket_is_read_again_when_the_log_was_trimmed(desk: Desk) -> None:
     goods = desk.change_half()
-    first = desk.orders.changes.pieces()[0]
+    first = desk.orders.changes.files()[0]
     everything = pc.max(desk.orders.changes.delta.to_pyarrow_table().filter(pc.field("batch") == 0)["timestamp"])
     assert trim_log(desk.orders, everything.value + 1) == 1
-    assert first.path not in {piece.path for piece in desk.orders.changes.pieces()}
+    assert first.path not in {file.path for file in desk.orders.changes.files()}
     for vbucket, good in enumerate(goods):
         desk.feed.fail_over(vbucket, good)
     asked: list[int] = []

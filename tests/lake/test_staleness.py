@@ -10,11 +10,12 @@ from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
 from upriver.lake import collection
 from upriver.lake import delta as deltas
-from upriver.lake.apply.policy import Policy
-from upriver.lake.change_log import Written, write_log
+from upriver.lake.apply import plan
+from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.apply.upkeep import fold_tail
+from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.columns import shape_of, to_document
 from upriver.lake.options import SyncOptions
-from upriver.lake.upkeep import fold_tail
 from upriver.spark.sync.job import table_options
 
 MINUTE = 60.0
@@ -37,7 +38,7 @@ def clock(monkeypatch):
     """Tells the tables how late it is."""
 
     def later(seconds: float) -> None:
-        for module in (collection, deltas):
+        for module in (collection, plan, deltas):
             monkeypatch.setattr(module, "now_ms", lambda: int((time.time() + seconds) * 1000))
 
     return later
@@ -54,37 +55,37 @@ def load(desk: Desk) -> None:
 
 
 def test_a_run_that_ends_leaves_deletions_and_changes_in_current_itself(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(**LAZY))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(**LAZY))
     load(desk)
     assert current(desk) != truth(desk) == desk.read()
-    desk.tables.settle()
+    desk.tables.drain()
     assert current(desk) == truth(desk) == desk.read()
     desk.feed.delete("k2")
     desk.commit()
     desk.open()
-    desk.tables.settle()
+    desk.tables.drain()
     assert current(desk) == truth(desk) == desk.read()
-    files = {piece.path for piece in desk.orders.current.pieces()}
-    desk.tables.settle()  # nothing waits, nothing is written
-    assert {piece.path for piece in desk.orders.current.pieces()} == files
-    assert desk.orders.tail.pieces() == []
+    files = {file.path for file in desk.orders.current.files()}
+    desk.tables.drain()  # nothing waits, nothing is written
+    assert {file.path for file in desk.orders.current.files()} == files
+    assert desk.orders.tail.files() == []
 
 
 def test_a_change_of_one_document_does_not_rewrite_parts_that_have_none(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(**LAZY))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(**LAZY))
     load(desk)
-    desk.tables.settle()
-    before = {piece.path for piece in desk.orders.current.pieces()}
+    desk.tables.drain()
+    before = {file.path for file in desk.orders.current.files()}
     desk.feed.delete("k2")
     desk.commit()
-    desk.tables.settle()
-    assert len(before - {piece.path for piece in desk.orders.current.pieces()}) == 1
+    desk.tables.drain()
+    assert len(before - {file.path for file in desk.orders.current.files()}) == 1
     assert current(desk) == truth(desk)
 
 
 @pytest.mark.parametrize("folded", [False, True])
 def test_what_waits_is_in_current_within_the_limit_although_no_batch_comes(tmp_path, clock, folded) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(**LAZY, staleness_s=5 * MINUTE))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(**LAZY, staleness_s=5 * MINUTE))
     load(desk)
     desk.feed.delete("k2")
     desk.commit()
@@ -105,7 +106,7 @@ def test_what_waits_is_in_current_within_the_limit_although_no_batch_comes(tmp_p
 
 
 def test_parts_of_a_table_take_turns_so_that_not_all_are_written_at_once(tmp_path, clock) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(**LAZY, staleness_s=5 * MINUTE))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(**LAZY, staleness_s=5 * MINUTE))
     load(desk)
     ranges = []
     for minutes in (2.6, 3.1, 3.6, 4.1, 4.6):
@@ -117,27 +118,27 @@ def test_parts_of_a_table_take_turns_so_that_not_all_are_written_at_once(tmp_pat
 
 
 def test_with_no_staleness_at_all_every_batch_is_in_current(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(**LAZY, staleness_s=0))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(**LAZY, staleness_s=0))
     load(desk)
     assert current(desk) == truth(desk)
 
 
 def test_a_rollback_and_a_replayed_batch_reach_current_within_the_limit(tmp_path, clock) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(**LAZY, staleness_s=5 * MINUTE))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(**LAZY, staleness_s=5 * MINUTE))
     load(desk)
     for vbucket in range(4):
         desk.feed.fail_over(vbucket, desk.feed.histories[vbucket].seqno - 3)
     batches = desk.feed.batch()
     for _ in range(2):
         desk.open()
-        desk.tables.apply(desk.number, Written.gather([write_log(batches, desk.root, desk.number).plain()]))
+        desk.tables.apply(desk.number, WrittenFiles.from_tasks([write_log(batches, desk.root, desk.number).to_json()]))
     clock(4.6 * MINUTE)
     desk.tables.freshen()
     assert current(desk) == truth(desk) == desk.read()
 
 
 def test_a_batch_held_back_for_others_that_do_not_come_is_applied(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=Policy(**LAZY))
+    desk = Desk(tmp_path / "lake", policy=MergePolicy(**LAZY))
     for index in range(20):
         desk.feed.put(f"k{index}", {"n": index})
     written = write_log(desk.feed.batch(), desk.root, 0)

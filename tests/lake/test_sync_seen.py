@@ -17,15 +17,15 @@ from upriver.lake.journal import Batch
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
 from upriver.spark.sync.lag import LagWatch
-from upriver.spark.sync.run import Live
+from upriver.spark.sync.run import SyncProgress
 from upriver.testing import RunningNode
 
 OPTIONS = SyncOptions(connection="couchbase://localhost", to="lake")
 
 
-def live(**known: object) -> Live:
+def live(**known: object) -> SyncProgress:
     """A run after one batch."""
-    made = Live(**known)  # type: ignore[arg-type]
+    made = SyncProgress(**known)  # type: ignore[arg-type]
     made.add([Batch(7, time.time() - 1500, rows=300, total_s=0.5, behind_s=1400.0)])
     return made
 
@@ -57,7 +57,7 @@ def test_without_a_terminal_every_line_is_whole_and_has_its_time(capsys: pytest.
     display = Display(OPTIONS)
     display(live(expected=1000, lag=0, loading=False))
     away = live(expected=1, lag=0, loading=False, away_s=AWAY_S, away_because="x" * 200)
-    away.news = []
+    away.new_batches = []
     display(away)
     away.away_s += 10
     display(away)  # told already

@@ -7,10 +7,10 @@ from typing import Any
 from tests.lake.desks import Desk
 from tests.lake.feeds import BASE_NS
 from tests.lake.test_truth import normal
-from upriver.lake import upkeep
-from upriver.lake.apply.policy import Policy
+from upriver.lake.apply import upkeep
+from upriver.lake.apply.policy import MergePolicy
 
-TAIL = Policy(small_rows=0, share=100, tail_files=2)
+TAIL = MergePolicy(small_rows=0, share=100, tail_files=2)
 
 
 def truth(desk: Desk) -> dict[str, object]:
@@ -96,8 +96,8 @@ def test_a_lake_that_an_earlier_version_trimmed_reads_again_whatever_rolls_back(
     good = desk.feed.histories[vbucket].seqno
     desk.feed.put("k", {"n": 1})
     desk.commit()
-    piece = desk.orders.changes.pieces()[0]
-    desk.orders.changes.commit("upriver.trimmed", 0, [], [piece])
+    file = desk.orders.changes.files()[0]
+    desk.orders.changes.commit("upriver.trimmed", 0, [], [file])
     asked = reading(desk)
     for _ in range(2):
         desk.feed.fail_over(vbucket, good)

@@ -9,19 +9,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.lake.feeds import Feed
-from upriver.lake.apply.policy import Policy
-from upriver.lake.change_log import Written, write_log
+from upriver.lake import read_documents
+from upriver.lake.apply.policy import MergePolicy, TableOptions
+from upriver.lake.apply.upkeep import fold_log, fold_tail
+from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.layout import Lake
-from upriver.lake.read import read_documents
-from upriver.lake.tables import TableOptions, Tables
-from upriver.lake.upkeep import fold_log, fold_tail
+from upriver.lake.tables import Tables
 
 KEYS = [f"k{index}" for index in range(12)]
 # Ranges that never merge by themselves, that always do, and small ones that split.
 POLICIES = [
-    Policy(share=100, small_rows=0, tail_files=3),
-    Policy(small_rows=10**6, tail_files=3),
-    Policy(share=0.5, small_rows=2, target_rows=2, tail_files=2, max_files=1),
+    MergePolicy(share=100, small_rows=0, tail_files=3),
+    MergePolicy(small_rows=10**6, tail_files=3),
+    MergePolicy(share=0.5, small_rows=2, target_rows=2, tail_files=2, max_files=1),
 ]
 documents = st.fixed_dictionaries(
     {
@@ -64,9 +64,9 @@ def normal(value: bytes) -> object:
     return {k: v for k, v in document.items() if v is not None} if isinstance(document, dict) else value
 
 
-def apply(tables: Tables, feed: Feed, batch: int, lag: int = 0) -> Written:
+def apply(tables: Tables, feed: Feed, batch: int, lag: int = 0) -> WrittenFiles:
     written = write_log(feed.batch(), tables.lake.root, batch)
-    tables.apply(batch, Written.gather([written.plain()]), lag)
+    tables.apply(batch, WrittenFiles.from_tasks([written.to_json()]), lag)
     return written
 
 
@@ -124,7 +124,7 @@ def test_tables_equal_the_bucket_after_every_batch(ops, policy, random) -> None:
                     fold_log(tables.collection(name))
                     truth = feed.truth(name.removeprefix("shop."))
                     assert read_documents(root, name) == {key: normal(value) for key, value in truth.items()}
-        tables.settle()
+        tables.drain()
         for name in tables.names():
             keys = tables.collection(name).current.delta.to_pyarrow_table()["_key"].to_pylist()
             truth = feed.truth(name.removeprefix("shop."))

@@ -17,7 +17,7 @@ from tests.lake.synced import DEFAULT, Synced
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError
-from upriver.lake.verify.judge import Comparison
+from upriver.lake import Comparison
 from upriver.testing import RunningNode, node
 
 UIDS = itertools.count(1)
@@ -283,14 +283,14 @@ def test_the_view_that_was_asked_for_is_judged(running: RunningNode, tmp_path: P
     lake = Synced(running, tmp_path / "lake", small_rows=0, share=100)
     lake.put(40)
     lake.sync()
-    lake.tables.collection(DEFAULT).advance(lake.number - 1, 0, lake.tables.run, None, force=True)
+    lake.tables.collection(DEFAULT).advance(lake.number - 1, force=True)
     lake.db.set("k1", b'{"n": "new"}')
     lake.db.delete("k2")
     lake.sync()
     assert judged(lake) == {}
     found = lake.verify(view="current")[DEFAULT]
     assert (found.view, wrong(found), found.waiting) == ("current", {"different": ["k1"], "extra": ["k2"]}, 2)
-    lake.tables.collection(DEFAULT).advance(lake.number - 1, 0, lake.tables.run, None, force=True)
+    lake.tables.collection(DEFAULT).advance(lake.number - 1, force=True)
     assert judged(lake, view="current") == {}
     lake.db.close()
 
@@ -445,7 +445,7 @@ def test_a_table_that_no_reader_can_open_is_named(lake: Synced) -> None:
     lake.sync()
     entry = max(Path(lake.root, "current", DEFAULT, "_delta_log").glob("*.json"))
     entry.write_text(entry.read_text()[:30])
-    with pytest.raises(ConfigError, match=f"current/{DEFAULT} is no table that a Delta reader can open"):
+    with pytest.raises(ConfigError, match=f"a Delta reader cannot open .*/current/{DEFAULT}"):
         lake.verify()
 
 

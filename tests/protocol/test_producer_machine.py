@@ -87,7 +87,7 @@ def test_a_noop_is_sent_when_it_is_due_and_the_next_one_only_after_its_answer(li
 def test_a_takeover_that_is_not_confirmed_makes_writers_wait_until_it_ends(bucket: Bucket):
     streamed = Streamed(bucket)
     link = Link(streamed, b"p")
-    bucket.vbucket(0).set(b"k", b"v")
+    bucket.vbucket(0).documents.set(b"k", b"v")
     list(link.producer.receive(dcp.StreamRequest(flags=StreamFlag.TAKEOVER, opaque=5).encode(), 0.0))
     _, marker, *_ = said(link)
     assert isinstance(marker, dcp.SnapshotMarker)
@@ -147,9 +147,9 @@ def test_a_consumer_joined_by_bytes_ends_with_an_equal_store(
     def act(vbucket: int, key: int, kind: str) -> None:
         vb, name = active.vbucket(vbucket), b"k%d" % key
         if kind == "set":
-            vb.set(name, b"v%d" % vb.high_seqno)
+            vb.documents.set(name, b"v%d" % vb.high_seqno)
         elif kind == "delete" and (vbucket, name) in alive:
-            vb.delete(name)
+            vb.documents.delete(name)
         elif kind == "disk":
             active.flush()
             active.trim_memory()
@@ -169,6 +169,9 @@ def test_a_consumer_joined_by_bytes_ends_with_an_equal_store(
         assert replica.bucket.vbucket(number).high_seqno == active.vbucket(number).high_seqno
         assert replica.bucket.vbucket(number).item_count == active.vbucket(number).item_count
     for number, name in alive:
-        assert replica.bucket.vbucket(number).get_replica(name).value == active.vbucket(number).get(name).value
+        assert (
+            replica.bucket.vbucket(number).documents.get_replica(name).value
+            == active.vbucket(number).documents.get(name).value
+        )
     active.abandon()
     replica.bucket.abandon()

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from upriver.errors import InvalidMessage
 from upriver.model import SEQNO_MAX, Datatype, signed, unsigned
-from upriver.records.batches import ChangeOptions, change_batch, columns_of, row_batch, wire_batch
+from upriver.records.batches import ChangeOptions, change_batch, row_batch, wire_batch
 from upriver.records.schema import CHANGES, WIRE, Event, signed_column
 from upriver.wire import Context, Message
 from upriver.wire.bulk.decode import BulkDecoder, Columns, ColumnSizes
-from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_columns
 from upriver.wire.bulk.streams import StreamTable
 from upriver.wire.messages import dcp
 from upriver.wire.values import deflate, join_xattrs
@@ -170,16 +169,6 @@ def test_a_wire_batch_does_not_care_what_was_in_the_memory_before() -> None:
     full = BulkDecoder(sizes=ColumnSizes(rows=1, key_bytes=300, value_bytes=9))
     list(full.feed(dcp.DcpMutation(1, 1, key=b"k", value=b"v").encode()))
     assert wire_batch(full.take())["key"].to_pylist() == [b"k"]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=300)), max_size=8), st.integers(0, 4))
-def test_a_wire_batch_can_be_sent_again(documents: list[tuple[int, bytes]], skip: int) -> None:
-    messages = [mutation(seqno, value, opaque=0, cas=cas) for seqno, (cas, value) in enumerate(documents, 1)]
-    batch = wire_batch(decoded(*messages)).slice(min(skip, len(messages)))
-    out = SendBuffer()
-    encode_columns(columns_of(batch), out, FrameOptions())
-    assert bytes(out.view()) == b"".join(message.encode() for message in messages[skip:])
 
 
 def test_a_mixture_of_collections_gets_its_names() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from tests.spark.spark_world import World
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.driver import Driver
-from upriver.spark.reader.executor import Reader
+from upriver.spark.reader.executor import TaskReader
 
 
 class Batches:
@@ -29,7 +29,7 @@ class Batches:
         """Run a batch, by executors that have found another node; its rows."""
         end = self.driver.latest_offset(self.at, self.most)
         options = self.options_at(executors) if executors else self.options
-        rows = [row for task in self.driver.tasks(self.at, end) for batch in Reader(task, options).batches()
+        rows = [row for task in self.driver.tasks(self.at, end) for batch in TaskReader(task, options).batches()
                 for row in batch.to_pylist()]  # fmt: skip
         self.count += end != self.at
         self.at = end

@@ -7,17 +7,17 @@ import socket
 import pytest
 
 from upriver.spark.reader.planning import Known
-from upriver.spark.reader.reports import Channel, ReportDesk, Reporter, Summary, Unheard
+from upriver.spark.reader.reports import Channel, DriverUnreachable, Reporter, ReportServer, Summary
 
 
 @pytest.fixture
 def desk():
-    made = ReportDesk("127.0.0.1")
+    made = ReportServer("127.0.0.1")
     yield made
     made.close()
 
 
-def learned(desk: ReportDesk) -> Known:
+def learned(desk: ReportServer) -> Known:
     known = Known()
     desk.learn(known)
     return known
@@ -38,7 +38,7 @@ def test_heavier_rows_are_believed_at_once_and_lighter_ones_by_and_by(desk):
         assert desk.row_bytes == weight
 
 
-def attempts(desk: ReportDesk, *summaries: Summary) -> Known:
+def attempts(desk: ReportServer, *summaries: Summary) -> Known:
     """A batch of one task that is tried several times; nobody tells whose rows Spark keeps."""
     channel = desk.open_plan(1)[0]
     reporters = [Reporter(channel) for _ in summaries]
@@ -75,9 +75,9 @@ def test_nobody_listening_is_harmless_until_somebody_was_heard():
         quiet = Reporter(Channel("127.0.0.1", port, "plan", 0, required=False))
         quiet.begin()
         quiet.end(Summary([(3, 0xA, 17)]))
-        with pytest.raises(Unheard, match="vbucket 5 could not be read; executors must be able to connect"):
+        with pytest.raises(DriverUnreachable, match="vbucket 5 could not be read; executors must be able to connect"):
             quiet.end(Summary(unread=[(5, 17)]))
-        with pytest.raises(Unheard, match="cannot tell the driver"):
+        with pytest.raises(DriverUnreachable, match="cannot report to the driver"):
             Reporter(Channel("127.0.0.1", port, "plan", 0, required=True)).begin()
 
 

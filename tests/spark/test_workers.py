@@ -11,7 +11,7 @@ from tests.spark.spark_world import World
 from upriver.client.blocking import connect
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.driver import Driver
-from upriver.spark.reader.executor import Reader
+from upriver.spark.reader.executor import TaskReader
 
 TASKS = """
 import gc, sys
@@ -19,11 +19,12 @@ from upriver.spark.reader import pool
 from upriver.spark.reader.driver import Driver
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.pool import POOL
-from upriver.spark.reader.executor import Reader
+from upriver.spark.reader.executor import TaskReader
 pool.IDLE_S = 1e6  # however long a task takes here
 options = ReadOptions.parse({"connection": sys.argv[1]})
 for _ in range(3):
-    rows = sum(batch.num_rows for task in Driver(options).batch_tasks() for batch in Reader(task, options).batches())
+    tasks = Driver(options).batch_tasks()
+    rows = sum(batch.num_rows for task in tasks for batch in TaskReader(task, options).batches())
     gc.collect()
     kept = [one for links in POOL._links.values() for one in links]
     print(rows, len(gc.get_objects()) < 30_000, len(kept), kept[0].pipe.sock.getsockname()[1])
@@ -50,6 +51,6 @@ def test_a_task_that_begins_while_no_node_answers_waits_for_one() -> None:
         back = threading.Timer(0.5, node.start)
         back.start()
         try:
-            assert sum(batch.num_rows for task in tasks for batch in Reader(task, options).batches()) == 20
+            assert sum(batch.num_rows for task in tasks for batch in TaskReader(task, options).batches()) == 20
         finally:
             back.join()

@@ -11,7 +11,6 @@ from upriver.errors import FramingError, InvalidMessage, LocalProtocolError, Rem
 from upriver.model import Datatype
 from upriver.wire import Context, Dialect, Frame, FrameInfo, FrameSplitter, Magic, Opcode, decode
 from upriver.wire.bulk.decode import BulkDecoder
-from upriver.wire.checks import UPR_CONTEXT
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import MAX_UNAUTHENTICATED_FRAME, encode_duration
 from upriver.wire.keys import encode_leb128, join_key, split_key
@@ -304,7 +303,7 @@ def test_the_other_meaning_of_0xb3_is_told_by_its_value():
     assert len(streams.frame().extras) == len(compaction.frame().extras) == 24
     for message in (streams, compaction, cluster.CompactDb()):
         [frame] = FrameSplitter().receive(message.encode())
-        assert decode(frame) == decode(frame, UPR_CONTEXT) == message
+        assert decode(frame) == decode(frame, Context(Dialect.UPR)) == message
 
 
 def test_more_vbuckets_than_an_answer_can_hold_are_refused():

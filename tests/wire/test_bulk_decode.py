@@ -300,7 +300,7 @@ import ctypes, mmap, sys
 import numpy as np
 from upriver.wire import dcp, packed
 from upriver.wire.bulk.decode import BulkDecoder
-from upriver.wire.bulk.encode import FrameOptions, SendBuffer, encode_packed
+from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
 
 page = mmap.PAGESIZE
 memory = mmap.mmap(-1, 4 * page)
@@ -318,7 +318,7 @@ for size in [*range(0, 140), 255, 256, 257, 1000, 2047, 2048, 2049, 5000]:
     run = packed.pack(0, b"\\0k", b"v" * size, seqno=1)
     memory[3 * page - len(run) : 3 * page] = run
     out = SendBuffer()
-    encode_packed(memoryview(memory)[3 * page - len(run) : 3 * page], 0, 9, out, FrameOptions())
+    PackedEncoder(FrameOptions()).encode(memoryview(memory)[3 * page - len(run) : 3 * page], out)
     assert bytes(out.view()).endswith(b"v" * size)
 print("within bounds")
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +18,6 @@ from upriver.wire.bulk.encode import (
     PackedEncoder,
     SendBuffer,
     Stop,
-    encode_columns,
-    encode_packed,
     pack_columns,
     rows_by_vbucket,
 )
@@ -174,7 +171,7 @@ def test_packed_to_frames_to_columns_to_packed_is_the_identity(run: bytes, vbuck
     documents = b"".join(run[at : at + head.size] for at, head, _, _ in cut(run) if head.kind <= RecordKind.EXPIRATION)
     out = SendBuffer()
     options = FrameOptions(7, vbucket, delete_times=True, expiry_opcode=True, hifi_mfu=True)
-    encode_packed(documents, 0, SEQNO_MAX, out, options)
+    PackedEncoder(options).encode(documents, out)
     columns = columns_of(out, collections=True)
     packed_again = pack_columns(columns)
     assert bytes(packed_again.data) == documents
@@ -188,23 +185,6 @@ def columns_of(out: SendBuffer, collections: bool, upr: bool = False) -> Columns
     for part in decoder.feed(out.view()):
         assert not part.controls
     return decoder.take()
-
-
-@settings(max_examples=200, deadline=None)
-@given(runs(), options)
-def test_columns_to_frames_undoes_frames_to_columns(run: bytes, options: FrameOptions) -> None:
-    options = replace(options, hifi_mfu=True, keep_datatype=False)
-    out, again = SendBuffer(), SendBuffer(64)
-    for _, head, key, value in cut(run):
-        if is_wanted(head, options, 0) and head.kind <= RecordKind.EXPIRATION and not (options.upr and head.datatype):
-            out.append(frame_of(head, key, value, options))
-    columns = columns_of(out, options.collections, options.upr)
-    row, sent = 0, b""
-    while row < columns.rows:
-        done = encode_columns(columns, again, options, row)
-        row, sent = done.next_offset, sent + bytes(again.view())
-        again.clear()
-    assert sent == bytes(out.view())
 
 
 def mutations(count: int, value: bytes = b"v" * 100) -> bytes:
@@ -225,21 +205,21 @@ def test_the_frame_that_uses_up_the_window_is_still_sent() -> None:
 
 def test_a_stream_knows_how_far_it_looked_even_when_nothing_was_for_it() -> None:
     run = b"".join(packed.pack(0, b"\x08k", seqno=n, collection_id=8) for n in (3, 5, 9))
-    done = encode_packed(run, 0, 6, SendBuffer(), FrameOptions(collection_ids=[9]))
+    done = PackedEncoder(FrameOptions(collection_ids=[9])).encode(run, SendBuffer(), upto=6)
     assert (done.records_sent, done.last_seqno, done.last_scanned_seqno, done.stop) == (0, 0, 5, Stop.PAST)
 
 
 def test_a_document_larger_than_the_send_buffer_makes_it_grow() -> None:
     run = packed.pack(0, b"\0k", bytes(range(256)) * 400, seqno=1)
     out = SendBuffer(100)
-    assert encode_packed(run, 0, 9, out, FrameOptions()).records_sent == 1
+    assert PackedEncoder(FrameOptions()).encode(run, out).records_sent == 1
     assert bytes(out.view()).endswith(bytes(range(256)))
 
 
 def test_what_was_taken_to_be_sent_stays_as_it_was() -> None:
     out, sent = SendBuffer(100), []
     for n in range(1, 20):
-        encode_packed(packed.pack(0, b"\0k", b"%d" % n * n * 20, seqno=n), 0, 99, out, FrameOptions())
+        PackedEncoder(FrameOptions()).encode(packed.pack(0, b"\0k", b"%d" % n * n * 20, seqno=n), out)
         sent.append(out.take())
     assert all(bytes(view).endswith(b"%d" % n * n * 20) for n, view in enumerate(sent, 1))
     assert out.used == 0
@@ -258,7 +238,7 @@ def test_control_frames_go_between_the_bulk_ones() -> None:
     out = SendBuffer()
     marker = dcp.SnapshotMarker(1, 9, 1).encode()
     out.append(marker)
-    encode_packed(mutations(1), 0, 9, out, FrameOptions())
+    PackedEncoder(FrameOptions()).encode(mutations(1), out)
     out.append(marker)
     assert [frame[1] for frame in frames(bytes(out.view()))] == [0x56, 0x57, 0x56]
 

@@ -89,12 +89,6 @@ def test_a_value_that_is_allowed(value, expected):
     assert StreamValue.parse(value.encode()) == expected
 
 
-def test_only_scope_and_collections_filter():
-    assert StreamValue(scope=8).is_filter
-    assert StreamValue(collections=(8,)).is_filter
-    assert not StreamValue(uid=1, sid=2, purge_seqno=3).is_filter
-
-
 @pytest.mark.parametrize(
     "value",
     [

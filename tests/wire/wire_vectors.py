@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from upriver.errors import FramingError
 from upriver.model import FailoverEntry
-from upriver.wire import Context, FrameInfo, Message, Opcode, OtherResponse
-from upriver.wire.checks import DEFAULT_CONTEXT, UPR_CONTEXT
+from upriver.wire import Context, Dialect, FrameInfo, Message, Opcode, OtherResponse
+from upriver.wire.checks import DEFAULT_CONTEXT
 from upriver.wire.messages import cluster, dcp, events, session, upr
 from upriver.wire.messages.upr import VbucketStatus
+
+UPR_CONTEXT = Context(Dialect.UPR)
 
 
 class Vector(NamedTuple):

@@ -1,7 +1,7 @@
-"""TCP streams out of a packet capture (pcap or pcapng): put in order, without duplicates, with gaps marked.
+"""TCP streams of a packet capture (pcap or pcapng): in order, without duplicates, with gaps marked.
 
-Segments are taken in the order of the file and delivered as soon as they are next in line. A segment that never
-comes is given up when more than ``PATIENCE`` bytes wait behind it, or at the end of the capture.
+Segments are read in the order of the file and delivered in the order of their sequence numbers. A missing segment is
+skipped when more than ``MAX_WAITING_BYTES`` wait behind it, or at the end of the capture.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from upriver.errors import ConfigError
 
-PATIENCE = 1 << 20
+MAX_WAITING_BYTES = 1 << 20
 CAPTURE_MAGICS = tuple(bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1", "0a0d0d0a"))
 _WRAP = 1 << 32
 _IP_LINKS = (12, 14, 101, 228, 229)  # raw IP under the numbers that systems use for it
@@ -38,7 +38,7 @@ class Flow(NamedTuple):
 
 
 class CaptureEvent(NamedTuple):
-    """What a direction brought next: ``data``, or ``lost`` bytes before it, or that it was ``opened``."""
+    """The next thing in one direction: ``data``, a gap of ``lost`` bytes, or that it was ``opened``."""
 
     flow: Flow
     time: float
@@ -59,7 +59,7 @@ class Direction:
     waiting_bytes: int = 0
 
     def open(self, sequence: int) -> bool:
-        """A SYN: whatever came before was another connection. False for a repeated SYN."""
+        """A SYN begins a new connection. False for a repeated SYN."""
         if self.expected is not None and self.from_start and _ahead(sequence + 1, self.expected) <= 0:
             return False
         self.expected, self.from_start = (sequence + 1) % _WRAP, True
@@ -68,7 +68,7 @@ class Direction:
         return True
 
     def add(self, sequence: int, data: bytes) -> Iterator[bytes]:
-        """One segment; yields what is now in order."""
+        """Take one segment; yields what is in order now."""
         if self.expected is None:
             self.expected = sequence
         if len(data) > len(self.waiting.get(sequence, b"")):
@@ -77,7 +77,7 @@ class Direction:
         yield from self.in_order()
 
     def skip(self) -> int:
-        """Give up the missing bytes before the first segment that waits; how many there were."""
+        """Skip the missing bytes before the first segment that waits; how many there were."""
         if not self.waiting or self.expected is None:
             return 0
         nearest = min(self.waiting, key=lambda sequence: _ahead(sequence, self.expected or 0))
@@ -86,7 +86,7 @@ class Direction:
         return lost
 
     def in_order(self) -> Iterator[bytes]:
-        """What waits and is next in line, or overlaps with what is."""
+        """Segments that wait and are next, or overlap with the next."""
         assert self.expected is not None
         while ready := [each for each in self.waiting if _ahead(each, self.expected) <= 0]:
             sequence = max(ready, key=lambda each: _ahead(each, self.expected or 0))
@@ -114,7 +114,7 @@ def read_capture(raw: bytes, port: int | None = None) -> Iterator[CaptureEvent]:
         yield from _deliver(directions.setdefault(flow, Direction()), flow, time, segment)
     for flow, direction in directions.items():
         while direction.waiting:
-            yield from _give_up(direction, flow, last)
+            yield from _skip_gap(direction, flow, last)
 
 
 def _deliver(direction: Direction, flow: Flow, time: float, segment: Any) -> Iterator[CaptureEvent]:
@@ -126,14 +126,14 @@ def _deliver(direction: Direction, flow: Flow, time: float, segment: Any) -> Ite
     if data:
         for fresh in direction.add(sequence % _WRAP, data):
             yield CaptureEvent(flow, time, fresh, from_start=direction.from_start)
-    while direction.waiting_bytes > PATIENCE:
-        yield from _give_up(direction, flow, time)
+    while direction.waiting_bytes > MAX_WAITING_BYTES:
+        yield from _skip_gap(direction, flow, time)
 
 
 _SYN, _ACK = 0x02, 0x10
 
 
-def _give_up(direction: Direction, flow: Flow, time: float) -> Iterator[CaptureEvent]:
+def _skip_gap(direction: Direction, flow: Flow, time: float) -> Iterator[CaptureEvent]:
     yield CaptureEvent(flow, time, lost=direction.skip())
     for fresh in direction.in_order():
         yield CaptureEvent(flow, time, fresh, from_start=direction.from_start)

@@ -47,9 +47,10 @@ _CONNECTION_HELP = ("CONNECTION", "couchbase://host or host:port; couchbases://h
 
 
 class ConnectingCommand(click.Command):
-    """A command with CONNECTION, which may stand in the ``--config`` file instead; its help lists those options apart.
+    """A command with CONNECTION, which may stand in the ``--config`` file instead.
 
-    Left out, CONNECTION is still the first of the arguments, so an empty one takes its place.
+    CONNECTION is the first argument. If it is left out, an empty one is inserted, so that the others keep their places.
+    The help lists the options of the connection in a section of their own.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -90,7 +91,7 @@ def _is_given(value: object) -> bool:
 
 
 def connection_arguments(function: AnyCommand) -> AnyCommand:
-    """Declare CONNECTION and the options that say how to connect, as they are: see ``NAMES``."""
+    """Declare CONNECTION and the options that say how to connect; the function gets each of ``NAMES``."""
     for declare in reversed((click.argument("connection", required=False), *_OPTIONS)):
         function = declare(function)
     return function
@@ -145,7 +146,7 @@ def _password(values: Given) -> str | None:
 
 
 def with_config(given: Given) -> Given:
-    """What was given, and below it what the ``--config`` file says; CONNECTION as a connection string."""
+    """What was given, completed by the ``--config`` file; CONNECTION as a connection string."""
     said = {name: value for name, value in given.items() if name != "config" and value not in (None, "")}
     file = read_config(given["config"]) if given.get("config") else {}
     above = said.keys() | in_environment().keys() | _in_query(said.get("connection") or file.get("connection", ""))
@@ -194,7 +195,7 @@ def _known_names() -> set[str]:
 
 
 def connection_string(given: str) -> str:
-    """host:port is enough; everything else is said by couchbase:// and couchbases://."""
+    """A connection string; ``host:port`` alone means ``couchbase://``."""
     return given if "://" in given else f"couchbase://{given}"
 
 

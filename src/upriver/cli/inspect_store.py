@@ -1,4 +1,4 @@
-"""``upriver inspect --check DIR``: is everything in a data directory as it was written?"""
+"""``upriver inspect --check DIR``: compare everything in a data directory with its checksums."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from upriver.cli.progress import progress_bar
 from upriver.errors import ConfigError
 
+if TYPE_CHECKING:
+    from upriver.store.upkeep.check import Finding, Looked
+
 
 def check_directory(path: Path, as_json: bool) -> bool:
-    """Print what is damaged below a data directory, or in one bucket's; True if nothing is."""
-    from upriver.store.upkeep.check import Finding, Looked, check_bucket
+    """Print what is damaged in a data directory of a node, or of one bucket; True if nothing is."""
+    from upriver.store.upkeep.check import Looked, check_bucket
 
     buckets = _buckets(path)
     looked = Looked()
@@ -44,7 +47,7 @@ def _buckets(path: Path) -> list[Path]:
     return found
 
 
-def _print(buckets: int, looked: Any, findings: list[Any], as_json: bool) -> None:
+def _print(buckets: int, looked: Looked, findings: list[Finding], as_json: bool) -> None:
     if as_json:
         checked = {"buckets": buckets, **looked._asdict()}
         click.echo(json.dumps({"checked": checked, "damage": [each._asdict() for each in findings]}, indent=2))

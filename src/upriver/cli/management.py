@@ -56,7 +56,7 @@ class Management:
         return self.request("GET", *path)
 
     def request(self, method: str, *path: str, form: Mapping[str, object] | None = None) -> Any:
-        """The JSON of the answer; ``ConfigError`` says what the node, or the way to it, had against it."""
+        """The JSON of the answer; ``ConfigError`` says why the node refused, or did not answer."""
         return self._ask(method, path, urlencode(form or {}), "application/x-www-form-urlencoded")
 
     def post_json(self, *path: str, content: Mapping[str, object]) -> Any:

@@ -10,7 +10,7 @@ Advance = Callable[[int, int], None]
 
 @contextmanager
 def progress_bar(what: str, total: int, *, quiet: bool = False, unit: str = "rows") -> Iterator[Advance]:
-    """Gives a function: how far we are of ``total``, and how many more rows that were."""
+    """A bar; call what it gives with how much of ``total`` is done, and how many rows were added."""
     if quiet:
         yield lambda done, rows: None
         return

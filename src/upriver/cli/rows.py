@@ -39,9 +39,9 @@ def _text(name: str, raw: bytes) -> dict[str, str]:
 
 
 def document_of(row: dict[str, Any], key_field: str) -> tuple[bytes, bytes | None] | None:
-    """Key and value of a line: of our own dump (None as value: a deletion), or any object with a key field in it.
+    """Key and value of a row: of our own dump (value None for a deletion), or of any object with a key field.
 
-    None for rows that are about no document.
+    None for rows that are not about a document.
     """
     if is_dumped(row):
         return _of_dump(row)
@@ -57,7 +57,7 @@ def _plain(value: Any) -> str:
 
 
 def lacks_key(row: dict[str, Any], key_field: str) -> bool:
-    """Is it a document of somebody else's file that does not say its key?"""
+    """Whether the row is not of a dump and has no key field."""
     return not is_dumped(row) and row.get(key_field) is None
 
 
@@ -71,7 +71,7 @@ def _of_dump(row: dict[str, Any]) -> tuple[bytes, bytes | None] | None:
 
 
 def _value(row: dict[str, Any]) -> bytes:
-    """The JSON text ``"a"`` and the text ``a`` are both told as "a" in JSON lines; the datatype tells them apart."""
+    """The value of a row. JSON lines show the JSON text ``"a"`` and the text ``a`` alike; the datatype decides."""
     value = row.get("value")
     if isinstance(value, str | None) and "value" in row and row.get("datatype", 0) & Datatype.JSON:
         return json.dumps(value, ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""Which rows of a dump count no more: a rollback behind them, or the end of their collection, has undone them."""
+"""Which rows of a dump are void: a later rollback, or the end of their collection, has undone them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Undone:
 
 
 def _in_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
-    """Only lines that may be of this kind are parsed; those that are not JSON are somebody else's to report."""
+    """Parses only lines that may be of this kind. Lines that are not JSON are reported by the loader."""
     with path.open("rb") as file:
         for at, line in enumerate(line for line in file if line.strip()):
             if b'"rollback"' in line or b'"collection_' in line:

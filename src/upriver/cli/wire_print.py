@@ -1,4 +1,4 @@
-"""Frames on a terminal: one line per field, in the colours of what it is, and the broken rule in red."""
+"""Prints frames on a terminal: one line per field, coloured by kind, and the broken rule in red."""
 
 from __future__ import annotations
 

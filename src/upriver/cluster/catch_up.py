@@ -1,7 +1,7 @@
 """Waiting until a vbucket can be handed over: the target has it on disk, and little is left to send (15.4).
 
-The nodes are asked as any orchestrator may ask them: high seqnos and the estimate of ``dcp-vbtakeover`` at the source,
-SEQNO_PERSISTENCE at the target.
+Uses only requests that every server of this protocol answers: high seqnos and the statistics ``dcp-vbtakeover`` at the
+source, SEQNO_PERSISTENCE at the target.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def is_close(answers: Iterable[Response]) -> bool:
 
 
 class CatchUp:
-    """Vbuckets that stream from one member of a cluster to another, over the connection ``name``."""
+    """Waits for vbuckets that stream from one node to another over the connection ``name``."""
 
     def __init__(self, source: ConnectOptions, target: ConnectOptions, name: str, deadline: float) -> None:
         self._source, self._target, self._name, self._deadline = source, target, name, deadline
 
     def wait(self, vbuckets: list[int]) -> None:
-        """Until all of them can be handed over; ``UpriverError`` when that takes too long."""
+        """Return once all of them can be handed over; ``UpriverError`` after the deadline."""
         with self._connected(self._source) as source, self._connected(self._target) as target:
             self._until_persisted(target, self._high_seqnos(source, vbuckets))
             for vb in vbuckets:
@@ -70,7 +70,7 @@ class CatchUp:
         return {vb: highs.get(vb, 0) for vb in vbuckets}
 
     def _until_persisted(self, target: Conversation, seqnos: dict[int, int]) -> None:
-        """The target answers each when it has it on disk, or that it has not yet."""
+        """Ask the target until it has every seqno on disk."""
         left = {vb: seqno for vb, seqno in seqnos.items() if seqno}
         while left:
             answers = target.ask([SeqnoPersistence(seqno, vbucket=vb) for vb, seqno in left.items()])

@@ -1,4 +1,4 @@
-"""Collections of a cluster: the manager decides on what members were asked for, one after the other."""
+"""Collections of a cluster: members propose changes of the manifest, and the manager decides on them one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.2
 def decided(
     manifest: Mapping[str, Any] | None, edits: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any] | None, dict[str, dict[str, Any]]]:
-    """The manifest after the edits, and what each of them is told: the uid that it is in, or why it cannot be done."""
+    """The manifest after the edits, and the outcome of each: the uid of the manifest with it, or why it was refused."""
     outcomes: dict[str, dict[str, Any]] = {}
     current = json.dumps(manifest).encode() if manifest else Manifest().to_json()
     for name, edit in edits.items():
@@ -33,7 +33,7 @@ def decided(
 
 @contextmanager
 def answering(answer: Callable[[], None]) -> Iterator[None]:
-    """Call ``answer`` again and again in a thread: who makes a collection does not want to wait for a round."""
+    """Call ``answer`` several times a second in a thread: a new collection should not wait for the next ``watch``."""
     over = threading.Event()
 
     def run() -> None:
@@ -41,7 +41,7 @@ def answering(answer: Callable[[], None]) -> Iterator[None]:
             try:
                 answer()
             except (UpriverError, OSError):
-                continue  # there is no cluster yet, or no longer; whoever proposed something hears that in the end
+                continue  # no cluster yet, or no longer; the proposal times out at its member
 
     thread = threading.Thread(target=run, name="answering-proposals", daemon=True)
     thread.start()

@@ -59,7 +59,7 @@ class Endpoint:
 
 
 class ReplicationConnection:
-    """Opens both ends and forwards until told to stop. ``on_event`` hears what the relay sees."""
+    """Opens both ends and forwards bytes until it is closed. ``on_event`` is called with what the relay sees."""
 
     def __init__(self, producer: Endpoint, consumer: Endpoint, name: str) -> None:
         self.ends = {Side.PRODUCER: producer, Side.CONSUMER: consumer}
@@ -67,7 +67,7 @@ class ReplicationConnection:
         self.relay = Relay()
         self.on_event: Callable[[RelayEvent], None] | None = None
         self._answers: dict[int, asyncio.Future[list[Response]]] = {}
-        self._parts: defaultdict[int, list[Response]] = defaultdict(list)  # of answers that are not whole yet
+        self._parts: defaultdict[int, list[Response]] = defaultdict(list)  # responses of answers that are not complete
         self._pumps: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -99,7 +99,7 @@ class ReplicationConnection:
         await self._ask_either(Side.CONSUMER, [Open(0, flags, name, value, datatype=datatype) for flags in _FLAGS])
 
     async def _ask_either(self, side: Side, messages: Sequence[Message]) -> None:
-        """The first, unless the server is one that does not understand it; then the next."""
+        """Ask in the newest form that the server understands."""
         *newer, oldest = messages
         for message in newer:
             response = await self.request(side, message)
@@ -109,7 +109,7 @@ class ReplicationConnection:
         await self.ask(side, oldest)
 
     async def ask(self, side: Side, message: Message, timeout_s: float = 60.0) -> Response:
-        """A request of our own; the error of a refusal is raised."""
+        """Send a request of our own; a refusal is raised as its ``StatusError``."""
         response = await self.request(side, message, timeout_s)
         self._check(side, message, response)
         return response
@@ -122,7 +122,7 @@ class ReplicationConnection:
         return (await self._exchange(side, message, timeout_s))[-1]
 
     async def stat(self, side: Side, message: Stat) -> list[Response]:
-        """A group of statistics: one response each, and the one that ends them."""
+        """A group of statistics: one response for each, and one that ends the list."""
         return await self._exchange(side, message, 60.0)
 
     async def _exchange(self, side: Side, message: Message, timeout_s: float) -> list[Response]:
@@ -136,7 +136,7 @@ class ReplicationConnection:
             raise ConnectFailed(what) from None
 
     async def wait_for(self, awaited: asyncio.Future[T], timeout_s: float) -> T:
-        """Its result, unless the connection goes first: then that is raised."""
+        """The result of a future; raises if the connection closes first."""
         waits: set[asyncio.Future[Any]] = {awaited, *self._pumps}
         done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if awaited in done:
@@ -153,11 +153,11 @@ class ReplicationConnection:
         return response
 
     async def close_stream(self, vbucket: int) -> None:
-        """At both ends; one that is closed already is no trouble."""
+        """Close a stream at both ends; it may be closed already."""
         await asyncio.gather(*(self.request(side, CloseStream(vbucket=vbucket)) for side in Side))
 
     async def vbucket_state(self, side: Side, vbucket: int) -> VbucketState | None:
-        """What a side says that the vbucket is there; None if it does not have it."""
+        """The state of a vbucket at one side; None if it is not there."""
         response = await self.request(side, GetVbucket(vbucket=vbucket))
         if response.status == Status.NOT_MY_VBUCKET:
             return None
@@ -181,7 +181,7 @@ class ReplicationConnection:
             for event in self.relay.receive(side, data):
                 self._happened(event)
             await self._send(side.other)
-            await asyncio.sleep(0)  # the other direction has its turn, also while this one never has to wait
+            await asyncio.sleep(0)  # let the other direction run even if this one never waits
 
     async def _send(self, side: Side) -> None:
         writer = self.ends[side].writer
@@ -205,7 +205,7 @@ class ReplicationConnection:
                 answer.set_result(parts)
 
     async def wait_closed(self) -> None:
-        """Until a side goes away; raises what happened."""
+        """Return when a side closes its connection; raises if it broke."""
         await asyncio.gather(*self._pumps)
 
     async def close(self) -> None:

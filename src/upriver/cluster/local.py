@@ -69,7 +69,7 @@ class LocalNode:
         self.is_running = True
 
     def forget(self) -> None:
-        """Take note that the process has died."""
+        """Note that the process has died."""
         self.is_running = False
         self.process.kill()
 
@@ -80,7 +80,7 @@ class LocalNode:
 
 
 class LocalCluster:
-    """The nodes, and the manager that owns their map. ``start_process`` makes a node of its directory and options."""
+    """The nodes, and the manager that owns their map. ``start_process`` starts a node in a directory."""
 
     def __init__(
         self, directory: Path, *, start_process: StartProcess = RunningNode, **options: Unpack[MemberOptions]
@@ -115,7 +115,7 @@ class LocalCluster:
         return self.directory / f"node-{number}"
 
     def start_node(self) -> LocalNode:
-        """One more process; ``add`` makes it a member."""
+        """Start one more process; ``add`` makes it a member."""
         node = LocalNode(self, self._data(len(self.nodes)), self._options)
         self.nodes.append(node)
         return node
@@ -149,7 +149,7 @@ class LocalCluster:
     def close(self) -> None:
         for node in self.nodes:
             if node.is_running:
-                node.resume()  # a paused process does not hear that it is to stop
+                node.resume()  # a paused process gets no SIGTERM
                 node.stop()
 
 

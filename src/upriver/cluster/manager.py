@@ -1,8 +1,8 @@
-"""The small manager of a cluster: pushes maps, promotes replicas, moves vbuckets, and keeps the state in one file.
+"""The manager of a cluster: pushes maps, promotes replicas, moves vbuckets, and keeps the state in one file.
 
-Nodes do the rest by themselves: whoever has the newest map knows what to serve and what to replicate. Every step is
-safe to repeat, so a manager that died in the middle is followed by another that does the same again. A lock beside
-the file keeps two of them apart.
+Nodes do the rest by themselves: the newest map tells a node what to serve and what to replicate. Every step is safe to
+repeat, so if a manager dies in the middle, the next one does the same again. A lock beside the file keeps two managers
+apart.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ class UnsafeFailover(ConfigError):
 
 
 class StaleState(UpriverError):
-    """The manager's file is not the newest, and what is could not be learned yet."""
+    """Nodes know a newer state than the manager's file, and not all of them could be asked for it."""
 
 
 class Manager:
-    """Commands on one cluster, whose state lies in ``directory``."""
+    """Commands on one cluster, whose state is in ``directory``."""
 
     def __init__(self, directory: Path, username: str = "", password: str = "", timeout_s: float = TIMEOUT_S) -> None:
         self._file = StateFile(directory)
         self._nodes = Nodes(username, password, timeout_s)
-        self.waits: dict[int, list[int]] = {}  # who waited for whom in the last round of ``watch``, see ``waiting``
-        self._decided: dict[str, Any] = {}  # the last proposals of members, and what became of them
-        self.notes: list[str] = []  # what an operator should know; whoever shows them takes them
+        self.waits: dict[int, list[int]] = {}  # who waits for whom since the last ``watch``, see ``waiting``
+        self._decided: dict[str, Any] = {}  # the outcomes of the last proposals, by name
+        self.notes: list[str] = []  # for the operator; whoever shows a note removes it
 
     # ---------------------------------------------------------------------------------------------- state
 
@@ -86,13 +86,13 @@ class Manager:
             return state
 
     def _commit(self, state: ClusterState, welcome: int = -1) -> ClusterState:
-        """Keep the state and give it to every node that can be reached; ``welcome`` is one that had crashed."""
+        """Save the state and push it to every node that can be reached; ``welcome`` is one that has crashed before."""
         state = self._file.save(state)
         self._push(state, range(len(state.members)), welcome)
         return state
 
     def _push(self, state: ClusterState, members: Sequence[int], welcome: int = -1) -> list[UpriverError | None]:
-        """Whoever could not take it gets it from ``watch``."""
+        """Push a state; nodes that cannot be reached get it from ``watch``."""
         data = state.to_json()
         work = [partial(self._nodes.push, state.members[n], state.bucket, data, welcome=n == welcome) for n in members]
         return at_once(work)
@@ -100,19 +100,19 @@ class Manager:
     # ---------------------------------------------------------------------------------------------- reports
 
     def node_reports(self) -> dict[int, NodeReport]:
-        """What every reachable member says."""
+        """The reports of all members that can be reached."""
         state = self.state
         found = at_once([partial(self._nodes.report, member, state.bucket) for member in state.members])
         return {number: report for number, report in enumerate(found) if isinstance(report, NodeReport)}
 
     def reports(self) -> dict[int, dict[int, VbucketReport]]:
-        """The vbuckets of every reachable member."""
+        """The vbuckets of all members that can be reached."""
         return {number: report.vbuckets for number, report in self.node_reports().items()}
 
     # ---------------------------------------------------------------------------------------------- upkeep
 
     def watch(self) -> ClusterState:
-        """One round: give maps to nodes that came back, mend what differs from the map, note who is in sync."""
+        """One round: push maps to nodes that came back, correct nodes that differ from the map, note who is in sync."""
         with self._file.alone():
             try:
                 reports = self._caught_up()
@@ -126,20 +126,20 @@ class Manager:
             return self._note_synced(reports, self.reports())
 
     def catch_up(self) -> ClusterState:
-        """The state, after it has caught up with what the nodes know; for whoever plans by it."""
+        """The state to plan with, after it has caught up with what the nodes know."""
         with self._file.alone():
             self._caught_up()
             return self.state
 
     def _caught_up(self) -> dict[int, NodeReport]:
-        """What every reachable member says, after the state has caught up with what they know."""
+        """The reports of all members that can be reached, after the state has caught up with what they know."""
         reports = self.node_reports()
         return self.node_reports() if self._catch_up(reports) else reports
 
     def _catch_up(self, reports: dict[int, NodeReport]) -> bool:
-        """Take over maps that nodes have and this state does not know: it is a copy from earlier; True if there were.
+        """Adopt maps that nodes have and this state does not know (its file is an old copy); True if there were any.
 
-        Were it pushed all the same, vbuckets would have two actives, and what one of them acknowledged would be lost.
+        If an old state were pushed, vbuckets would have two actives, and what one of them acknowledged would be lost.
         """
         state = self.state
         known = {n: each for n, each in reports.items() if each.uuid == state.uuid}
@@ -157,7 +157,7 @@ class Manager:
         return True
 
     def _note_synced(self, before: dict[int, NodeReport], after: Reports) -> ClusterState:
-        """Keep who was seen to be complete; of leads that do not know this map yet, nothing can be said."""
+        """Save which replicas are complete. Only actives that know this map already can tell."""
         state = newly_synced(self.state, self._current(before), after)
         if state != self.state:
             self._file.save(state)
@@ -168,7 +168,10 @@ class Manager:
         return {n: report.vbuckets for n, report in reports.items() if report.is_member and report.version == version}
 
     def _welcome(self, number: int, reports: dict[int, NodeReport]) -> list[int]:
-        """Give a node that was away its map; after a crash not before all answer who may know more. Who does not?"""
+        """Push the map to a node that was away; returns the nodes that must answer first.
+
+        After a crash, those are the replicas that may have more than the node.
+        """
         state = self.state
         if not reports[number].clean:
             state, silent = recover(state, number, _rows(reports))
@@ -180,13 +183,13 @@ class Manager:
         return []
 
     def waiting(self, reports: dict[int, NodeReport]) -> dict[int, list[int]]:
-        """Members that wait after a crash, each with those that must answer (or be failed over) before it may serve."""
+        """Members that wait after a crash, each with the nodes that must answer or be failed over before it serves."""
         state, rows = self.state, _rows(reports)
         crashed = [number for number, report in reports.items() if not report.is_member and not report.clean]
         return {number: silent for number in crashed if (silent := recover(state, number, rows)[1])}
 
     def _mend(self, reports: dict[int, NodeReport]) -> None:
-        """A node that missed a map gets it; one that does not do what its map says gets a new one."""
+        """Push the map to nodes that missed it, and a new one if a node does not do what its map says."""
         state = self.state
         version = state.lineage.version
         behind = [n for n, report in reports.items() if report.is_member and report.version != version]
@@ -198,8 +201,7 @@ class Manager:
         self._mend_manifests({n: report.manifest_uid for n, report in current.items()})
 
     def _mend_manifests(self, uids: dict[int, int]) -> None:
-        """Who could not take the manifest gets it again; nodes that had collections before there was a cluster keep
-        them."""
+        """Push the manifest to nodes that lack it. Without one, adopt what nodes had before they were a cluster."""
         state = self.state
         if state.manifest is not None:
             late = [state.members[n] for n, uid in uids.items() if uid < state.manifest_uid]
@@ -210,9 +212,9 @@ class Manager:
             self._commit(replace(state, manifest=manifest, revision=state.revision + 1))
 
     def answer_proposals(self) -> None:
-        """Decide on changes of the manifest that members were asked for; answered when all who can be reached have it.
+        """Decide on the changes of the manifest that members propose; answer once all reachable nodes have the new one.
 
-        An answer that got lost is given again, so that nobody is told that what they have just made exists already.
+        An answer that was lost is given again: without that, a retry would be told that the collection exists already.
         """
         state = self.state
         found = at_once([partial(self._nodes.proposals, member, state.bucket) for member in state.members])
@@ -253,7 +255,7 @@ class Manager:
             time.sleep(0.05)
 
     def _behind(self) -> list[int]:
-        """Vbuckets with replicas that lack something, after a round of upkeep."""
+        """Vbuckets whose replicas are behind, after a round of ``watch``."""
         with self._file.alone():
             state = self.watch()
             actives, followers = self.node_reports(), self.reports()
@@ -283,19 +285,19 @@ class Manager:
             return self._commit(with_replicas(new, sorted(reports)) if len(reports) > 1 else new)
 
     def _fence(self, lost: Member) -> dict[int, NodeReport]:
-        """What all others have, who from now on take nothing more from the node: it may be slow, not gone."""
+        """Make all other nodes stop consuming from a node, which may be slow and not gone; what they have then."""
         state = self.state
         others = [number for number, member in enumerate(state.members) if member != lost]
         found = at_once([partial(self._nodes.fence, state.members[n], state.bucket, lost) for n in others])
         return {n: each for n, each in zip(others, found, strict=True) if isinstance(each, NodeReport)}
 
     def _lift_fence(self, state: ClusterState, members: list[int]) -> None:
-        """With a new map they follow it again; whoever cannot be reached now, gets it from ``watch``."""
+        """Push a new map, with which nodes consume from the node again."""
         again = self._file.save(replace(state, revision=state.revision + 1))
         self._push(again, members)
 
     def add(self, member: Member) -> ClusterState:
-        """Make a node a member; a rebalance gives it something to do."""
+        """Make a node a member. It owns nothing until a rebalance."""
         with self._file.alone():
             self._caught_up()
             state = self.state
@@ -340,8 +342,8 @@ class Manager:
     ) -> None:
         """Hand vbuckets over: replicate, wait for the disk, take over, and verify (15.4).
 
-        Many are replicated at the same time, few change their owner between two maps: until clients have the next one
-        they cannot write to those.
+        Many are replicated at the same time, but few change their owner between two maps: clients cannot write to those
+        until they have the next map.
         """
         with self._file.alone():
             ordered, done = interleaved(moves), 0
@@ -367,7 +369,7 @@ class Manager:
             raise
 
     def _wait_until_caught_up(self, state: ClusterState, moves: list[Move], deadline: float) -> None:
-        """Until little is left to stream and the targets have it on disk."""
+        """Return once little is left to stream and the targets have the rest on disk."""
         work = []
         for (source, target), pair in by_pair(moves).items():
             ends = state.members[source], state.members[target]
@@ -380,7 +382,7 @@ class Manager:
                 raise outcome
 
     def _hand_over(self, state: ClusterState, moves: list[Move], timeout_s: float) -> ClusterState:
-        """Takeovers at the same time, then the map that says so; raises if one of them did not happen."""
+        """Take all of them over at the same time, then push the new map; raises if one of them did not happen."""
         by_target: defaultdict[int, list[int]] = defaultdict(list)
         for move in moves:
             by_target[move.target].append(move.vbucket)
@@ -400,9 +402,9 @@ class Manager:
         return state
 
     def _settle(self, moves: list[Move]) -> ClusterState:
-        """Whoever is active now stays it; where nobody is, a takeover was interrupted, and the source is again.
+        """After a failed takeover: targets that are active now own their vbuckets, the others go back to their sources.
 
-        A target that does not know this map is active by an older one, if at all, or was so before it crashed.
+        Only targets that know this map count: any other is active by an older one, or was so before it crashed.
         """
         reports = self._current(self.node_reports())
         done = [m for m in moves if _state_of(reports, m.target, m.vbucket) == VbucketState.ACTIVE]
@@ -425,7 +427,7 @@ def _state_of(reports: Reports, member: int, vbucket: int) -> int:
 
 
 def _leads_others(state: ClusterState, number: int, report: NodeReport) -> bool:
-    """Whether it is active for other vbuckets than those that it leads: fewer of them, or more."""
+    """Whether the vbuckets that are active at a node are not exactly those that the map gives it."""
     return any(
         (chain[0] == number) != (_state_of({number: report.vbuckets}, number, vb) == VbucketState.ACTIVE)
         for vb, chain in enumerate(state.owners)

@@ -31,7 +31,7 @@ OnMoved = Callable[[int, "MoveOutcome"], None]
 
 
 class MoveOutcome(Enum):
-    """What came of a vbucket."""
+    """What became of a vbucket."""
 
     MOVED = "moved"
     ALREADY_THERE = "already there"
@@ -47,7 +47,7 @@ class Mover:
         self._ends: defaultdict[int, asyncio.Future[None]] = defaultdict(asyncio.Future)  # see ``_stream``
 
     async def move_all(self, vbuckets: list[int], on_moved: OnMoved | None = None) -> None:
-        """Move these; those that are interrupted are tried again over a new connection."""
+        """Move these vbuckets; a move that is interrupted is tried again over a new connection."""
         try:
             wanted = list(dict.fromkeys(vbuckets))
             for first in range(0, len(wanted), STREAMED):
@@ -115,7 +115,7 @@ class Mover:
         done(vb, MoveOutcome.MOVED)
 
     async def _settle(self, connection: ReplicationConnection, vb: int) -> bool:
-        """Bring both ends to where a move begins; True if it has happened already."""
+        """Bring both ends to the state in which a move begins; True if the vbucket has moved already."""
         ours, theirs = await asyncio.gather(*(connection.vbucket_state(side, vb) for side in Side))
         if theirs is VbucketState.ACTIVE and ours is not VbucketState.ACTIVE:
             return True
@@ -137,7 +137,7 @@ class Mover:
                 raise
 
     async def _until_caught_up(self, connection: ReplicationConnection, vb: int) -> None:
-        """Little is left to send, and the target has on disk what was sent."""
+        """Return once little is left to send and the target has on disk what was sent."""
         deadline = time.monotonic() + self._timeout_s
         while not is_close(await connection.stat(Side.PRODUCER, takeover_stat(vb, connection.name))):
             if time.monotonic() > deadline:
@@ -147,7 +147,7 @@ class Mover:
             await connection.ask(Side.CONSUMER, SeqnoPersistence(seqno, vbucket=vb), self._timeout_s)
 
     async def _take_over(self, connection: ReplicationConnection, vb: int) -> None:
-        """Until the stream of the takeover ends; the end of the one before it may still be on its way."""
+        """Return when the takeover stream ends. The end of the stream before it may arrive meanwhile."""
         opaque = (await connection.add_stream(vb, takeover=True)).stream_opaque
         await connection.wait_for(self._ends[_stream(opaque)], self._timeout_s)
 
@@ -158,7 +158,7 @@ class Mover:
 
 
 def _stream(opaque: int) -> int:
-    """A stream by its opaque: some servers turn the bytes of the one in ADD_STREAM's answer round (19).
+    """A stream by its opaque, whose bytes some servers reverse in the answer to ADD_STREAM (19).
 
     >>> _stream(0x01000000) == _stream(0x00000001)
     True
@@ -167,7 +167,7 @@ def _stream(opaque: int) -> int:
 
 
 async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """All results; when one of them fails the others are given up at once, and its error is raised."""
+    """All results. If one fails, the others are cancelled and its error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
@@ -177,4 +177,4 @@ async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
 
 
 def _ignore(vb: int, outcome: MoveOutcome) -> None:
-    """Nobody wants to know."""
+    """The default of ``on_moved``."""

@@ -1,4 +1,4 @@
-"""Talking to the management ports of a cluster's nodes: push a map, ask for a report, order a takeover."""
+"""Requests to the management ports of a cluster's nodes: push a map, ask for a report, order a takeover."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class NodeUnreachable(UpriverError):
 
 
 class NodeRefused(UpriverError):
-    """A node answered with an error; the message is its own."""
+    """A node answered with an error, in the node's own words."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node says of itself.
+    """What a node reports.
 
     ``is_member``: it has had a map since it started; ``clean``: nothing was lost when it stopped before that;
     ``fenced``: it was told to stop consuming from some node until the next map; ``version``: the newest map that it
-    ever had, and ``uuid`` the bucket's in that map.
+    ever had; ``uuid``: that of the bucket in that map.
     """
 
     version: Version
@@ -68,35 +68,35 @@ class Nodes:
         return _node_report(self.call(member, "GET", f"/upriver/cluster/{bucket}"))
 
     def fence(self, member: Member, bucket: str, source: Member) -> NodeReport:
-        """Make it consume nothing more from ``source``; what it has then, it has acknowledged at the most."""
+        """Make a member consume nothing more from ``source``; its report then covers all that it acknowledged to it."""
         return _node_report(self.call(member, "POST", f"/upriver/fence/{bucket}", {"source": str(source)}))
 
     def push(self, member: Member, bucket: str, state: dict[str, Any], *, welcome: bool = False) -> None:
         self.call(member, "POST", f"/upriver/cluster/{bucket}", {**state, "welcome": welcome})
 
     def newest_map(self, member: Member, bucket: str) -> ClusterState:
-        """The newest state of the cluster that the member was ever given."""
+        """The newest state of the cluster that a member was ever given."""
         return ClusterState.from_json(self.call(member, "GET", f"/upriver/cluster/{bucket}/map"))
 
     def manifest(self, member: Member, bucket: str) -> dict[str, Any]:
-        """The member's own."""
+        """The manifest that a member has."""
         return dict(self.call(member, "GET", f"/upriver/manifest/{bucket}"))
 
     def push_manifest(self, member: Member, bucket: str, manifest: Mapping[str, Any]) -> None:
         self.call(member, "POST", f"/upriver/manifest/{bucket}", manifest)
 
     def proposals(self, member: Member, bucket: str) -> dict[str, Any]:
-        """Changes of the manifest that clients have asked the member for, by names that it gave them."""
+        """Changes of the manifest that clients asked a member for, by name."""
         return dict(self.call(member, "GET", f"/upriver/proposals/{bucket}"))
 
     def decide(self, member: Member, bucket: str, outcomes: Mapping[str, Any]) -> None:
-        """What became of them."""
+        """Tell a member the outcomes of its proposals."""
         self.call(member, "POST", f"/upriver/proposals/{bucket}", outcomes)
 
     def take_over(
         self, member: Member, bucket: str, vbuckets: Sequence[int], planned: Version, timeout_s: float
     ) -> dict[int, str]:
-        """Order takeovers of vbuckets that the member replicates, by one map; those that did not happen, and why."""
+        """Order takeovers of vbuckets that a member replicates by one map; returns those that failed, and why."""
         body = {"vbuckets": vbuckets, "timeout_s": timeout_s, **asdict(planned)}
         answer = self.call(member, "POST", f"/upriver/takeover/{bucket}", body, timeout_s + self._timeout_s)
         return {int(vb): reason for vb, reason in answer["failed"].items()}
@@ -131,7 +131,7 @@ def _report(state: int, high: int, persisted: int, consistent: int, branches: li
 
 
 def at_once(work: Sequence[Callable[[], T]]) -> list[T | UpriverError]:
-    """Results in order; what a node refused, or that it is away, is a result too."""
+    """Do all of it at the same time. Results in order; an ``UpriverError`` is a result too."""
 
     def outcome(each: Callable[[], T]) -> T | UpriverError:
         try:

@@ -1,6 +1,6 @@
-"""Who should own what: cluster state as a value, and the maps that follow from it; pure.
+"""Who owns what: the cluster state as a value, and the states that follow from it. Pure.
 
-A plan changes as little as possible: a failover promotes what is there, a rebalance moves only the surplus.
+A plan changes as little as possible: a failover promotes replicas, a rebalance moves only the surplus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Chain = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node of the cluster, by the addresses that everybody reaches it under."""
+    """A node of the cluster, by the addresses under which clients and other nodes reach it."""
 
     host: str
     kv: int
@@ -34,7 +34,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class VbucketReport:
-    """What a node says of one vbucket; ``consistent`` is the end of the last snapshot that it has wholly."""
+    """What a node reports of one vbucket; ``consistent`` is the end of the last snapshot that it has completely."""
 
     state: int
     high_seqno: int
@@ -47,13 +47,13 @@ class VbucketReport:
         return self.branches[0].uuid
 
     def _branches_in_use(self) -> list[int]:
-        """Those that hold anything: one that begins at the high seqno, as after a crash, gives nothing up."""
+        """Branches that hold changes. One that begins at the high seqno, as after a crash, holds none."""
         return [entry.uuid for entry in self.branches if entry.seqno < self.high_seqno]
 
     def lacks(self, other: VbucketReport) -> bool:
-        """Whether the other has something of the newest history that is not here.
+        """Whether the other report has changes of the newest branch that are missing here.
 
-        A node that was away may have more seqnos of a branch that was given up since.
+        A higher seqno alone does not tell: a node that was away may have more of a branch that was abandoned since.
         """
         ours, theirs = self._branches_in_use(), other._branches_in_use()
         if not ours or not theirs:
@@ -67,8 +67,8 @@ class VbucketReport:
 class ClusterState:
     """One revision of everything that the cluster agrees on.
 
-    ``owners[vb]`` is the active member and its replicas; ``synced[vb]`` are those of the replicas that were seen to
-    have everything, and so have every durable write since.
+    ``owners[vb]`` is the active member and its replicas; ``synced[vb]`` are the replicas that were complete at some
+    time, and so have every durable write since.
     """
 
     bucket: str
@@ -78,9 +78,9 @@ class ClusterState:
     revision: int = 1
     epoch: int = 1
     synced: tuple[Chain, ...] = ()
-    uuid: str = ""  # of the bucket, by which readers know that they come back to the same one
-    manifest: Mapping[str, Any] | None = None  # scopes and collections; None while there are none but the default
-    branch: str = ""  # of the manager's process that wrote it, see ``Version``
+    uuid: str = ""  # of the bucket: tells readers that it is still the same one
+    manifest: Mapping[str, Any] | None = None  # scopes and collections; None for the default collection only
+    branch: str = ""  # of the manager process that wrote it, see ``Version``
     ancestors: Mapping[str, int] = field(default_factory=dict)  # the last revision of each branch before it
 
     @property
@@ -92,7 +92,7 @@ class ClusterState:
         return Lineage(Version(self.epoch, self.revision, self.branch), self.ancestors)
 
     def on_branch(self, branch: str, before: ClusterState | None) -> ClusterState:
-        """This state as written on a branch, after another state."""
+        """This state, written on a branch after another state."""
         ancestors = dict(self.ancestors)
         if before is not None and before.branch and before.branch != branch:
             ancestors[before.branch] = max(before.revision, ancestors.get(before.branch, 0))
@@ -100,7 +100,7 @@ class ClusterState:
         return replace(self, branch=branch, ancestors=dict(newest))
 
     def to_json(self) -> dict[str, Any]:
-        """What is pushed to every node, and kept on disk."""
+        """What is pushed to every node, and saved on disk."""
         nodes = [{"host": m.host, "kv": m.kv, "mgmt": m.mgmt} for m in self.members]
         kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "members"}
         return {**kept, "nodes": nodes}
@@ -124,18 +124,18 @@ class ClusterState:
         raise ConfigError(f"no node {name!r}; there are {', '.join(map(str, self.members))}")
 
     def with_owners(self, owners: list[Chain]) -> ClusterState:
-        """The next revision. Who leads a vbucket anew, or without a replica it had, has its replicas checked anew."""
+        """The next revision. A vbucket with another active, or with a replica less, has its replicas checked again."""
         synced = [self._still_synced(vb, chain) for vb, chain in enumerate(owners)]
         return replace(self, owners=tuple(owners), synced=tuple(synced), revision=self.revision + 1)
 
     def _still_synced(self, vb: int, chain: Chain) -> Chain:
-        """A durable write may have been on the lead and on a replica that is gone, while the others were late."""
+        """The replicas that still count as synced: none after a replica left that may be the only one with a write."""
         before = self.owners[vb]
         stays = chain[0] == before[0] and {*before} <= {*chain, NOBODY}
         return self.synced[vb] if stays and vb < len(self.synced) else ()
 
     def without_sync(self, member: int) -> ClusterState:
-        """A member has forgotten what was not on its disk."""
+        """The state after a member lost what was not on its disk."""
         rows = zip(self.owners, self.synced, strict=True)
         synced = (() if chain[0] == member else tuple(each for each in row if each != member) for chain, row in rows)
         return replace(self, synced=tuple(synced))
@@ -146,14 +146,14 @@ class ClusterState:
 
 
 def new_state(bucket: str, members: list[Member], vbuckets: int, replicas: int, uuid: str = "") -> ClusterState:
-    """A new cluster, whose replicas are as empty as its actives."""
+    """A new cluster: empty, so all replicas are complete."""
     owners = first_owners(len(members), vbuckets, replicas)
     synced = tuple(chain[1:] for chain in owners)
     return ClusterState(bucket, replicas, tuple(members), owners, synced=synced, uuid=uuid)
 
 
 def first_owners(members: int, vbuckets: int, replicas: int) -> tuple[Chain, ...]:
-    """Actives in even ranges, each replica on the next nodes round the ring.
+    """Actives in even ranges, replicas on the nodes that follow in the ring.
 
     >>> first_owners(3, 3, 1)
     ((0, 1), (1, 2), (2, 0))
@@ -168,10 +168,10 @@ def first_owners(members: int, vbuckets: int, replicas: int) -> tuple[Chain, ...
 
 
 def reconciled(state: ClusterState, given: Collection[ClusterState]) -> ClusterState:
-    """What holds where nodes were given maps that the manager's own state does not know: the newest of theirs.
+    """The state to go on with if nodes have maps that the manager's state does not know: the newest of theirs.
 
-    Its own may have been counted on without a node that would take it. Where maps went separate ways, an epoch of its
-    own puts the new one above all of them; who is in sync is seen anew.
+    The manager's own revision may be higher although no node took it. Where maps have forked, a new epoch puts the
+    result above all of them. Who is in sync is found out again.
     """
     known = [state, *given]
     newest = max(given, key=lambda each: (each.epoch, each.revision))
@@ -193,7 +193,7 @@ Reports = Mapping[int, Mapping[int, VbucketReport]]
 
 
 def best_replica(candidates: Mapping[int, VbucketReport]) -> int:
-    """The member to promote: on the newest branch, with the longest consistent history; the first of equals."""
+    """The member to promote: the first with the longest consistent history on the newest branch."""
     best, *others = candidates
     for member in others:
         best = member if candidates[best].lacks(candidates[member]) else best
@@ -201,9 +201,9 @@ def best_replica(candidates: Mapping[int, VbucketReport]) -> int:
 
 
 def fail_over(state: ClusterState, lost: int, reports: Reports) -> ClusterState:
-    """Without a node: of each vbucket's replicas that answer, the best takes over.
+    """The state without a node: the best replica that answers becomes active.
 
-    A vbucket that nobody else has stays with the lost node: it is away until that comes back.
+    A vbucket without such a replica stays with the lost node, and is away until that comes back.
     """
     chains = []
     for vb, chain in enumerate(state.owners):
@@ -224,7 +224,7 @@ def _copies(vb: int, members: Iterable[int], reports: Reports) -> dict[int, Vbuc
 
 
 def _candidates(state: ClusterState, vb: int, members: Iterable[int], reports: Reports) -> dict[int, VbucketReport]:
-    """Who may be promoted: those in sync, if they are enough; others may have more of a branch that was given up."""
+    """Who may be promoted: only those in sync, if they are enough. Others may have more of an abandoned branch."""
     found = _copies(vb, members, reports)
     if _every_majority_is_among(state, vb, found):
         return {member: report for member, report in found.items() if member in state.synced[vb]}
@@ -232,9 +232,9 @@ def _candidates(state: ClusterState, vb: int, members: Iterable[int], reports: R
 
 
 def unsafe_without(state: ClusterState, lost: int, reachable: Collection[int]) -> list[int]:
-    """Vbuckets of which a durable write may be on no node that is left, so that a failover could lose it.
+    """Vbuckets of which a failover could lose a durable write, because it may be on no node that is left.
 
-    Not only those that it leads: of one whose lead is away, it may be the only one who knows more.
+    Not only those that are active at the lost node: where the active is away too, the lost replica may have the most.
     """
     left = {*reachable} - {lost}
     return [
@@ -245,18 +245,18 @@ def unsafe_without(state: ClusterState, lost: int, reachable: Collection[int]) -
 
 
 def _every_majority_is_among(state: ClusterState, vb: int, asked: Collection[int]) -> bool:
-    """A write is durable when a majority of the chain has it.
+    """Whether the synced members that can be asked include a member of every majority of the chain.
 
-    The best replica has all of them if so many synced ones can be asked that every majority must include one.
+    A write is durable when a majority has it, so the best of those members has all durable writes.
     """
     chain = state.owners[vb]
     return sum(member in asked for member in state.synced[vb]) >= len(chain) - len(chain) // 2
 
 
 def recover(state: ClusterState, crashed: int, reports: Reports) -> tuple[ClusterState, list[int]]:
-    """A node is back after a crash, and may lack what its replicas have acknowledged: who has more, leads from now on.
+    """The state after a node comes back from a crash, and the replicas that must answer before it holds.
 
-    Also the replicas that do not answer: while there are any, it cannot be told.
+    The node may lack what its replicas have acknowledged: where a replica has more, that one becomes active.
     """
     chains, silent = [], set()
     for vb, chain in enumerate(state.owners):
@@ -274,7 +274,7 @@ def _led_by_the_best(chain: Chain, own: VbucketReport | None, others: Mapping[in
 
 
 def newly_synced(state: ClusterState, actives: Reports, followers: Reports) -> ClusterState:
-    """Note which replicas have what their active had in an earlier report, when it knew this map already."""
+    """Note which replicas have what their active had in an earlier report, if that knew this map already."""
     rows = []
     for vb, chain in enumerate(state.owners):
         lead = actives.get(chain[0], {}).get(vb)
@@ -300,7 +300,7 @@ class Move:
 
 
 def balanced_moves(state: ClusterState, members: list[int]) -> list[Move]:
-    """The fewest moves after which actives are spread evenly over ``members`` and no one else has any."""
+    """The fewest moves after which actives are spread evenly over ``members``, and no other member has any."""
     counts = Counter(dict.fromkeys(members, 0))
     counts.update(chain[0] for chain in state.owners if chain[0] in members)
     low, extra = divmod(len(state.owners), len(members))
@@ -326,13 +326,13 @@ def by_pair(moves: Iterable[Move]) -> dict[tuple[int, int], list[Move]]:
 
 
 def interleaved(moves: Iterable[Move]) -> list[Move]:
-    """One move of each pair of nodes after the other, so that all nodes work at the same time."""
+    """Moves ordered so that all pairs of nodes work at the same time: one of each pair in turn."""
     rows = zip_longest(*by_pair(moves).values())
     return [move for row in rows for move in row if move is not None]
 
 
 def with_followers(state: ClusterState, moves: Collection[Move]) -> ClusterState:
-    """The map while vbuckets move: each target replicates its vbucket too."""
+    """The state while vbuckets move: each target replicates its vbucket too."""
     chains = list(state.owners)
     for move in moves:
         chain = [member for member in chains[move.vbucket] if member != NOBODY]
@@ -343,7 +343,7 @@ def with_followers(state: ClusterState, moves: Collection[Move]) -> ClusterState
 
 
 def moved(state: ClusterState, moves: Collection[Move]) -> ClusterState:
-    """The map after takeovers: the targets lead, the sources follow where a replica is wanted."""
+    """The state after takeovers: the targets are active, the sources are replicas where one is wanted."""
     chains = list(state.owners)
     for move in moves:
         others = [m for m in chains[move.vbucket] if m not in (move.target, move.source, NOBODY)]
@@ -352,7 +352,7 @@ def moved(state: ClusterState, moves: Collection[Move]) -> ClusterState:
 
 
 def not_moved(state: ClusterState, moves: Collection[Move]) -> ClusterState:
-    """The map after takeovers that did not happen: the targets follow only where they did before."""
+    """The state after takeovers that failed: the targets are replicas only where they were before."""
     chains = list(state.owners)
     for move in moves:
         chains[move.vbucket] = _chain(list(chains[move.vbucket]), state.replicas)
@@ -365,7 +365,7 @@ def _chain(members: list[int], replicas: int) -> Chain:
 
 
 def with_replicas(state: ClusterState, members: Collection[int]) -> ClusterState:
-    """Every chain filled up with replicas on members that have few, never two copies on one node."""
+    """The state with missing replicas added on members that have few; never two copies on one node."""
     counts = Counter(dict.fromkeys(members, 0))
     for chain in state.owners:
         counts.update(member for member in chain[1:] if member in members)
@@ -381,7 +381,7 @@ def with_replicas(state: ClusterState, members: Collection[int]) -> ClusterState
 
 
 def without_member(state: ClusterState, gone: int) -> ClusterState:
-    """The cluster without a member that has nothing any more; the numbers behind it move up."""
+    """The cluster without a member that owns nothing any more; the numbers of later members shift down by one."""
     if gone in state.used():
         raise ConfigError(f"{state.members[gone]} still owns or replicates vbuckets: rebalance without it first")
 

@@ -1,8 +1,8 @@
-"""Bytes between a producer and a consumer, untouched, and the relay's own requests among them (``protocol.md`` 15.4).
+"""Forwards the bytes between a producer and a consumer, with requests of its own among them (``protocol.md`` 15.4).
 
-Pure. The relay owns opaques from 0xD0000000 on, which consumers' small counters never reach; answers to those are its
-own and are not forwarded. It looks at STREAM_END and SET_VBUCKET_STATE on their way, and notes seqnos; it answers
-nothing in anybody's name, noops included, so that a dead end stays visible.
+Pure. The relay owns opaques from 0xD0000000 on, which consumers' small counters never reach; it keeps the answers to
+those for itself. It notes seqnos, and reports STREAM_END and SET_VBUCKET_STATE as they pass. It never answers for one
+of the two, not even noops, so that each notices when the other is dead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Side(Enum):
 
 @dataclass(slots=True)
 class Answered:
-    """A request of the relay's own was answered; statistics come in several answers, of which one is the last."""
+    """A request of our own was answered; statistics come in several responses, up to the ``last``."""
 
     side: Side
     request: Message
@@ -42,7 +42,7 @@ class Answered:
 
 @dataclass(slots=True)
 class SeenMessage:
-    """A message of interest passed from ``side``: a stream's end, or a step of a takeover."""
+    """A message from ``side`` was forwarded that others may want to know of: a stream end, or a step of a takeover."""
 
     side: Side
     message: Message
@@ -68,14 +68,14 @@ class Relay:
         return int(self._scanners[Side.PRODUCER].seqnos[vbucket])
 
     def request(self, side: Side, message: Message) -> None:
-        """Send a request of our own to one side; ``Answered`` will tell."""
+        """Send a request of our own to one side; an ``Answered`` event follows."""
         message.opaque = self._next  # type: ignore[misc]  # ours to fill in: frozen only to the type checker
         self._requests[side, self._next] = message
         self._next += 1
         self._out[side].append(message.encode())
 
     def receive(self, side: Side, data: bytes) -> Iterator[RelayEvent]:
-        """Bytes from one side; what is not ours leaves for the other."""
+        """Take bytes from one side; all but answers to our own requests goes to the other."""
         self.bytes_from[side] += len(data)
         for interesting, span in self._splitters[side].receive(data):
             event = self._look(side, span) if interesting else None
@@ -85,7 +85,7 @@ class Relay:
                 yield event
 
     def take(self, side: Side) -> list[bytes | memoryview]:
-        """What is to be sent to a side now."""
+        """The bytes to send to a side now."""
         taken, self._out[side] = self._out[side], []
         return taken
 

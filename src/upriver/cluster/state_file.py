@@ -1,8 +1,8 @@
 """The manager's file: the newest state of the cluster, written whole, by one manager at a time.
 
-Every state is on a branch. A branch goes on for as long as one process is the only one to write the file: as soon as it
-finds anything there but what it has written itself, be it another manager's state or a copy that somebody restored, it
-begins a new one. So two managers never write different states under one version (``Version``).
+Every state is on a branch, and a branch belongs to one process. As soon as the process finds anything in the file that
+it has not written itself, another manager's state or a restored copy, it begins a new branch. So two managers never
+write different states under one version (``Version``).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class StateFile:
         self.forget()
 
     def forget(self) -> None:
-        """As another process would begin."""
+        """Begin as a new process would."""
         self._branch = self._written = ""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """No other manager, in this process or another, changes anything meanwhile."""
+        """Hold the lock: no other manager, in this process or another, changes anything meanwhile."""
         with self._mutex:
             if self._held:
                 yield
@@ -57,7 +57,7 @@ class StateFile:
             yield
 
     def read(self) -> str:
-        """As it is; nothing if there is none."""
+        """The text of the file; empty if there is none."""
         try:
             return self.path.read_text()
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class StateFile:
             raise ConfigError(f"{self.path} is damaged: {error}") from error
 
     def save(self, state: ClusterState) -> ClusterState:
-        """The state as it was written: a new revision is on a branch of this process."""
+        """Write a state and return it as written: a new revision is on this process's branch."""
         found = self.read()
         before = self.load() if found else None
         is_ours = found == self._written

@@ -1,6 +1,6 @@
-"""``upriver replicate``: keeps streams between two clusters (or nodes) up, and says how far each vbucket is.
+"""``upriver replicate``: keeps streams between two clusters (or nodes) open, and reports how far each vbucket is.
 
-Everything that the consumer and the producer say to each other passes through this process untouched.
+The bytes between consumer and producer pass through this process unchanged.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from upriver.wire.messages.dcp import StreamEnd
 from upriver.wire.messages.upr import UprStreamEnd
 
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-MISSING_S = 30.0  # that a vbucket may be on the move
-AT_ONCE = 128  # handshakes that are under way at the same time
+MISSING_S = 30.0  # how long a vbucket may be active nowhere because it moves
+AT_ONCE = 128  # stream handshakes at the same time
 Pair = tuple[Address, Address]
 
 
 @dataclass(slots=True)
 class ReplicationProgress:
-    """How far the replication is: seqnos at the source, and of what has passed, by vbucket."""
+    """How far the replication is: by vbucket, the seqno at the source and the last one that was forwarded."""
 
     source: dict[int, int] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)  # active nowhere at the source when it was last asked
@@ -71,7 +71,7 @@ class ThirdParty:
     async def run(
         self, on_progress: Callable[[ReplicationProgress], None], *, once: bool = False, every_s: float = 0.5
     ) -> None:
-        """Replicate; with ``once`` until everything that the source has at some moment has passed."""
+        """Replicate; with ``once``, stop as soon as everything that the source has was forwarded."""
         async with asyncio.TaskGroup() as group:
             pairs = [group.create_task(self._keep_up(pair, vbs)) for pair, vbs in self._pairs().items()]
             while True:
@@ -108,7 +108,7 @@ class ThirdParty:
                     self.progress.passed[vb] = seqno
 
     def _look_for_missing(self, missing: set[int]) -> None:
-        """What is on the move comes back; what stays away, nobody can replicate. Other vbuckets do not matter."""
+        """Raise if one of our vbuckets has been active nowhere for too long to be on the move."""
         self.progress.missing = missing
         if not missing:
             self._missing_since = time.monotonic()
@@ -116,7 +116,7 @@ class ThirdParty:
             raise UpriverError(f"vbucket {min(missing)} is active at no node of the source")
 
     async def _keep_up(self, pair: Pair, vbuckets: list[int]) -> None:
-        """One connection; when it breaks, another."""
+        """Keep one pair of nodes connected, again and again."""
         delay = RETRY_S
         while True:
             began = time.monotonic()
@@ -153,7 +153,7 @@ class ThirdParty:
             ended.put_nowait(event.message.vbucket)
 
     async def _renew(self, connection: ReplicationConnection, ended: asyncio.Queue[int]) -> None:
-        """Until the connection is gone: streams that end begin again."""
+        """Open streams again that end, until the connection closes."""
         gone = asyncio.ensure_future(connection.wait_closed())
         try:
             while True:

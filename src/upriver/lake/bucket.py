@@ -1,4 +1,4 @@
-"""The bucket itself, asked directly: what there is, how much, and some vbuckets read from the beginning."""
+"""What a sync asks the bucket directly: its collections and size, and the whole content of some vbuckets."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def database(options: SyncOptions) -> Database:
 
 
 def survey(options: SyncOptions) -> Survey:
-    """Ask the cluster."""
+    """Ask the cluster for all of it."""
     with database(options) as db:
         names = {table_name(scope, name, cid): cid for cid, (scope, name) in db.collection_names().items()}
         return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names, db.topology.bucket_uuid)
 
 
 def check(options: SyncOptions) -> Survey:
-    """Can the sync do what it is told? ``ConfigError`` or what the bucket says if not: a wrong name, no rights."""
+    """Survey the bucket; ``ConfigError`` if a wanted collection does not exist."""
     found = survey(options)
     asked = [options.with_(collections=(name,)) for name in options.collections] or [options]
     for one in asked:
@@ -49,7 +49,7 @@ def check(options: SyncOptions) -> Survey:
 
 
 def wanted(options: SyncOptions, name: str) -> bool:
-    """Is this collection (``scope.collection``) part of the sync?"""
+    """Whether this collection (``scope.collection``) is part of the sync."""
     scope, _, collection = name.partition(".")
     if options.scope and not options.collections:
         return scope == options.scope
@@ -57,9 +57,9 @@ def wanted(options: SyncOptions, name: str) -> bool:
     return not chosen or f"{scope}.{collection}" in chosen
 
 
-def scan(db: Database, vbuckets: Sequence[int], ends: dict[int, int] | None = None) -> Iterator[pa.RecordBatch]:
-    """Everything that some vbuckets hold, from the beginning to where they are now (or to ``ends``)."""
-    highs = ends if ends is not None else db.high_seqnos()
+def scan(db: Database, vbuckets: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """All changes of some vbuckets, from the beginning to their high seqnos."""
+    highs = db.high_seqnos()
     todo = {vbucket: highs[vbucket] for vbucket in vbuckets if highs.get(vbucket, 0) > 0}
     if todo:
         request = FeedRequest(starts={vbucket: Position() for vbucket in todo}, ends=todo)

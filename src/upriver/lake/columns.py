@@ -1,8 +1,8 @@
-"""JSON documents to typed columns and back: inference, evolution, and a place for what does not fit.
+"""JSON documents to typed columns and back: inferred types, new columns, and a place for what does not fit.
 
-Nothing is ever rounded or refused. A value that a column cannot hold exactly stays, under its name, in the JSON
-object of ``_rest``; a document that is no JSON object stays as it is in ``_value``. Nested objects and arrays are
-JSON text, because a struct that grows a field breaks plain readers of older files.
+Nothing is rounded or refused. A value that a column cannot hold exactly is kept, under its name, in the JSON object of
+``_rest``. A document that is not a JSON object is kept as it is in ``_value``. Nested objects and arrays are JSON text,
+because a struct with a new field breaks plain readers of older files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
 from itertools import chain
 from typing import Any
 
@@ -22,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.errors import ConfigError
+from upriver.lake.column_types import ColumnType, TableShape
 
 Document = dict[str, Any]
 Observed = dict[str, Counter[str]]  # field -> how often each kind was seen
@@ -43,71 +43,58 @@ _RESERVED = frozenset(field.name for field in META) | {"_valid_from", "_valid_to
 _FORBIDDEN = frozenset(' ,;{}()\n\t=.`"')
 _KIND = b"upriver.kind"
 _EXACT = 2**53
-_SHALLOW = 200  # levels that can be written in any case
-_FLAT_BYTES = 2 * _SHALLOW  # a document of so few has no more levels
+_SHALLOW = 200  # levels that orjson always writes
+_FLAT_BYTES = 2 * _SHALLOW  # a document of so few bytes has no more levels
 _BEFORE_NUMBERS = np.frombuffer(b":,[- \t\r\n", np.uint8)
-# orjson rounds integers beyond 64 bits, without a word; those have as many digits as this.
+# orjson silently rounds integers beyond 64 bits, which have at least 19 digits.
 _LONG_TEXT, _LONG_BYTES = re.compile("[0-9]{19}"), re.compile(b"[0-9]{19}")
 
 
-class Kind(StrEnum):
-    """What a column holds."""
-
-    BOOLEAN = "boolean"
-    BIGINT = "bigint"
-    DOUBLE = "double"
-    STRING = "string"
-    JSON = "json"
-    """The text of a nested object or array."""
-
-
-Shape = dict[str, Kind]
-
 _ARROW = {
-    Kind.BOOLEAN: pa.bool_(),
-    Kind.BIGINT: pa.int64(),
-    Kind.DOUBLE: pa.float64(),
-    Kind.STRING: pa.string(),
-    Kind.JSON: pa.string(),
+    ColumnType.BOOLEAN: pa.bool_(),
+    ColumnType.BIGINT: pa.int64(),
+    ColumnType.DOUBLE: pa.float64(),
+    ColumnType.STRING: pa.string(),
+    ColumnType.JSON: pa.string(),
 }
 _OF_TYPE = {
-    bool: Kind.BOOLEAN,
-    int: Kind.BIGINT,
-    float: Kind.DOUBLE,
-    str: Kind.STRING,
-    dict: Kind.JSON,
-    list: Kind.JSON,
+    bool: ColumnType.BOOLEAN,
+    int: ColumnType.BIGINT,
+    float: ColumnType.DOUBLE,
+    str: ColumnType.STRING,
+    dict: ColumnType.JSON,
+    list: ColumnType.JSON,
 }
 _NONE = type(None)
-# Python types that a column takes as they are, without looking at each value.
+# Python types whose values a column takes without a check of each one.
 _PLAIN = {
-    Kind.BOOLEAN: {bool, _NONE},
-    Kind.BIGINT: {int, _NONE},
-    Kind.DOUBLE: {float, _NONE},
-    Kind.STRING: {str, _NONE},
+    ColumnType.BOOLEAN: {bool, _NONE},
+    ColumnType.BIGINT: {int, _NONE},
+    ColumnType.DOUBLE: {float, _NONE},
+    ColumnType.STRING: {str, _NONE},
 }
 
 
-def row_schema(shape: Shape) -> pa.Schema:
+def row_schema(shape: TableShape) -> pa.Schema:
     """The Arrow schema of ``tail`` and ``current`` for documents of this shape."""
     return pa.schema([*META, *(column_field(name, kind) for name, kind in shape.items())])
 
 
-def column_field(name: str, kind: Kind) -> pa.Field:
+def column_field(name: str, kind: ColumnType) -> pa.Field:
     return pa.field(name, _ARROW[kind], metadata={_KIND: kind.value})
 
 
-def shape_of(schema: pa.Schema) -> Shape:
+def shape_of(schema: pa.Schema) -> TableShape:
     """The shape that a table was written with."""
     return {
-        field.name: Kind((field.metadata or {}).get(_KIND, b"string").decode())
+        field.name: ColumnType((field.metadata or {}).get(_KIND, b"string").decode())
         for field in schema
         if field.name not in _RESERVED
     }
 
 
 def parse(value: bytes) -> Document | None:
-    """A JSON object, or nothing for all other bytes: nor for an object so deep that it cannot be written again.
+    """A JSON object; None for all other bytes, and for an object so deep that orjson cannot write it.
 
     >>> parse(b'{"a": 1}'), parse(b'[1]'), parse(b'\\xff')
     ({'a': 1}, None, None)
@@ -124,7 +111,7 @@ def parse(value: bytes) -> Document | None:
 
 
 def _too_deep(document: Document) -> bool:
-    """Is it one that can be read but not written? Documents with few brackets are not asked."""
+    """Whether orjson can read this document but not write it."""
     try:
         orjson.dumps(document)
     except orjson.JSONEncodeError:
@@ -155,7 +142,7 @@ def parser_for(values: pa.ChunkedArray | pa.Array) -> Callable[[bytes], Document
 
 
 def _has_long_number(values: pa.Array) -> bool:
-    """May there be a number of 19 digits? They hold four aligned words of four digits; only then is it looked for."""
+    """Whether there may be a number of 19 digits: so many digits always include four aligned words of four."""
     _, offsets, data = values.buffers()
     if not len(values) or data is None:
         return False
@@ -167,9 +154,9 @@ def _has_long_number(values: pa.Array) -> bool:
 
 
 def _begins_a_long_number(text: npt.NDArray[np.uint8]) -> bool:
-    """Do so many digits follow what may stand before a number? In a string they follow a letter, a quote or a digit."""
+    """Whether 19 digits follow a byte that may precede a number; in a string they follow a letter, quote or digit."""
     digits = run = (text - np.uint8(48)) < 10
-    for shift in (1, 2, 4, 8, 3):  # each step finds runs that are longer by its shift
+    for shift in (1, 2, 4, 8, 3):  # each step finds runs that are longer by the shift
         run = run[:-shift] & run[shift:]
     begins = np.flatnonzero(run[1:] & ~digits[: len(run) - 1])
     return bool(np.isin(text[begins], _BEFORE_NUMBERS).any())
@@ -188,7 +175,7 @@ def dumps(value: Any) -> str:
 
 
 def observe(documents: Iterable[Document]) -> Observed:
-    """Which fields the documents have, and of what kind; nulls say nothing."""
+    """Which fields the documents have, and how often each type; nulls do not count."""
     fields = (zip(document, map(type, document.values()), strict=True) for document in documents)
     pairs: Counter[tuple[str, type]] = Counter(chain.from_iterable(fields))
     seen: Observed = {}
@@ -198,10 +185,10 @@ def observe(documents: Iterable[Document]) -> Observed:
     return seen
 
 
-def evolve(shape: Shape, seen: Observed, documents: int, max_columns: int = 200) -> Shape:
-    """The shape after these observations: widened where every number still fits, with columns for new fields.
+def evolve(shape: TableShape, seen: Observed, documents: int, max_columns: int = 200) -> TableShape:
+    """The shape after these observations: integers widened to doubles where needed, and columns for new fields.
 
-    A field becomes a column when one document in two hundred has it; rarer ones wait in ``_rest``.
+    A field becomes a column when one document in two hundred has it; rarer ones stay in ``_rest``.
     """
     grown = {name: _widened(kind, seen.get(name)) for name, kind in shape.items()}
     taken = {name.lower() for name in grown} | _RESERVED
@@ -213,33 +200,33 @@ def evolve(shape: Shape, seen: Observed, documents: int, max_columns: int = 200)
     return grown
 
 
-def imposed(shape: Shape, given: Shape) -> Shape:
-    """The shape of a table whose columns the user gives: it may have more, and doubles for integers, no other type."""
+def imposed(shape: TableShape, given: TableShape) -> TableShape:
+    """The shape of a table whose columns the user gives: columns can be added, and integers can become doubles."""
     for name, kind in shape.items():
         wanted = given.get(name, kind)
-        if wanted is not kind and (kind, wanted) != (Kind.BIGINT, Kind.DOUBLE):
+        if wanted is not kind and (kind, wanted) != (ColumnType.BIGINT, ColumnType.DOUBLE):
             raise ConfigError(
                 f"column '{name}' is {kind} in the table and cannot become {wanted}: sync to a new directory"
             )
     return shape | given
 
 
-def _widened(kind: Kind, kinds: Counter[str] | None) -> Kind:
-    return Kind.DOUBLE if kind is Kind.BIGINT and kinds and kinds[Kind.DOUBLE] else kind
+def _widened(kind: ColumnType, kinds: Counter[str] | None) -> ColumnType:
+    return ColumnType.DOUBLE if kind is ColumnType.BIGINT and kinds and kinds[ColumnType.DOUBLE] else kind
 
 
 def _allowed(name: str) -> bool:
     return 0 < len(name) <= 128 and _FORBIDDEN.isdisjoint(name) and name.isprintable()
 
 
-def _majority(kinds: Counter[str]) -> Kind:
-    if kinds[Kind.DOUBLE]:
-        kinds = kinds + Counter({Kind.DOUBLE.value: kinds[Kind.BIGINT]})
-    return Kind(max(sorted(kinds), key=lambda kind: kinds[kind]))
+def _majority(kinds: Counter[str]) -> ColumnType:
+    if kinds[ColumnType.DOUBLE]:
+        kinds = kinds + Counter({ColumnType.DOUBLE.value: kinds[ColumnType.BIGINT]})
+    return ColumnType(max(sorted(kinds), key=lambda kind: kinds[kind]))
 
 
-def to_columns(documents: Sequence[Document], shape: Shape) -> tuple[list[pa.Array], list[str | None]]:
-    """The documents as one array per column of the shape, and the JSON of what did not fit, per document."""
+def to_columns(documents: Sequence[Document], shape: TableShape) -> tuple[list[pa.Array], list[str | None]]:
+    """The documents as one array per column of the shape, and for each document the JSON of what did not fit."""
     rest: dict[int, Document] = {}
     arrays = [_column(documents, name, kind, rest) for name, kind in shape.items()]
     known = frozenset(shape)
@@ -254,9 +241,9 @@ def to_columns(documents: Sequence[Document], shape: Shape) -> tuple[list[pa.Arr
     return arrays, texts
 
 
-def _column(documents: Sequence[Document], name: str, kind: Kind, rest: dict[int, Document]) -> pa.Array:
+def _column(documents: Sequence[Document], name: str, kind: ColumnType, rest: dict[int, Document]) -> pa.Array:
     values = [document.get(name) for document in documents]
-    if kind is Kind.JSON or not set(map(type, values)) <= _PLAIN[kind]:
+    if kind is ColumnType.JSON or not set(map(type, values)) <= _PLAIN[kind]:
         values = [_fitted(index, name, value, kind, rest) for index, value in enumerate(values)]
     try:
         return pa.array(values, _ARROW[kind])
@@ -265,20 +252,20 @@ def _column(documents: Sequence[Document], name: str, kind: Kind, rest: dict[int
         return pa.array(values, _ARROW[kind])
 
 
-def _fitted(index: int, name: str, value: Any, kind: Kind, rest: dict[int, Document]) -> Any:
+def _fitted(index: int, name: str, value: Any, kind: ColumnType, rest: dict[int, Document]) -> Any:
     if value is None:
         return None
     seen = _OF_TYPE[type(value)]
     if seen is kind:
-        return dumps(value) if kind is Kind.JSON else value
-    if kind is Kind.DOUBLE and seen is Kind.BIGINT and -_EXACT <= value <= _EXACT:
+        return dumps(value) if kind is ColumnType.JSON else value
+    if kind is ColumnType.DOUBLE and seen is ColumnType.BIGINT and -_EXACT <= value <= _EXACT:
         return float(value)
     rest.setdefault(index, {})[name] = value
     return None
 
 
-def _last_resort(index: int, name: str, value: Any, kind: Kind, rest: dict[int, Document]) -> Any:
-    """One by one, for a column with a value that Arrow itself refuses: an integer of 64 bits unsigned, or more."""
+def _last_resort(index: int, name: str, value: Any, kind: ColumnType, rest: dict[int, Document]) -> Any:
+    """For a column with a value that Arrow refuses, such as an integer beyond 63 bits: try each value by itself."""
     try:
         pa.scalar(value, _ARROW[kind])
     except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
@@ -287,8 +274,8 @@ def _last_resort(index: int, name: str, value: Any, kind: Kind, rest: dict[int, 
     return value
 
 
-def fold_rest(table: pa.Table, shape: Shape) -> pa.Table:
-    """Lift what has a column by now out of ``_rest``."""
+def fold_rest(table: pa.Table, shape: TableShape) -> pa.Table:
+    """Move values from ``_rest`` into columns that exist by now."""
     rest = table.column("_rest")
     if rest.null_count == table.num_rows:
         return table
@@ -318,7 +305,7 @@ def _patched(table: pa.Table, name: str, rows: Sequence[int], values: pa.Array) 
 
 
 def spill(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Before a column of integers is read as doubles: move those that would be rounded to ``_rest``."""
+    """Before integers are read as doubles: move those that would be rounded to ``_rest``."""
     for field in schema:
         if pa.types.is_floating(field.type) and field.name in table.schema.names:
             column = table.column(field.name)
@@ -341,16 +328,16 @@ def _spilled(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
     return table.set_column(table.schema.get_field_index(name), table.schema.field(name), kept)
 
 
-def to_document(row: Mapping[str, Any], shape: Shape) -> Document | bytes:
-    """The document that a row of ``tail`` or ``current`` stands for; bytes when it is no JSON object.
+def to_document(row: Mapping[str, Any], shape: TableShape) -> Document | bytes:
+    """The document of a row of ``tail`` or ``current``; bytes if it is not a JSON object.
 
-    Fields that are null in the document are absent here.
+    Fields that are null in the document are left out.
     """
     if row["_value"] is not None:
         raw: bytes = row["_value"]
         return raw
     document = {
-        name: loads(row[name]) if kind is Kind.JSON else row[name]
+        name: loads(row[name]) if kind is ColumnType.JSON else row[name]
         for name, kind in shape.items()
         if row.get(name) is not None
     }

@@ -1,7 +1,8 @@
-"""Data files of our tables, whose names say which vbuckets and batches they hold.
+"""Data files: Parquet files whose names say which vbuckets and batches they hold.
 
-A Delta snapshot is a list of file names; with the range in the name, that list is all the bookkeeping the job needs,
-and it changes in the same atomic commit as the data: ``vb0000-0511/b00000003-00000007-<random>.parquet``.
+A version of a Delta table is a list of file names. With vbuckets and batches in the name, that list is all the
+bookkeeping that a sync needs, and it changes in the same atomic commit as the data:
+``vb0000-0511/b00000003-00000007-<random>.parquet``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
@@ -32,48 +33,48 @@ CHUNK_BYTES = 1 << 30
 _NAME = re.compile(r"^vb(\d+)-(\d+)/([bm])(\d+)-(\d+)-[0-9a-f]+\.parquet$")
 _NO_DICTIONARY = {"key", "value", "_key", "_value", "_rest", "seqno", "_seqno", "cas", "_cas", "rev_seqno"}
 _LOOK_ROWS = 512
-_SIZES: dict[str, int] = {}  # of files in memory, by path: names are random, so they are enough
+_SIZES: dict[str, int] = {}  # bytes in memory by path: names are random, so a path identifies a file
 # Columns whose range goes into the Delta log, so that readers can skip files.
 _RANGED = ("vbucket", "seqno", "epoch", "batch", "timestamp", "_vbucket", "_seqno", "_epoch", "_changed_at")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One data file: vbuckets ``lo`` to ``hi``, batches ``first`` to ``last``; marks are no documents."""
+class DataFile:
+    """One Parquet file of a table: vbuckets ``lo`` to ``hi``, batches ``first_batch`` to ``last_batch``."""
 
     path: str
     lo: int
     hi: int
-    first: int
-    last: int
+    first_batch: int
+    last_batch: int
     rows: int = 0
     size: int = 0
-    marks: bool = False
+    marks: bool = False  # of the change log: rollbacks and collection events, no documents
     stats: str = "{}"
-    foreign: bool = False  # written by someone else, who knows what it holds
-    made_ms: int = 0  # when the oldest of its rows came into the table, 0 before they did
-    in_memory: int = 0  # bytes, 0 when nobody has looked
+    foreign: bool = False  # another tool wrote it, and its name says nothing about its rows
+    made_ms: int = 0  # when the oldest of its rows came into the table, 0 before the commit
+    in_memory: int = 0  # bytes when uncompressed, 0 for unknown
 
     def overlaps(self, lo: int, hi: int) -> bool:
         return self.lo <= hi and lo <= self.hi
 
 
-def piece_of(path: str, rows: int = 0, size: int = 0, made_ms: int = 0) -> Piece:
-    """What a file name says; a file of someone else may hold anything.
+def parse_file_name(path: str, rows: int = 0, size: int = 0, made_ms: int = 0) -> DataFile:
+    """What a file name says. A file that another tool wrote may hold anything.
 
-    >>> piece_of("vb0000-0511/b00000003-00000007-ab.parquet", rows=5).last
+    >>> parse_file_name("vb0000-0511/b00000003-00000007-ab.parquet", rows=5).last_batch
     7
     """
     found = _NAME.match(path)
     if found is None:
-        return Piece(path, 0, ANY_VBUCKET, 0, 0, rows, size, foreign=True, made_ms=made_ms)
+        return DataFile(path, 0, ANY_VBUCKET, 0, 0, rows, size, foreign=True, made_ms=made_ms)
     lo, hi, first, last = (int(found[group]) for group in (1, 2, 4, 5))
     # Earlier versions wrote a first batch after the last one when a collection was dropped between two.
-    return Piece(path, lo, hi, min(first, last), last, rows, size, marks=found[3] == "m", made_ms=made_ms)
+    return DataFile(path, lo, hi, min(first, last), last, rows, size, marks=found[3] == "m", made_ms=made_ms)
 
 
-def place(lo: int, hi: int, first: int, last: int, *, marks: bool = False) -> str:
-    """A fresh file name."""
+def new_file_name(lo: int, hi: int, first: int, last: int, *, marks: bool = False) -> str:
+    """A file name that no other file has."""
     return f"vb{lo:04d}-{hi:04d}/{'m' if marks else 'b'}{first:08d}-{last:08d}-{secrets.token_hex(8)}.parquet"
 
 
@@ -85,10 +86,10 @@ def filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
     return pafs.LocalFileSystem(), uri
 
 
-def write_piece(root: str, path: str, table: pa.Table, edges: Sequence[int] = ()) -> Piece:
-    """Write one data file under the table at ``root``; nobody sees it until it is committed.
+def write_file(root: str, path: str, table: pa.Table, edges: Sequence[int] = ()) -> DataFile:
+    """Write one data file under the table at ``root``; readers see it once it is committed.
 
-    ``edges`` are rows at which something begins that is read alone.
+    ``edges`` are rows where a range begins that is read alone, so row groups begin there, too.
     """
     fs, base = filesystem(root)
     fs.create_dir(f"{base}/{path.rpartition('/')[0]}", recursive=True)
@@ -108,13 +109,13 @@ def write_piece(root: str, path: str, table: pa.Table, edges: Sequence[int] = ()
     except BaseException:
         discard(root, [path])
         raise
-    named = piece_of(path)
+    named = parse_file_name(path)
     size = fs.get_file_info(target).size
     return replace(named, rows=table.num_rows, size=size, stats=_stats(table), in_memory=max(table.nbytes, 1))
 
 
 def _groups_of_rows(root: str, rows: int, edges: Sequence[int]) -> list[tuple[int, int]]:
-    """Where the row groups of a file begin and end: at the edges, unless they are too close, or far apart."""
+    """Where the row groups of a file begin and end: at the edges, unless these are too close or too far apart."""
     least, most = _ROW_GROUPS.get(root.split("/")[-2], (ROW_GROUP, ROW_GROUP))
     most = max(least, min(rows // 32, most))
     starts = [0]
@@ -126,29 +127,29 @@ def _groups_of_rows(root: str, rows: int, edges: Sequence[int]) -> list[tuple[in
     return list(zip(starts, [*starts[1:], rows], strict=True))
 
 
-def uncompressed(root: str, pieces: Iterable[Piece]) -> int:
-    """How many bytes these files are in memory, about; their footers know."""
-    return sum(_uncompressed(root, piece) for piece in pieces)
+def bytes_in_memory(root: str, files: Iterable[DataFile]) -> int:
+    """About how many bytes these files take in memory; their footers say it."""
+    return sum(_uncompressed(root, file) for file in files)
 
 
-def _uncompressed(root: str, piece: Piece) -> int:
-    if not piece.in_memory and piece.path not in _SIZES:
+def _uncompressed(root: str, file: DataFile) -> int:
+    if not file.in_memory and file.path not in _SIZES:
         fs, base = filesystem(root)
-        found = pq.read_metadata(f"{base}/{piece.path}", filesystem=fs)
+        found = pq.read_metadata(f"{base}/{file.path}", filesystem=fs)
         size = sum(found.row_group(index).total_byte_size for index in range(found.num_row_groups))
-        remember([replace(piece, in_memory=size)])
-    return piece.in_memory or _SIZES[piece.path]
+        remember_sizes([replace(file, in_memory=size)])
+    return file.in_memory or _SIZES[file.path]
 
 
-def remember(pieces: Iterable[Piece]) -> None:
-    """Keep the sizes of files that were just written, so that nobody has to open them for it."""
+def remember_sizes(files: Iterable[DataFile]) -> None:
+    """Remember how large new files are in memory, so that `bytes_in_memory` need not open them."""
     if len(_SIZES) > 50_000:
         _SIZES.clear()
-    _SIZES.update({piece.path: piece.in_memory for piece in pieces})
+    _SIZES.update({file.path: file.in_memory for file in files})
 
 
 def discard(root: str, paths: Sequence[str]) -> None:
-    """Delete files that no commit names; those that never came to be are fine."""
+    """Delete files that no commit names; a file that does not exist is no error."""
     fs, base = filesystem(root)
     for path in paths:
         info = fs.get_file_info(f"{base}/{path}")
@@ -156,28 +157,28 @@ def discard(root: str, paths: Sequence[str]) -> None:
             fs.delete_file(info.path)
 
 
-def read_pieces(
+def read_files(
     root: str,
-    pieces: Sequence[Piece],
+    files: Sequence[DataFile],
     schema: pa.Schema,
     columns: Sequence[str] | None = None,
     span: Span | None = None,
     adapt: Callable[[pa.Table, pa.Schema], pa.Table] | None = None,
 ) -> pa.Table:
-    """Rows of some files (of some vbuckets), with null where an older file has no such column.
+    """Rows of some files (of the vbuckets in ``span``), with null where an older file lacks a column.
 
-    ``adapt`` sees each file's table first.
+    ``adapt`` changes the table of each file before it is brought into the schema.
     """
     names = list(columns) if columns is not None else schema.names
     wanted = pa.schema([schema.field(name) for name in names])
-    if not pieces:
+    if not files:
         return wanted.empty_table()
     fs, base = filesystem(root)
     tables = [
-        _read_foreign(fs, f"{base}/{piece.path}", schema, names, span)
-        if piece.foreign
-        else _read_one(fs, f"{base}/{piece.path}", names, span)
-        for piece in pieces
+        _read_foreign(fs, f"{base}/{file.path}", schema, names, span)
+        if file.foreign
+        else _read_one(fs, f"{base}/{file.path}", names, span)
+        for file in files
     ]
     if adapt is not None:
         tables = [adapt(table, wanted) for table in tables]
@@ -185,7 +186,7 @@ def read_pieces(
 
 
 def _read_foreign(fs: pafs.FileSystem, path: str, schema: pa.Schema, names: list[str], span: Span | None) -> pa.Table:
-    """Others write types that Arrow cannot filter (views of strings): first ours, then the filter."""
+    """Other tools write types that Arrow cannot filter (string views), so cast first, then filter."""
     parts = [part if span is None else within(part, span) for part in _foreign_parts(fs, path, schema)]
     return pa.concat_tables([schema.empty_table(), *parts]).select(names)
 
@@ -197,11 +198,11 @@ def _foreign_parts(fs: pafs.FileSystem, path: str, schema: pa.Schema) -> Iterato
             yield _conform(file.read_row_group(group, use_threads=False), schema)
 
 
-def foreign_slices(root: str, piece: Piece, schema: pa.Schema, size: int) -> Iterator[pa.Table]:
-    """The rows of a file that somebody else wrote, about so many bytes at a time."""
+def foreign_slices(root: str, file: DataFile, schema: pa.Schema, size: int) -> Iterator[pa.Table]:
+    """The rows of a file that another tool wrote, about ``size`` bytes at a time."""
     fs, base = filesystem(root)
     waiting: list[pa.Table] = []
-    for part in _foreign_parts(fs, f"{base}/{piece.path}", schema):
+    for part in _foreign_parts(fs, f"{base}/{file.path}", schema):
         waiting.append(part)
         if sum(table.nbytes for table in waiting) >= size:
             yield pa.concat_tables(waiting)
@@ -213,7 +214,7 @@ def foreign_slices(root: str, piece: Piece, schema: pa.Schema, size: int) -> Ite
 def _read_one(fs: pafs.FileSystem, path: str, names: list[str], span: Span | None) -> pa.Table:
     with fs.open_input_file(path) as source:
         file = pq.ParquetFile(source)
-        have = file.schema_arrow.names  # made anew at every look
+        have = file.schema_arrow.names  # computed at every access
         present = [name for name in names if name in have]
         if span is None:
             return file.read(columns=present, use_threads=False)
@@ -238,7 +239,7 @@ def _groups(file: pq.ParquetFile, column: int, span: Span) -> list[int]:
 
 
 def within(table: pa.Table, span: Span) -> pa.Table:
-    """The rows of these vbuckets; a slice when they stand together."""
+    """The rows of these vbuckets; a slice, without a copy, when they are side by side."""
     vbuckets = table.column(_vbucket_column(table.schema.names)).to_numpy()
     inside = (vbuckets >= span[0]) & (vbuckets <= span[1])
     count = int(np.count_nonzero(inside))
@@ -262,7 +263,7 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _dictionaries(table: pa.Table) -> list[str]:
-    """Columns worth a dictionary: those that repeat within some rows. Trying in vain costs a fifth of the writing."""
+    """Columns with repeated values in the first rows. A useless dictionary costs a fifth of the writing time."""
     some = table.slice(0, _LOOK_ROWS)
     names = [f.name for f in table.schema if f.name not in _NO_DICTIONARY and not pa.types.is_nested(f.type)]
     return [name for name in names if 2 * len(pc.unique(some.column(name))) <= max(some.num_rows, 2)]
@@ -284,10 +285,10 @@ def _plain(value: object) -> object:
     return value
 
 
-def gather(table: pa.Table, rows: Any) -> pa.Table:
-    """The rows at these places. Taking from many small chunks is a hundred times slower than from one.
+def gather(table: pa.Table, rows: pa.Array | npt.NDArray[np.int64] | Sequence[int]) -> pa.Table:
+    """The rows at these indices. Taking rows from many small chunks is a hundred times slower than from one.
 
-    One chunk of text or bytes cannot be larger than 2 GiB, so a large table goes the long way round.
+    One chunk of text or bytes cannot exceed 2 GiB, so a large table is cast to large types in between.
     """
     if table.nbytes < CHUNK_BYTES:
         return table.combine_chunks().take(rows)
@@ -305,5 +306,5 @@ def _large(field: pa.Field) -> pa.Field:
 
 
 def now_ms() -> int:
-    """The clock of Delta actions."""
+    """The time in the unit of Delta actions."""
     return int(time.time() * 1000)

@@ -1,8 +1,8 @@
-"""Every version of every document with the time it was valid (SCD type 2), built from the log, range by range.
+"""The history table: every version of every document with the time it was valid (SCD type 2), built from the log.
 
-A range of vbuckets is written again once its log has grown by the same share that ``current`` waits for, so the cost
-per change stays flat; or when a change has waited for as long as it may. A rollback writes its range again at once,
-because the past has changed.
+A range of vbuckets is rewritten when its log has grown by the share that ``current`` waits for, so the cost per change
+stays flat, or when a change has waited as long as it may. A rollback rewrites its range at once, because it changes
+the past.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.lake.apply.policy import Policy, Range, in_doubt, ranges_of
+from upriver.lake.apply.policy import MergePolicy, VbucketRange, in_doubt, ranges_of
 from upriver.lake.apply.rows import as_rows, standing_wipes, voided, wiped
-from upriver.lake.change_log import Mark, read_changes, read_log, read_marks
+from upriver.lake.change_log import LogMark, read_changes, read_log, read_marks
 from upriver.lake.collection import CollectionTables
 from upriver.lake.columns import row_schema, shape_of
-from upriver.lake.delta import Moved
-from upriver.lake.files import Piece, gather, now_ms, place, uncompressed, write_piece
+from upriver.lake.delta import CommitConflict
+from upriver.lake.files import DataFile, bytes_in_memory, gather, new_file_name, now_ms, write_file
 from upriver.records.schema import Event
 
 HISTORY = "upriver.history"
@@ -29,17 +29,17 @@ VALIDITY = [
 ]
 
 
-class History:
+class HistoryTable:
     """The history table of one collection."""
 
     def __init__(self, tables: CollectionTables) -> None:
         self.tables = tables
         self.table = tables.lake.table("history", tables.name)
 
-    def advance(self, *, force: bool = False, settle: bool = False) -> int:
-        """Write the ranges again that are worth it, or have waited for too long; the number of them.
+    def advance(self, *, force: bool = False, drain: bool = False) -> int:
+        """Rewrite the ranges that are worth it, or have waited too long; how many.
 
-        ``settle`` leaves no change waiting; ``force`` writes every range.
+        ``drain`` leaves no change waiting; ``force`` rewrites every range.
         """
         tables = self.tables
         if not tables.current.exists:
@@ -49,62 +49,63 @@ class History:
         shape_changed = shape_of(self.table.schema()) != tables.shape
         log, batch = tables.log(), tables.applied
         self.table.refresh()
-        pieces = self.table.pieces()
-        doubt = in_doubt(pieces)  # another writer was here: all of it is written again
+        files = self.table.files()
+        doubt = in_doubt(files)  # another tool wrote some files: rewrite all of them
         marks = read_marks(tables.changes.uri, log)
-        wide = Policy(target_rows=tables.options.policy.target_rows * 2)
-        known = [] if doubt else pieces
-        size = 0 if known else uncompressed(tables.changes.uri, log)
-        ranges = ranges_of(known, tables.options.vbuckets, sum(piece.rows for piece in log), wide, size)
-        urgent = self._urgent(ranges, log, settle)
+        wide = MergePolicy(target_rows=tables.options.policy.target_rows * 2)
+        known = [] if doubt else files
+        size = 0 if known else bytes_in_memory(tables.changes.uri, log)
+        ranges = ranges_of(known, tables.options.vbuckets, sum(file.rows for file in log), wide, size)
+        urgent = self._urgent(ranges, log, drain)
         due = [
             part for part in ranges if force or doubt or shape_changed or part in urgent or self._due(part, log, marks)
         ]
         adds = [self._write(part, batch, log, marks) for part in due]
-        stretches = {(part.lo, part.hi) for part in due}
-        old = [piece for piece in pieces if doubt or shape_changed or (piece.lo, piece.hi) in stretches]
+        spans = {(part.lo, part.hi) for part in due}
+        old = [file for file in files if doubt or shape_changed or (file.lo, file.hi) in spans]
         try:
             self._commit(adds, old, schema if shape_changed else None)
-        except Moved:
+        except CommitConflict:
             self.table.drop_uncommitted(adds)
-            return self.advance(force=force, settle=settle)
+            return self.advance(force=force, drain=drain)
         return len(due)
 
-    def _due(self, part: Range, log: Sequence[Piece], marks: Sequence[Mark]) -> bool:
-        waiting = sum(piece.rows for piece in log if piece.last > part.merged and not piece.marks)
+    def _due(self, part: VbucketRange, log: Sequence[DataFile], marks: Sequence[LogMark]) -> bool:
+        waiting = sum(file.rows for file in log if file.last_batch > part.merged and not file.marks)
         new = -(-waiting * part.width // self.tables.options.vbuckets)
-        shaken = any(mark.batch > part.merged and part.lo <= mark.vbucket <= part.hi for mark in marks)
+        marked = any(mark.batch > part.merged and part.lo <= mark.vbucket <= part.hi for mark in marks)
         policy = self.tables.options.policy
-        return shaken or (new > 0 and (new >= policy.share * part.rows or part.rows + new <= policy.small_rows))
+        return marked or (new > 0 and (new >= policy.share * part.rows or part.rows + new <= policy.small_rows))
 
-    def _urgent(self, ranges: Sequence[Range], log: Sequence[Piece], settle: bool) -> set[Range]:
-        """Ranges with changes that must not wait any longer."""
-        limit_s = 0.0 if settle else self.tables.options.policy.staleness_s / 2
-        found: set[Range] = set()
-        for piece in log:
-            behind = {part for part in ranges if piece.last > part.merged and piece.overlaps(part.lo, part.hi)} - found
-            if behind and not piece.marks and now_ms() - piece.made_ms >= limit_s * 1000:
-                rows = read_changes(self.tables.changes.uri, [piece], ["vbucket"])
+    def _urgent(self, ranges: Sequence[VbucketRange], log: Sequence[DataFile], drain: bool) -> set[VbucketRange]:
+        """Ranges with changes that must not wait longer."""
+        limit_s = 0.0 if drain else self.tables.options.policy.staleness_s / 2
+        found: set[VbucketRange] = set()
+        for file in log:
+            behind = {
+                part for part in ranges if file.last_batch > part.merged and file.overlaps(part.lo, part.hi)
+            } - found
+            if behind and not file.marks and now_ms() - file.made_ms >= limit_s * 1000:
+                rows = read_changes(self.tables.changes.uri, [file], ["vbucket"])
                 present = rows.column("vbucket").unique().to_pylist()
                 found |= {part for part in behind if any(part.lo <= vbucket <= part.hi for vbucket in present)}
         return found
 
-    def _write(self, part: Range, batch: int, log: Sequence[Piece], marks: Sequence[Mark]) -> Piece:
+    def _write(self, part: VbucketRange, batch: int, log: Sequence[DataFile], marks: Sequence[LogMark]) -> DataFile:
         rows = read_log(self.tables.changes.uri, log, part.lo, part.hi)
         rows = versions(rows, marks, self.tables)
-        return write_piece(self.table.uri, place(part.lo, part.hi, 0, batch), rows)
+        return write_file(self.table.uri, new_file_name(part.lo, part.hi, 0, batch), rows)
 
-    def _commit(self, adds: Sequence[Piece], old: Sequence[Piece], schema: pa.Schema | None) -> None:
-        seen = self.table.version(HISTORY)
-        version = 0 if seen is None else seen + 1
+    def _commit(self, adds: Sequence[DataFile], old: Sequence[DataFile], schema: pa.Schema | None) -> None:
+        version = self.table.next_version(HISTORY)
         if schema is not None:
             self.table.replace(HISTORY, version, adds, schema, old)
         elif adds:
             self.table.commit(HISTORY, version, adds, old)
 
 
-def versions(log: pa.Table, marks: Sequence[Mark], tables: CollectionTables) -> pa.Table:
-    """Versions of documents with the time from which and to which they were true; deletions only end them."""
+def versions(log: pa.Table, marks: Sequence[LogMark], tables: CollectionTables) -> pa.Table:
+    """Versions of documents with the times from and to which they were valid; a deletion only ends a version."""
     rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK]
     wipes = standing_wipes(marks)
     log = log.filter(pa.array(~voided(log, rollbacks)))
@@ -128,7 +129,7 @@ def _flat(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _once(log: pa.Table) -> pa.Table:
-    """A change that was delivered twice, as after a rollback that lost nothing, is one version."""
+    """One version of a change that came twice, as after a rollback that lost nothing."""
     if log.num_rows < 2:
         return log
     repeated = None
@@ -139,8 +140,8 @@ def _once(log: pa.Table) -> pa.Table:
     return log.filter(pa.concat_arrays([_flat(pc.invert(repeated)), pa.array([True])]))
 
 
-def _ended_by_drop(log: pa.Table, until: pa.Array, wipes: Sequence[Mark]) -> pa.Array:
-    """A version that was open when its collection was dropped ends there; nobody knows when, so at its own time."""
+def _ended_by_drop(log: pa.Table, until: pa.Array, wipes: Sequence[LogMark]) -> pa.Array:
+    """A version that was valid when its collection was dropped ends. The drop has no time, so it ends at its own."""
     gone = pa.array(wiped(log, wipes))
     open_end = pc.and_(gone, pc.is_null(until))
     return pc.if_else(open_end, log.column("timestamp").combine_chunks(), until)

@@ -1,4 +1,4 @@
-"""One line of JSON per batch beside the tables: what the live line, the report and whoever debugs later read."""
+"""The journal of a lake: one line of JSON per batch beside the tables, for the progress line and the report."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class Batch:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def _make_room(path: Path) -> None:
+def _rotate(path: Path) -> None:
     if path.is_file() and path.stat().st_size > KEEP_BYTES:
         path.replace(path.with_suffix(".old.jsonl"))
 
 
 @dataclass(frozen=True)
 class Lag:
-    """How many changes the bucket was ahead at a moment."""
+    """How many changes the tables were behind the bucket at a moment."""
 
     at: float
     lag: int
 
 
 class Journal:
-    """The file of batches of a lake, on the machine that commits."""
+    """The journal of a lake in a local directory; on object stores, nothing is kept."""
 
     def __init__(self, lake: str) -> None:
         self.path = Path(lake) / NAME if "://" not in lake else Path(os.devnull)
@@ -52,14 +52,14 @@ class Journal:
         self.lag_at = 0.0  # when a lag was last added
 
     def skip(self) -> None:
-        """``news`` begins here."""
+        """Let ``new_batches`` begin after what is there now."""
         self._offset = self.path.stat().st_size if self.path.is_file() else 0
 
-    def news(self) -> list[Batch]:
+    def new_batches(self) -> list[Batch]:
         """Batches that were added since the last call."""
         if not self.path.is_file():
             return []
-        if self.path.stat().st_size < self._offset:  # it made room
+        if self.path.stat().st_size < self._offset:  # the file was rotated
             self._offset = 0
         with self.path.open("rb") as source:
             source.seek(self._offset)
@@ -70,7 +70,7 @@ class Journal:
     def add_lag(self, lag: Lag) -> None:
         self.lag_at = lag.at
         if self._lags.parent.is_dir():
-            _make_room(self._lags)
+            _rotate(self._lags)
             with self._lags.open("a") as out:
                 out.write(json.dumps(asdict(lag)) + "\n")
 
@@ -85,15 +85,15 @@ class Journal:
         return self.path.with_name("lag.jsonl")
 
     def add(self, batch: Batch) -> None:
-        """Append; an old file makes room when it has grown large."""
-        _make_room(self.path)
+        """Append a batch; a file that has grown large is rotated first."""
+        _rotate(self.path)
         if str(self.path) != os.devnull:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as out:
             out.write(json.dumps(asdict(batch)) + "\n")
 
     def read(self, since: float = 0.0) -> Iterator[Batch]:
-        """All batches, or those after a moment; a last line cut off by a crash is left out."""
+        """All batches, or those since a moment; a last line that a crash cut off is left out."""
         if not self.path.is_file():
             return
         with self.path.open() as source:

@@ -1,4 +1,4 @@
-"""A directory of tables: where each is, what is remembered between runs, and that only one writer is at work."""
+"""The directory of a lake: where its tables are, what is stored between runs, and a lock for its one writer."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _CUT = "!!"
 
 
 def directory(name: str) -> str:
-    """The directory of a collection's table, of its name (``scope.collection``): no two names share one.
+    """The directory name of a collection (``scope.collection``): no two collections share one.
 
-    Characters other than letters, digits, ``_``, ``-`` and ``$`` are escaped, so that no name leads out of the lake and
-    every reader means the same path (some undo a ``%``). A long name is cut, and ends in its checksum.
+    Characters other than letters, digits, ``_``, ``-`` and ``$`` are escaped, so no name leads out of the lake and all
+    readers see the same path (some decode ``%``). A long name is cut and ends in its checksum.
 
     >>> directory("shop.orders"), directory("shop.50%"), directory("../../etc.x")
     ('shop.orders', 'shop.50!25', '!2e!2e!2f!2e!2e!2fetc.x')
@@ -50,11 +50,11 @@ def _escaped(part: str) -> str:
     return "".join(c if _PLAIN.match(c) else "".join(f"!{byte:02x}" for byte in c.encode()) for c in part)
 
 
-def name_of(place: str) -> str | None:
-    """The name that a directory was made from; None when it was cut."""
-    if _CUT in place:
+def collection_of(directory_name: str) -> str | None:
+    """The collection that a directory was named after; None if the name was cut."""
+    if _CUT in directory_name:
         return None
-    raw = re.sub(r"!([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), place)
+    raw = re.sub(r"!([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), directory_name)
     return raw.encode("latin-1", errors="ignore").decode(errors="replace")
 
 
@@ -63,7 +63,7 @@ class Lake:
     """The root of a sync: ``<root>/changes|tail|current/<scope>.<collection>`` and ``<root>/_upriver``."""
 
     root: str
-    checkpoint_at: str = ""  # of Spark's query, if it is not in the lake itself
+    checkpoint_at: str = ""  # Spark's checkpoint, if it is not in the lake
 
     def table(self, kind: str, name: str) -> Table:
         return Table(self.path(kind, name))
@@ -76,12 +76,13 @@ class Lake:
         """Collections that have tables here."""
         fs, base = filesystem(self.root)
         found = fs.get_file_info(pafs.FileSelector(f"{base}/changes", allow_not_found=True))
-        places = [info.base_name for info in found if info.type == pafs.FileType.Directory]
-        cut = {directory(name): name for name in self.collections()} if any(_CUT in place for place in places) else {}
-        return sorted(name for place in places if (name := name_of(place) or cut.get(place)) is not None)
+        directories = [info.base_name for info in found if info.type == pafs.FileType.Directory]
+        is_cut = any(_CUT in one for one in directories)
+        cut = {directory(name): name for name in self.collections()} if is_cut else {}
+        return sorted(name for one in directories if (name := collection_of(one) or cut.get(one)) is not None)
 
     def collections(self) -> dict[str, list[int]]:
-        """The ids that the collection of a name has had, newest last: 0 of them when it was dropped unheard of."""
+        """The ids that each collection has had, newest last; none if it was dropped while the sync was away."""
         return self.load("collections.json")
 
     def write_collections(self, known: dict[str, list[int]]) -> None:
@@ -92,11 +93,11 @@ class Lake:
         return self.checkpoint_at or f"{self.root}/_upriver/checkpoint"
 
     def settings(self) -> dict[str, Any]:
-        """What this lake was made with: its id, vbuckets, bucket."""
+        """What this lake was created with: its id, bucket and vbuckets; empty if there is no lake yet."""
         return self.load("lake.json")
 
     def load(self, name: str) -> dict[str, Any]:
-        """A small file of the lake's own, ``{}`` if it was never stored."""
+        """A JSON file under ``_upriver``, ``{}`` if there is none."""
         fs, base = filesystem(self.root)
         path = f"{base}/_upriver/{name}"
         if fs.get_file_info(path).type != pafs.FileType.File:
@@ -111,7 +112,7 @@ class Lake:
             ) from error
 
     def store(self, name: str, content: dict[str, Any]) -> None:
-        """Whole or not at all, also when the disk fills up half way."""
+        """Replace a JSON file under ``_upriver``, whole or not at all, even if the disk is full."""
         fs, base = filesystem(self.root)
         fs.create_dir(f"{base}/_upriver", recursive=True)
         with fs.open_output_stream(f"{base}/_upriver/{name}.new") as out:
@@ -126,7 +127,7 @@ class Lake:
         self.store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
 
     def floors(self, name: str) -> dict[int, int] | None:
-        """Up to which seqno the log of a collection was forgotten, by vbucket; None when nothing was ever noted."""
+        """Up to which seqno the log of a collection was trimmed, by vbucket; None if nothing was noted yet."""
         found = self.load("trimmed.json").get(name)
         return None if found is None else {int(vbucket): seqno for vbucket, seqno in found.items()}
 
@@ -135,21 +136,24 @@ class Lake:
         self.store("trimmed.json", {**self.load("trimmed.json"), name: noted})
 
     def cleaned(self) -> float:
-        """When old files were last deleted, 0 for never."""
+        """When old files were last deleted; 0 for never."""
         return float(self.load("cleaned.json").get("at", 0.0))
 
     def note_cleaned(self, at: float) -> None:
         self.store("cleaned.json", {"at": at})
 
     def checked(self) -> bool:
-        """Were the tables looked through for what earlier versions may have left?"""
+        """Whether the tables were checked for duplicates that earlier versions may have left."""
         return "at" in self.load("checked.json")
 
     def note_checked(self, at: float) -> None:
         self.store("checked.json", {"at": at})
 
-    def settle(self, bucket: str, vbuckets: int, uuid: str = "", *, adopt: bool = False) -> dict[str, Any]:
-        """Make the lake, or check that it is of the same bucket; with ``adopt``, of one with the same name."""
+    def create_or_check(self, bucket: str, vbuckets: int, uuid: str = "", *, adopt: bool = False) -> dict[str, Any]:
+        """Create the lake, or check that it belongs to this bucket; its settings.
+
+        ``adopt`` accepts another bucket of the same name. A lake of an earlier version adopts the first one it meets.
+        """
         known = self.settings()
         if not known:
             made = {"id": secrets.token_hex(8), "bucket": bucket, "vbuckets": vbuckets, "made_at": int(time.time())}
@@ -160,11 +164,6 @@ class Lake:
                 f"{self.root} holds tables of bucket '{known['bucket']}' with {known['vbuckets']} vbuckets, "
                 f"not of '{bucket}' with {vbuckets}: choose another directory"
             )
-        self._recognize(known, uuid, adopt)
-        return known
-
-    def _recognize(self, known: dict[str, Any], uuid: str, adopt: bool) -> None:
-        """A lake of an earlier version takes the first bucket that it meets for its own."""
         before = known.get("uuid", "")
         if uuid and before and uuid != before and not adopt:
             raise ConfigError(
@@ -174,12 +173,13 @@ class Lake:
             )
         if uuid and uuid != before:
             self.store("lake.json", {**known, "uuid": uuid})
+        return known
 
     @contextmanager
     def only_writer(self) -> Iterator[None]:
-        """Hold the lake; a second sync of the same directory says so instead of fighting over commits."""
+        """Lock the lake; ``ConfigError`` if another sync holds it."""
         if "://" in self.root:
-            yield  # no locks there: Delta's own commit protocol refuses the second writer, batch by batch
+            yield  # no locks on object stores: Delta's commit protocol refuses the second writer, batch by batch
             return
         path = Path(self.root) / "_upriver" / "lock"
         path.parent.mkdir(parents=True, exist_ok=True)

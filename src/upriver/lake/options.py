@@ -1,20 +1,20 @@
-"""What a sync is told: one frozen dataclass that parses itself from keywords, a TOML file or Spark's options."""
+"""The options of a sync: one frozen dataclass that parses itself from keywords or a TOML file."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 from upriver.client.options import ConnectOptions, password_of
 from upriver.errors import ConfigError
-from upriver.lake.columns import Kind, Shape
+from upriver.lake.column_types import ColumnType, TableShape
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-# Given to the source as they are.
+# Passed to the source as they are.
 _SOURCE = (
     "connection", "bucket", "username", "password", "password_file", "ca_file", "client_cert", "client_key", "network",
     "scope", "partitions", "adopt",
@@ -24,9 +24,44 @@ FOR_EVER_S = 10 * 365 * 86400
 GIVE_UP_S = 60  # with ``once``
 
 
+class SyncKeywords(TypedDict, total=False):
+    """The options of `SyncOptions` as keywords, for type checkers."""
+
+    connection: str
+    to: str
+    bucket: str
+    username: str
+    password: str
+    password_file: str
+    ca_file: str
+    checkpoint: str
+    client_cert: str
+    client_key: str
+    network: str
+    scope: str
+    collections: str | Sequence[str]
+    format: str
+    once: bool
+    every: str
+    partitions: int
+    max_rows: int
+    max_bytes: int
+    adopt: bool
+    deletes: Literal["remove", "mark"]
+    history: bool
+    xattrs: bool
+    give_up_after: str
+    max_columns: int
+    retention: str
+    log_retention: str
+    share: float
+    max_staleness: str
+    schema: Mapping[str, Mapping[str, str]]
+
+
 @dataclass(frozen=True)
 class SyncOptions:
-    """Options of ``upriver sync``; every one can stand in a TOML file under its own name."""
+    """Options of ``upriver sync``; each can stand in a TOML file under its own name."""
 
     connection: str = ""
     to: str = ""
@@ -47,16 +82,16 @@ class SyncOptions:
     partitions: int = 0  # tasks per batch; 0: one per core
     max_rows: int = 1_000_000  # per batch
     max_bytes: int = 1 << 30  # per batch, as they come over the wire
-    adopt: bool = False  # go on with a bucket of the same name that is another one
-    deletes: str = "remove"
+    adopt: bool = False  # continue with another bucket of the same name
+    deletes: str = "remove"  # or "mark": keep the row, with _deleted true
     history: bool = False
     xattrs: bool = False  # extended attributes in the change log
-    give_up_after: str = ""  # without the bucket; empty: a minute with ``once``, otherwise never
+    give_up_after: str = ""  # how long the bucket may be away; empty: a minute with ``once``, otherwise for ever
     max_columns: int = 200
     retention: str = "24h"  # how long readers may stay on an old version of a table
     log_retention: str = ""  # how far back the change log reaches; empty: for ever
-    share: float = 0.25  # of a part of `current` must have changed before it is rewritten
-    max_staleness: str = "5m"  # a change, or a deletion, reaches `current` within this; empty: when it is worth it
+    share: float = 0.25  # how much of a range of `current` changes before it is rewritten
+    max_staleness: str = "5m"  # a change reaches `current` within this time; empty: when a rewrite is worth it
     schema: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # table -> column -> type
 
     def __post_init__(self) -> None:
@@ -77,7 +112,7 @@ class SyncOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> SyncOptions:
-        """From plain values; an unknown name is refused with the valid ones."""
+        """From plain values; ``ConfigError`` lists the valid names if one is unknown."""
         known = {known.name for known in fields(cls)}
         unknown = sorted(set(given) - known)
         if unknown:
@@ -86,7 +121,7 @@ class SyncOptions:
         connection = values.get("connection")
         if isinstance(connection, str) and connection and "://" not in connection:
             values["connection"] = f"couchbase://{connection}"  # host:port is enough, as in the other commands
-        if isinstance(values.get("collections"), str | list):
+        if "collections" in values:
             values["collections"] = _names(values["collections"])
         try:
             return cls(**values)
@@ -95,7 +130,7 @@ class SyncOptions:
 
     @classmethod
     def load(cls, path: str | None, given: Mapping[str, Any]) -> SyncOptions:
-        """From a TOML file, with what was given on the command line on top."""
+        """From a TOML file, overridden by what was given on the command line."""
         if path is None:
             return cls.parse(given)
         try:
@@ -107,18 +142,20 @@ class SyncOptions:
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
-    def with_(self, **changed: Any) -> SyncOptions:
-        return replace(self, **changed)
+    def with_(self, **changed: Unpack[SyncKeywords]) -> SyncOptions:
+        """The same options, but for these."""
+        return SyncOptions.parse({**{known.name: getattr(self, known.name) for known in fields(self)}, **changed})
 
     @property
-    def shapes(self) -> dict[str, Shape]:
+    def shapes(self) -> dict[str, TableShape]:
         """The columns that the user gave."""
         try:
             return {
-                table: {name: Kind(kind) for name, kind in columns.items()} for table, columns in self.schema.items()
+                table: {name: ColumnType(kind) for name, kind in columns.items()}
+                for table, columns in self.schema.items()
             }
         except ValueError as error:
-            raise ConfigError(f"schema: {error}; valid types are {', '.join(Kind)}") from error
+            raise ConfigError(f"schema: {error}; valid types are {', '.join(ColumnType)}") from error
 
     def connect_options(self) -> ConnectOptions:
         """How the client connects."""
@@ -144,13 +181,13 @@ class SyncOptions:
         return {name.replace("_", ""): text for name, text in found.items()}
 
 
-def _names(given: str | list[str]) -> tuple[str, ...]:
+def _names(given: str | Iterable[str]) -> tuple[str, ...]:
     parts = given.split(",") if isinstance(given, str) else given
     return tuple(part.strip() for part in parts if part.strip())
 
 
 def seconds(text: str, name: str = "") -> float:
-    """A duration as people write it; ``name`` is the option's, for the error.
+    """A duration as people write it; ``name`` is the name of the option, for the error.
 
     >>> seconds("5s"), seconds("250ms"), seconds("24h")
     (5.0, 0.25, 86400.0)
@@ -158,5 +195,5 @@ def seconds(text: str, name: str = "") -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
     if found is None:
         where = f"{name}: " if name else ""
-        raise ConfigError(f"{where}{text!r} is no duration: write 500ms, 5s, 10m, 24h or 7d")
+        raise ConfigError(f"{where}{text!r} is not a duration: write 500ms, 5s, 10m, 24h or 7d")
     return float(found[1]) * _SECONDS[found[2]]

@@ -1,4 +1,4 @@
-"""All tables of a lake: a batch is committed to every log, then every collection is brought forward."""
+"""All tables of a lake: a batch is committed to every change log, then every collection advances."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from upriver.errors import UpriverError
 from upriver.lake.apply import ahead
 from upriver.lake.apply.ahead import Branches
 from upriver.lake.apply.merge import run_inline
-from upriver.lake.apply.reconcile import forget, has_duplicates
-from upriver.lake.apply.voiding import catch_up
-from upriver.lake.change_log import Mark, Written, read_changes, read_marks, table_name, write_marks
-from upriver.lake.collection import CollectionTables, Reread, Runner, Step, TableOptions
+from upriver.lake.apply.policy import TableOptions
+from upriver.lake.apply.reconcile import end_all_documents, has_duplicates
+from upriver.lake.apply.reread import Reread
+from upriver.lake.apply.voiding import add_voided_column
+from upriver.lake.change_log import LogMark, WrittenFiles, read_changes, read_marks, table_name, write_marks
+from upriver.lake.collection import AdvanceResult, CollectionTables, RunMerges
 from upriver.lake.layout import Lake
 from upriver.records.schema import Event
 
-__all__ = ["CollectionTables", "Reread", "Runner", "Step", "TableOptions", "Tables"]
 ASK_EVERY_S = 10.0  # whether the bucket still has what was read again, while no batch comes
 logger = logging.getLogger("upriver.sync")
 
 
 class Tables:
-    """All collections of a lake; the whole of a batch, after its rows were written by ``write_log``."""
+    """All collections of a lake.
+
+    ``run`` does merge tasks, ``reread`` reads vbuckets again that the log cannot repair, ``branches`` asks the bucket
+    for failover logs.
+    """
 
     def __init__(
         self,
@@ -31,7 +36,7 @@ class Tables:
         app_id: str,
         options: TableOptions,
         *,
-        run: Runner = run_inline,
+        run: RunMerges = run_inline,
         reread: Reread | None = None,
         branches: Branches | None = None,
     ) -> None:
@@ -43,40 +48,58 @@ class Tables:
 
     def collection(self, name: str) -> CollectionTables:
         if name not in self._open:
-            self._open[name] = CollectionTables(self.lake, name, self.options)
+            self._open[name] = CollectionTables(self.lake, name, self.options, run=self.run, reread=self.reread)
         return self._open[name]
 
     def names(self) -> list[str]:
         return sorted({*self.lake.names(), *self._open})
 
-    def apply(self, batch: int, written: Written, lag: int = 0) -> list[Step]:
-        """Commit a batch to every table. The same batch again changes nothing."""
+    def prepare(self) -> None:
+        """Take over what an earlier run left: logs of earlier versions, and epochs from before a crash."""
+        marks: list[LogMark] = []
+        for name in self.names():
+            log = self.collection(name).changes
+            if log.exists:
+                known = read_marks(log.uri, self.collection(name).log())
+                add_voided_column(log, known)
+                marks += known
+        self._note_epochs(marks)
+        self._rewrite_duplicates()
+
+    def apply(self, batch: int, written: WrittenFiles, lag: int = 0) -> list[AdvanceResult]:
+        """Commit a batch, whose rows ``write_log`` has written, to every table. A replayed batch changes nothing."""
         for name, ids in sorted(written.ids.items()):
-            self._hear_of(name, max(ids), written.marks)
-        for name in sorted({*self.names(), *written.pieces}):
-            pieces, marks = list(written.pieces.get(name, [])), self._marks_for(name, written)
+            self._note_collection(name, max(ids), written.marks)
+        for name in sorted({*self.names(), *written.files}):
+            files, marks = list(written.files.get(name, [])), self._marks_for(name, written)
             if marks:
-                pieces.append(write_marks(self.lake.root, name, marks, batch))
-            if pieces and not self.collection(name).commit_log(self.app_id, batch, pieces, marks):
+                files.append(write_marks(self.lake.root, name, marks, batch))
+            if files and not self.collection(name).commit_log(self.app_id, batch, files, marks):
                 logger.info("%s: batch %d was committed before", name, batch)
         self._note_epochs(written.marks)
-        self._make_up_for_what_is_lost(batch)
-        return [self.collection(name).advance(batch, lag, self.run, self.reread) for name in self.names()]
+        self._reread_lost(batch)
+        return [self.collection(name).advance(batch, lag) for name in self.names()]
 
-    def freshen(self) -> list[Step]:
-        """Between two batches: do what has waited for too long, or was held back for a batch that does not come."""
+    def freshen(self) -> list[AdvanceResult]:
+        """Between two batches: merge what has waited too long, or was held back for a batch that does not come."""
         batch = self.last_batch()
         if time.monotonic() >= self._ask_at:
-            self._make_up_for_what_is_lost(batch + 1)
+            self._reread_lost(batch + 1)
             self._ask_at = time.monotonic() + ASK_EVERY_S
-        return [self.collection(name).advance(batch, 0, self.run, self.reread) for name in self.names()]
+        return [self.collection(name).advance(batch) for name in self.names()]
 
-    def settle(self) -> list[Step]:
-        """Leave nothing in the tails that ``current`` does not have."""
+    def drain(self) -> list[AdvanceResult]:
+        """Leave nothing in the tails that ``current`` lacks."""
         batch = self.last_batch()
-        return [self.collection(name).advance(batch, 0, self.run, self.reread, settle=True) for name in self.names()]
+        return [self.collection(name).advance(batch, drain=True) for name in self.names()]
 
-    def _make_up_for_what_is_lost(self, batch: int) -> None:
+    def last_batch(self) -> int:
+        """The newest batch in any log, -1 for none."""
+        versions = [self.collection(name).changes.version(self.app_id) for name in self.names()]
+        return max((version for version in versions if version is not None), default=-1)
+
+    def _reread_lost(self, batch: int) -> None:
+        """Read vbuckets again whose branch ended before the point up to which they were read again (``ahead``)."""
         if self.branches is None:
             return
         try:
@@ -85,32 +108,20 @@ class Tables:
             logger.warning("the bucket does not say whether it still has what was read again: %s", error)
             return
         for name, vbuckets in lost.items():
-            self.collection(name).read_again(vbuckets, self.reread, batch)
+            self.collection(name).reread_lost(vbuckets, batch)
 
-    def prepare(self) -> None:
-        """Take over what an earlier run left: a log without marks of an earlier version, epochs from before a crash."""
-        marks: list[Mark] = []
-        for name in self.names():
-            log = self.collection(name).changes
-            if log.exists:
-                known = read_marks(log.uri, self.collection(name).log())
-                catch_up(log, known)
-                marks += known
-        self._note_epochs(marks)
-        self._look_for_duplicates()
-
-    def _look_for_duplicates(self) -> None:
-        """Earlier versions could leave a key twice in ``current`` when another tool rewrote it: looked for once."""
+    def _rewrite_duplicates(self) -> None:
+        """Earlier versions could leave a key twice in ``current`` when another tool rewrote it: checked once."""
         if self.lake.checked():
             return
         for name in self.names():
             collection = self.collection(name)
             if has_duplicates(collection):
                 logger.warning("%s: a key is there more than once, so the table is written again", name)
-                collection.advance(self.last_batch(), 0, self.run, self.reread, force=True)
+                collection.advance(self.last_batch(), force=True)
         self.lake.note_checked(time.time())
 
-    def _note_epochs(self, marks: Iterable[Mark]) -> None:
+    def _note_epochs(self, marks: Iterable[LogMark]) -> None:
         rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK]
         if not rollbacks:
             return
@@ -119,55 +130,46 @@ class Tables:
             known[mark.vbucket] = max(mark.epoch, known.get(mark.vbucket, 0))
         self.lake.write_epochs(known)
 
-    def last_batch(self) -> int:
-        """The newest batch in any log, -1 for none."""
-        versions = [self.collection(name).changes.version(self.app_id) for name in self.names()]
-        return max((version for version in versions if version is not None), default=-1)
-
-    def _marks_for(self, name: str, written: Written) -> list[Mark]:
+    def _marks_for(self, name: str, written: WrittenFiles) -> list[LogMark]:
         """Rollbacks concern every collection, collection events their own."""
         found = [mark for mark in written.marks if mark.event == Event.ROLLBACK]
         for mark in written.marks:
             if mark.event == Event.ROLLBACK or mark.collection_id is None:
                 continue
             named = table_name(mark.scope, mark.collection, mark.collection_id)
-            if named == name or self._owns(name, mark.collection_id):
+            if named == name or mark.collection_id in self.collection_ids(name):
                 found.append(mark)
         return found
 
-    def _owns(self, name: str, collection_id: int) -> bool:
-        """Does this table hold documents of a collection with that id? Asked only when one was dropped."""
-        return collection_id in self.collection_ids(name)
-
     def collection_ids(self, name: str) -> list[int]:
-        """The ids that the collection of this name has had, as far as its tables may hold documents of them."""
+        """The ids, newest last, that the collection of this name has had and its tables may hold documents of."""
         if self._ids is None:
             self._ids = self.lake.collections()
-        if name not in self._ids:  # a lake that an earlier version made: its log knows
+        if name not in self._ids:  # a lake of an earlier version: its log has them
             log = self.collection(name).changes
-            pieces = [piece for piece in log.pieces() if not piece.marks]
-            ids = read_changes(log.uri, pieces[-64:], ["collection_id"]).column("collection_id")
+            files = [file for file in log.files() if not file.marks]
+            ids = read_changes(log.uri, files[-64:], ["collection_id"]).column("collection_id")
             self._ids[name] = sorted(set(ids.unique().to_pylist()))
         return self._ids[name]
 
     def note_ids(self, name: str, ids: list[int]) -> None:
-        """Remember them, before anything is committed that has them."""
+        """Store the ids of a collection, before anything is committed that has them."""
         if self.collection_ids(name) != ids or name not in self.lake.collections():
             known = {**(self._ids or {}), name: ids}
             self.lake.write_collections(known)
             self._ids = known
 
-    def _hear_of(self, name: str, newest: int, marks: Iterable[Mark]) -> None:
+    def _note_collection(self, name: str, newest: int, marks: Iterable[LogMark]) -> None:
         """A batch has changes of a collection. If it is a new one of an old name, the documents of the old one end.
 
-        They do so where their vbucket says it. If no vbucket did, because the filter hides it, they end here.
+        They end where a vbucket has the drop. If the filter hid the drop from all vbuckets, they end here.
         """
         known = self.collection_ids(name)
         if known and newest > known[-1]:
             log = self.collection(name).changes
-            heard = {mark.collection_id for mark in [*marks, *read_marks(log.uri, log.pieces())]}
-            if known[-1] not in heard:
-                forget(self.collection(name), self.last_batch(), self.run, self.reread)
+            dropped = {mark.collection_id for mark in [*marks, *read_marks(log.uri, log.files())]}
+            if known[-1] not in dropped:
+                end_all_documents(self.collection(name), self.last_batch())
                 known = []
         if not known or newest > known[-1]:
             self.note_ids(name, [*known, newest])

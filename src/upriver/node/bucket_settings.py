@@ -1,6 +1,6 @@
-"""What can be chosen about one bucket over HTTP, kept beside its data.
+"""The settings of one bucket that can be changed over HTTP, kept beside its data.
 
-A setting that is taken is kept; every other is refused by name, so that nobody relies on what is not done here.
+Every other setting is refused by name, so that nobody relies on what this node does not do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from upriver.store.collections.manifest import MAX_TTL
 _FILE = "upriver.settings"
 _MIB = 1 << 20
 _CONFLICTS = {"seqno": False, "lww": True}
-# What is always so here: asking for it is no trouble, asking for anything else is refused.
+# Fixed here: a request may name these values, and no others.
 _FIXED = {
     "bucketType": ("membase", "couchbase"),
     "storageBackend": ("couchstore", "upriver"),
@@ -61,7 +61,7 @@ class BucketSettings:
         replace_file(folder / _FILE, json.dumps(asdict(self)))
 
     def store_options(self, options: StoreOptions) -> StoreOptions:
-        """The node's options with what this bucket has of its own."""
+        """The node's options with the settings of this bucket."""
         return replace(
             options,
             quota_bytes=options.quota_bytes if self.quota_mib is None else self.quota_mib * _MIB,
@@ -70,7 +70,7 @@ class BucketSettings:
         )
 
     def changed_by(self, arguments: Mapping[str, Any], replicas: int) -> BucketSettings:
-        """These settings with those of a request; ``HttpError`` names the one that cannot be had."""
+        """These settings, changed by a request; ``HttpError`` names a setting that is refused."""
         _refuse_others(arguments, replicas)
         quota = number_or_none(arguments, "ramQuotaMB", 8, 1 << 20)
         max_ttl = number_or_none(arguments, "maxTTL", 0, MAX_TTL)

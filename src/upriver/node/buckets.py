@@ -1,4 +1,4 @@
-"""The buckets of a node: each a directory under the data directory, opened together, none able to stop the others."""
+"""The buckets of a node: each is a directory in the data directory. One that is broken does not stop the others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9._%-]{1,100}\Z")
 _XATTR_MARK = "upriver.xattrs"
-_MARK = "upriver.bucket"  # tells our directories from whatever else lies in the data directory
+_MARK = "upriver.bucket"  # marks the directories that are buckets
 
 
 class NodeBucket:
@@ -51,13 +51,11 @@ class NodeBucket:
         self._xattr_mark = path / _XATTR_MARK
         self.has_xattrs = self._xattr_mark.exists()
         self.name: str = store.name
-        self.dcp_connections: dict[
-            str, ClientConnection
-        ] = {}  # by connection name: producers and consumers share names
+        self.dcp_connections: dict[str, ClientConnection] = {}  # by name, which producers and consumers share
         self.passive_streams = Registry()  # what this node consumes, over all connections
         self.waits = waits
         self.member = False  # of a cluster: a manager's map rules
-        self.waits_for_map = False  # and none came in this run yet: what is on disk may be from before a failover
+        self.waits_for_map = False  # none came in this run yet: the disk may be from before a failover
         self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
         self.settings = BucketSettings()
@@ -68,7 +66,7 @@ class NodeBucket:
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
         self.on_seqno_acknowledged: Callable[[int, str, int], None] | None = None  # vbucket, consumer, prepared seqno
         self._state_changes: dict[int, asyncio.Future[None]] = {}
-        self.manifest_changes = asyncio.Lock()  # held by who makes a new manifest of the present one
+        self.manifest_changes = asyncio.Lock()  # held while a new manifest is made from the present one
         self._loop = asyncio.get_running_loop()
         self.live = LiveTurns(self, self._loop)
         store.on_damage = self._found_damage
@@ -76,7 +74,7 @@ class NodeBucket:
             self._found_damage(error)  # when it was opened
 
     def expect_xattrs(self) -> None:
-        """From now on a plain SET has to look for extended attributes that it must keep."""
+        """From now on, a plain SET must look for extended attributes to keep."""
         if not self.has_xattrs:
             replace_file(self._xattr_mark, "")
             self.has_xattrs = True
@@ -85,11 +83,16 @@ class NodeBucket:
     def uuid(self) -> str:
         return f"{self.store.uuid:032x}"
 
-    def set_state(self, vbucket_id: int, state: VbucketState, **how: Any) -> VBucket:
-        """Change a vbucket's state and let go on who waited for that (7.4)."""
-        vbucket = self.store.set_state(vbucket_id, state, **how)
+    def set_state(
+        self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False,
+        topology: Any = None, durable: bool = True,
+    ) -> VBucket:  # fmt: skip
+        """Change a vbucket's state, and wake requests that wait for that (7.4)."""
+        vbucket = self.store.set_state(
+            vbucket_id, state, takeover=takeover, silent=silent, topology=topology, durable=durable
+        )
         self._state_changed(vbucket_id)
-        if state is VbucketState.ACTIVE and not how.get("takeover"):
+        if state is VbucketState.ACTIVE and not takeover:
             self.passive_streams.kill(vbucket_id)  # 7.2
         self.sync_writes.state_changed(vbucket)
         return vbucket
@@ -97,7 +100,7 @@ class NodeBucket:
     def set_states(self, states: Mapping[int, VbucketState]) -> None:
         """``set_state`` for many vbuckets at once, by a cluster map.
 
-        Only new branches must be on disk before anybody sees them: after a crash the map decides the states anew.
+        Only new branches must be on disk before others see them: after a crash, the map decides the states again.
         """
         self.store.set_states(states, durable=VbucketState.ACTIVE in states.values())
         for vbucket_id, state in states.items():
@@ -108,10 +111,7 @@ class NodeBucket:
             self.sync_writes.state_changed(self.store.vbucket(vbucket_id))
 
     def on_disk(self) -> asyncio.Future[None]:
-        """Done when everything that was written before this call is durable, or would be but for a pause of the disk.
-
-        The loop goes on meanwhile.
-        """
+        """Done when everything written before is on disk, or at once while persistence is stopped."""
         return asyncio.get_running_loop().run_in_executor(None, self.store.settle)
 
     def delete_vbucket(self, vbucket_id: int) -> None:
@@ -119,7 +119,7 @@ class NodeBucket:
         self._state_changed(vbucket_id)
 
     async def state_change(self, vbucket_id: int, timeout_s: float | None = None) -> None:
-        """Until the vbucket's state changes, or it is time to look at something else."""
+        """Return when the vbucket's state changes, or after the timeout."""
         if vbucket_id not in self._state_changes:
             self._state_changes[vbucket_id] = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._state_changes[vbucket_id]], timeout=timeout_s)
@@ -132,14 +132,14 @@ class NodeBucket:
             self._loop.call_soon(self._heal, vbucket_id)
 
     def _found_damage(self, error: DamagedVbucket) -> None:
-        """In any thread."""
+        """Called in any thread."""
         log.warning("vbucket_damaged", bucket=self.name, vbucket=error.vbucket, file=error.file, reason=error.what)
         self._loop.call_soon_threadsafe(self._heal, error.vbucket)
 
     def _heal(self, vbucket_id: int) -> None:
-        """A replica that is damaged is worth nothing, and its active has everything: take it all again, from 0.
+        """Erase a damaged replica, which takes everything from its active again.
 
-        An active vbucket stays as it is: what of it is whole is all there is.
+        A damaged active vbucket stays as it is: nobody else has to have what is left of it.
         """
         if vbucket_id in self.store.unreadable:
             return  # whoever makes it a replica again makes it anew
@@ -156,11 +156,11 @@ class NodeBucket:
         log.warning("replica_begins_anew", bucket=self.name, vbucket=vbucket_id)
 
     async def apply_manifest(self, manifest: bytes) -> None:
-        """Make it the bucket's; in a thread, because with many vbuckets and collections that takes a while."""
+        """Give the bucket a new manifest; in a thread, because that takes long with many vbuckets and collections."""
         await asyncio.get_running_loop().run_in_executor(None, self.store.apply_manifest, manifest)
 
     async def empty(self) -> None:
-        """Every vbucket starts a new history, without documents; the others go on meanwhile."""
+        """Start every vbucket again with an empty history; in a thread."""
         await asyncio.get_running_loop().run_in_executor(None, self.store.empty)
         for vbucket in self.store.existing():
             self._state_changed(vbucket.id)
@@ -261,7 +261,7 @@ class Buckets:
         return self._open[name]
 
     def change_settings(self, bucket: NodeBucket, settings: BucketSettings) -> None:
-        """From now on, and after a restart."""
+        """Apply settings now, and keep them for the next start."""
         settings.save(self._root / bucket.name)
         bucket.settings = settings
         bucket.store.change_options(settings.store_options(self._options))
@@ -278,7 +278,7 @@ class Buckets:
         log.info("bucket_deleted", bucket=name)
 
     def _erase(self, path: Path) -> None:
-        """Only what no other process has open: it would go on writing to files without a name."""
+        """Erase a directory, unless another process has it open: that would go on writing to deleted files."""
         if not path.exists():
             return
         try:

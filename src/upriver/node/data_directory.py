@@ -1,6 +1,6 @@
 """The data directory of a node: one process at a time, and only where it can write.
 
-Whoever holds the lock file owns everything below. The lock goes with the process, so a crash leaves nothing to clear.
+The process that holds the lock file owns everything below it. The lock ends with the process, also after a crash.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DataDirectory:
 
 
 def _sign(lock: IO[str]) -> None:
-    """Leave the process id for whoever comes too late; that also shows that the disk takes something."""
+    """Write our process id, for the message of a second process; that also shows that the disk is writable."""
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from upriver.node.server import Node
 
 Arguments = dict[str, Any]
+Done = dict[str, int | bool]
 
 
-def run(node: Node, name: str, arguments: Arguments) -> dict[str, Any]:
+def run(node: Node, name: str, arguments: Arguments) -> Done:
     """Do it, and say what was done. ``ConfigError`` names the argument that is missing or makes no sense."""
     if not node.options.enable_faults:
         raise NotSupported("start the node with --enable-faults")
@@ -51,7 +52,7 @@ def _bucket(node: Node, arguments: Arguments) -> NodeBucket:
     return node.buckets.get(str(arguments.get("bucket") or node.options.bucket))
 
 
-def _failover(node: Node, arguments: Arguments) -> dict[str, Any]:
+def _failover(node: Node, arguments: Arguments) -> Done:
     """The vbucket's last changes are lost, as when a replica takes over that had not received them."""
     bucket = _bucket(node, arguments)
     vbucket = bucket.store.vbucket(_number(arguments, "vbucket"))
@@ -59,12 +60,12 @@ def _failover(node: Node, arguments: Arguments) -> dict[str, Any]:
     return _branch(bucket, vbucket.id, max(0, vbucket.high_seqno - lose))
 
 
-def _rollback(node: Node, arguments: Arguments) -> dict[str, Any]:
+def _rollback(node: Node, arguments: Arguments) -> Done:
     """The vbucket goes back to a seqno and continues on a new branch."""
     return _branch(_bucket(node, arguments), _number(arguments, "vbucket"), _number(arguments, "seqno"))
 
 
-def _branch(bucket: NodeBucket, vbucket_id: int, seqno: int) -> dict[str, Any]:
+def _branch(bucket: NodeBucket, vbucket_id: int, seqno: int) -> Done:
     vbucket = bucket.store.vbucket(vbucket_id)
     if seqno > vbucket.high_seqno:
         raise InvalidArguments(f"seqno {seqno} is beyond the high seqno {vbucket.high_seqno}")
@@ -75,7 +76,7 @@ def _branch(bucket: NodeBucket, vbucket_id: int, seqno: int) -> dict[str, Any]:
     return {"vbucket": vbucket_id, "high_seqno": reached, "uuid": vbucket.failover_log.uuid}
 
 
-def _purge(node: Node, arguments: Arguments) -> dict[str, Any]:
+def _purge(node: Node, arguments: Arguments) -> Done:
     """Tombstones are removed at once, so that readers that were away have missed deletions."""
     bucket = _bucket(node, arguments)
     vbucket = bucket.store.vbucket(_number(arguments, "vbucket"))
@@ -92,7 +93,7 @@ def _producers(node: Node, arguments: Arguments) -> Iterator[ClientConnection]:
             yield conn
 
 
-def _drop_connection(node: Node, arguments: Arguments) -> dict[str, Any]:
+def _drop_connection(node: Node, arguments: Arguments) -> Done:
     dropped = 0
     for conn in _producers(node, arguments):
         conn.abort("fault")
@@ -100,7 +101,7 @@ def _drop_connection(node: Node, arguments: Arguments) -> dict[str, Any]:
     return {"dropped": dropped}
 
 
-def _stall(node: Node, arguments: Arguments) -> dict[str, Any]:
+def _stall(node: Node, arguments: Arguments) -> Done:
     """The connection stays open and sends nothing, not even noops."""
     until = time.monotonic() + _number(arguments, "seconds", 10)
     stalled = [conn.dcp for conn in _producers(node, arguments) if isinstance(conn.dcp, ProducerRole)]
@@ -109,7 +110,7 @@ def _stall(node: Node, arguments: Arguments) -> dict[str, Any]:
     return {"stalled": len(stalled)}
 
 
-def _slow(node: Node, arguments: Arguments) -> dict[str, Any]:
+def _slow(node: Node, arguments: Arguments) -> Done:
     """The connection sends no more than so many bytes per second; 0 is full speed again."""
     rate = _number(arguments, "bytes_per_second")
     slowed = [conn.dcp for conn in _producers(node, arguments) if isinstance(conn.dcp, ProducerRole)]
@@ -118,14 +119,14 @@ def _slow(node: Node, arguments: Arguments) -> dict[str, Any]:
     return {"slowed": len(slowed)}
 
 
-def _crash(node: Node, arguments: Arguments) -> dict[str, Any]:
+def _crash(node: Node, arguments: Arguments) -> Done:
     """As ``kill -9``, a moment after the answer has gone out."""
     delay = _number(arguments, "delay_ms", 50) / 1000
     node.loop.call_later(delay, os.kill, os.getpid(), signal.SIGKILL)
     return {"crashing": True}
 
 
-FAULTS: dict[str, Callable[[Node, Arguments], dict[str, Any]]] = {
+FAULTS: dict[str, Callable[[Node, Arguments], Done]] = {
     "failover": _failover,
     "rollback": _rollback,
     "purge": _purge,

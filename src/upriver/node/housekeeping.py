@@ -1,4 +1,4 @@
-"""What a node does by itself: cut silent connections, ask DCP peers for a sign of life, expire, compact."""
+"""The periodic work of a node: close silent connections, send noops to DCP peers, expire, compact."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Housekeeping:
             conn.abort(reason)
 
     def _overdue(self, conn: ClientConnection, now: float) -> str:
-        """Why a connection has to go, or an empty string."""
+        """Why a connection must be closed, or an empty string."""
         limits = self._node.options.limits
         if not conn.has_spoken and now - conn.created > limits.silent_s:
             return "said nothing"
@@ -79,22 +79,22 @@ class Housekeeping:
         return "does not read" if now - conn.last_progress > allowed else ""
 
     async def _maintain(self) -> None:
-        """Compact a few vbuckets at a time, with rests between that leave the disk to others."""
+        """Compact a few vbuckets at a time, with pauses that leave the disk to others."""
         every = pause = self._node.options.maintain_s
         while True:
             await asyncio.sleep(pause)
             began = time.monotonic()
-            left = [await self._aside(bucket, bucket.store.maintain) for bucket in self._node.buckets]
+            left = [await self._in_thread(bucket, bucket.store.maintain) for bucket in self._node.buckets]
             pause = min(every, _REST * (time.monotonic() - began)) if any(left) else every
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(self._node.options.expiry_pager_s)
             for bucket in self._node.buckets:
-                await self._aside(bucket, bucket.store.run_expiry_pager)
+                await self._in_thread(bucket, bucket.store.run_expiry_pager)
 
-    async def _aside(self, bucket: NodeBucket, work: Callable[[], int]) -> int:
-        """Work that may take long, in a thread of its own: clients are served meanwhile."""
+    async def _in_thread(self, bucket: NodeBucket, work: Callable[[], int]) -> int:
+        """Run work that may take long in a thread, so that clients are served meanwhile."""
         try:
             return await self._node.loop.run_in_executor(None, work)
         except UpriverError as error:

@@ -26,7 +26,7 @@ def _line(event: str, fields: dict[str, object]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as one word: quoted as soon as it could be taken for more than one."""
+    """A value as one word, quoted if it contains spaces, quotes or equals signs."""
     text = str(value)
     plain = text.isprintable() and text and not any(each in text for each in ' "=')
     return text if plain else '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'

@@ -1,4 +1,4 @@
-"""What can be chosen about a node; one frozen value that every part of the server reads."""
+"""The options of a node, as one frozen value that every part of the server reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node: opens the buckets, listens, keeps house, and closes cleanly.
+"""The node: opens the buckets, listens, runs the housekeeping, and closes cleanly.
 
 ``Node`` belongs to one event loop. ``start`` returns when every port listens and no request will have to wait for a
 compiler; ``stop`` leaves nothing behind and marks the buckets clean, so that the next start makes no failover entry.
@@ -85,7 +85,7 @@ class Node:
         log.info("serving", host=options.host, kv_port=self.kv_port, http_port=self.http_port)
 
     def _open_buckets(self) -> None:
-        """What is there, and the one that was asked for; a node whose buckets are all broken has nothing to serve."""
+        """Open all buckets and create the one that was asked for; raises if all of them are broken."""
         buckets, wanted = self.buckets, self.options.bucket
         buckets.open_all()
         if wanted and buckets.find(wanted) is None and wanted not in buckets.broken:
@@ -160,7 +160,7 @@ class Node:
         log.info("connection_closed", connection=conn.id, peer=conn.peer, reason=reason)
 
     def refresh_rights(self) -> None:
-        """Users that were changed in the file have their new rights on open connections, too."""
+        """Apply changes of the users' file to open connections."""
         self.users.refresh()
         if self.users.version != self._users_seen:
             self._users_seen = self.users.version
@@ -176,7 +176,7 @@ class Node:
         return found
 
     def set_cluster_map(self, bucket: NodeBucket, new: ClusterMap) -> None:
-        """A new revision; pushed to clients that asked for that, the others see it when they ask or go wrong."""
+        """Take a new map and push it to clients that asked for that; others get it when they ask."""
         self._maps[bucket.name] = new
         self._map_json.pop(bucket.name, None)
         push_map(self, bucket)
@@ -197,12 +197,12 @@ class Node:
         return found
 
     def bucket_uuid(self, bucket: NodeBucket) -> str:
-        """The same at all members of a cluster and for the life of the bucket; another after it was made again."""
+        """The bucket's uuid: the same at all members of a cluster, and another after the bucket was created again."""
         known = KeptMap.of(self, bucket).map  # also before the first map of this run
         return (known.uuid if known is not None else "") or bucket.uuid
 
     def nodes_json(self) -> bytes:
-        """The nodes without any bucket; a client with TLS learns its port from it before it selects one."""
+        """The map without a bucket: all ports of all nodes, for clients that have not selected one."""
         known = next(iter(self._maps.values()), None) or ClusterMap.alone(self.address, 0)
         return known.to_json_without_bucket(max(0, self.index_in(known)))
 
@@ -214,18 +214,18 @@ class Node:
     # ------------------------------------------------------------------------------------------ buckets
 
     def may_flush(self, bucket: NodeBucket) -> bool:
-        """Not where others have a part of the bucket: it would be half empty."""
+        """Whether a bucket may be flushed: never if other nodes have a part of it."""
         if len(self.cluster_map(bucket).nodes) > 1:
             return False
         allowed = bucket.settings.flush_enabled
         return self.options.enable_flush if allowed is None else allowed
 
     def shares(self, bucket: NodeBucket) -> bool:
-        """Whether others have a part of the bucket, too, as the newest map says that this node ever had."""
+        """Whether other nodes have a part of the bucket, by the newest map that this node ever had."""
         try:
             known = KeptMap.of(self, bucket).checked()
         except ConfigError:
-            return True  # there was a map, and nobody knows what it said
+            return True  # there was a map, and it cannot be read
         return known is not None and len(known.nodes) > 1 and self.index_in(known) >= 0
 
     def delete_bucket(self, name: str) -> None:

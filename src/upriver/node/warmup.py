@@ -1,4 +1,4 @@
-"""Runs every compiled kernel once before the node says that it is ready, so that no request pays for loading it."""
+"""Runs every compiled kernel once before the node is ready, so that no request waits until one is loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 from upriver.model import VbucketState
-from upriver.node.subdoc.crc32c import crc32c
 from upriver.store import Bucket, Run, StoreOptions
 from upriver.wire import Context, json_text
 from upriver.wire.bulk.decode import BulkDecoder
@@ -17,7 +16,7 @@ from upriver.wire.packed import RecordKind, pack
 
 
 def warm_up() -> None:
-    """Encode a record of each kind of document, and receive it; write, read, stream and persist where nobody minds."""
+    """Encode and receive a record of each kind; write, read, stream and persist in a temporary bucket."""
     run = b"".join(
         pack(kind, b"\0k", b"v", seqno=1) for kind in (RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION)
     )
@@ -26,7 +25,6 @@ def warm_up() -> None:
     encoder.encode(run, out)
     _receive(bytes(out.view()))
     ShapingEncoder(FrameOptions(), ValueShape(force_compression=True, snappy=True), ScratchMemory()).encode(run, out)
-    crc32c(run)
     json_text.find_member(b"[[]]", json_text.depth_of(b"[]"))
     with tempfile.TemporaryDirectory(prefix="upriver-warm-up-") as scratch:
         _warm_up_store(Path(scratch) / "active", encoder, out)

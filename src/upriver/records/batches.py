@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 
 from upriver.model import Datatype, signed
 from upriver.records.schema import CHANGES, WIRE, XATTRS, Event, signed_column
-from upriver.wire.bulk.decode import Columns, ColumnSizes
-from upriver.wire.keys import MAX_WIRE_KEY
+from upriver.wire.bulk.decode import Columns
 from upriver.wire.values import inflate, split_xattrs
 
 _MUTATION = 0x57
@@ -67,39 +66,6 @@ def _whole_batch(columns: Columns) -> pa.RecordBatch:
     for end, last in zip(ends, hidden, strict=True):
         end[:] = last
     return batch
-
-
-def columns_of(batch: pa.RecordBatch) -> Columns:
-    """A copy of a batch in the schema ``WIRE`` as columns, to encode it."""
-    sizes = [_data_size(batch.column(name)) for name in ("key", "value")]
-    columns = Columns(ColumnSizes(max(1, batch.num_rows), max(MAX_WIRE_KEY, sizes[0]), max(1, sizes[1])))
-    for name in WIRE.names:
-        array = batch.column(name)
-        if name in ("key", "value"):
-            _put_binary(columns, name, array)
-        else:
-            columns.view(name)[: len(array)] = array.to_numpy(zero_copy_only=False)
-    columns.view("nru")[:] = 0
-    columns.rows = batch.num_rows
-    return columns
-
-
-def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
-    return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
-
-
-def _data_size(array: pa.Array) -> int:
-    at = _offsets(array) if len(array) else (0,)
-    return int(at[-1] - at[0])
-
-
-def _put_binary(columns: Columns, name: str, array: pa.Array) -> None:
-    if not len(array):
-        return
-    at = _offsets(array)
-    columns.view(name + "_at")[: len(at)] = at - at[0]
-    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
-    columns.view(name)[: at[-1] - at[0]] = data[at[0] : at[-1]]
 
 
 def change_batch(columns: Columns, options: ChangeOptions, first: int = 0, last: int | None = None) -> pa.RecordBatch:

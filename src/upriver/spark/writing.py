@@ -1,7 +1,7 @@
-"""What the sink does with rows: documents become requests, pipelined per node, retried, and counted.
+"""How the sink writes rows: each document becomes a request, pipelined per node and retried.
 
-Writing the same rows again leaves the same documents. An upsert, a deletion or a copy with metadata overwrites
-itself; an insert or a replace that finds its own earlier success recognises it by its content.
+Writing the same rows again leaves the same documents. An upsert, a deletion or a write with metadata overwrites itself;
+an insert or a replace recognises its own earlier success by the content.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from upriver.model import DEFAULT_COLLECTION, Datatype, unsigned, vbucket_of
 from upriver.protocol.feed.cluster_feed import backoff
 from upriver.protocol.topology import Address
 from upriver.records.schema import Event
-from upriver.spark.options import Operation as Action
-from upriver.spark.options import WriteOptions
+from upriver.spark.options import WriteOperation, WriteOptions
 from upriver.wire.constants import MetaOption, Opcode
 from upriver.wire.keys import join_key
 from upriver.wire.message import Message, Response
@@ -43,7 +42,7 @@ _META_COLUMNS = ("cas", "rev_seqno", "flags", "expiry")
 
 @dataclass(slots=True)
 class Write:
-    """One row on its way: a request, and what to say if it is refused."""
+    """One row as a request, with what is needed to report its refusal."""
 
     key: bytes
     collection_id: int
@@ -77,8 +76,8 @@ REFUSALS = pa.schema(
 
 
 def check_columns(names: Sequence[str], options: WriteOptions) -> None:
-    """The least that rows must have; said before anything is written."""
-    needed = ["key"] if options.operation is Action.DELETE else ["key", "value"]
+    """``ConfigError``, before anything is written, if a column is missing."""
+    needed = ["key"] if options.operation is WriteOperation.DELETE else ["key", "value"]
     if options.with_meta:
         needed += _META_COLUMNS
     missing = [name for name in needed if name not in names]
@@ -87,7 +86,7 @@ def check_columns(names: Sequence[str], options: WriteOptions) -> None:
         raise ConfigError(f"writing to dcp{why} needs the columns {', '.join(needed)}; missing: {', '.join(missing)}")
 
 
-class Writer:
+class DocumentWriter:
     """Writes the rows of one task."""
 
     def __init__(self, database: Database, options: WriteOptions) -> None:
@@ -96,7 +95,7 @@ class Writer:
         self.written = 0
 
     def write(self, batch: pa.RecordBatch) -> list[Refusal]:
-        """Write every row of a batch before returning; those that were refused for good."""
+        """Write every row of a batch; the documents that the database refused for good."""
         refused: list[Refusal] = []
         left: dict[tuple[int, bytes], Write] = {}
         for row in batch.to_pylist():
@@ -112,9 +111,9 @@ class Writer:
         return refused
 
     def _queue(self, left: dict[tuple[int, bytes], Write], one: Write) -> None:
-        """One write per document and batch, or a retry could overtake a later one. An insert means the first."""
+        """Keep one write per document, or a retry could overtake a later one: the last, of inserts the first."""
         at = one.collection_id, one.key
-        if self._options.operation is Action.INSERT and at in left:
+        if self._options.operation is WriteOperation.INSERT and at in left:
             return
         left.pop(at, None)
         left[at] = one
@@ -124,25 +123,25 @@ class Writer:
     def _request(self, row: Mapping[str, Any]) -> Write | None:
         event = row.get("event")
         if event is not None and event != Event.MUTATION and event not in _GONE:
-            return None  # a rollback or a collection event is no document
+            return None  # a rollback or a collection event, not a document
         key, number = _bytes(row["key"], "key"), self._collection(row)
         vb, wire_key = vbucket_of(key, self._database.topology.vbuckets), join_key(number, key)
-        gone = event in _GONE or (event is None and self._options.operation is Action.DELETE)
+        gone = event in _GONE or (event is None and self._options.operation is WriteOperation.DELETE)
         if self._options.with_meta:
             return self._with_meta(row, gone, Write(key, number, Delete(wire_key, vbucket=vb), None, row))
         if gone:
             return Write(key, number, Delete(wire_key, vbucket=vb), None, row)
         value = _bytes(row["value"], "value")
         head = (int(row.get("flags") or 0), self._expiry(row), wire_key, value)
-        if self._options.operation is Action.INSERT:
+        if self._options.operation is WriteOperation.INSERT:
             return Write(key, number, Add(*head, vbucket=vb), value, row)
-        if self._options.operation is Action.REPLACE:
+        if self._options.operation is WriteOperation.REPLACE:
             cas = unsigned(row.get("cas") or 0)
             return Write(key, number, _Replace(*head, vbucket=vb, cas=cas), value, row)
         return Write(key, number, Set(*head, vbucket=vb), value, row)
 
     def _with_meta(self, row: Mapping[str, Any], gone: bool, base: Write) -> Write:
-        """The document as it was at its source. The rows are the truth, as in any replica: no conflict resolution."""
+        """The document exactly as the row has it, without conflict resolution."""
         vb, wire_key = base.message.vbucket, join_key(base.collection_id, base.key)
         options = MetaOption.SKIP_CONFLICT_RESOLUTION
         rev, cas = unsigned(row["rev_seqno"]), unsigned(row["cas"])
@@ -198,10 +197,10 @@ class Writer:
         try:
             self._database.refresh()
         except ConnectFailed:
-            return  # the next try will say so, until it is too late
+            return  # the next attempt reports it, until the deadline
 
     def _send_once(self, writes: list[Write]) -> tuple[list[Write], list[Refusal], str]:
-        """Send everything once, node by node: what must be sent again, what was refused, and the last trouble."""
+        """Send all writes once, node by node: those to send again, those refused, and the last temporary error."""
         again: list[Write] = []
         refused: list[Refusal] = []
         trouble = ""
@@ -236,13 +235,13 @@ class Writer:
         return self._database.run(conversation())
 
     def _judge(self, one: Write, answer: Response, address: Address | None) -> str:
-        """Why a document was refused; empty if it is as it should be."""
+        """Why a document was refused; empty if it was written."""
         if answer.status == Status.SUCCESS:
             return ""
         if one.value is None and answer.status == Status.KEY_ENOENT:
-            return ""  # it is gone already
+            return ""  # it is already deleted
         if answer.status == Status.KEY_EEXISTS and one.value is not None and self._is_there(one, address):
-            return ""  # an earlier try of ours got through
+            return ""  # an earlier attempt of ours succeeded
         return status_name(answer.status)
 
     def _is_there(self, one: Write, address: Address | None) -> bool:

@@ -13,9 +13,8 @@ from deltalake import DeltaTable
 import upriver.spark
 from tests.spark.spark_application import kill_session
 from tests.spark.spark_world import World
+from upriver.lake import Comparison, compare, read_documents
 from upriver.lake.options import SyncOptions
-from upriver.lake.read import read_documents
-from upriver.lake.verify.judge import Comparison, verify
 
 DEFAULT = "_default._default"
 
@@ -68,7 +67,7 @@ class LakeWorld:
         return documents
 
     def verify(self) -> list[Comparison]:
-        return verify(SyncOptions.parse(self.options()), [DEFAULT], rounds=1)
+        return compare(SyncOptions.parse(self.options()), [DEFAULT], rounds=1)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """``upriver sync`` as a session of its own, to be killed as one."""

@@ -19,7 +19,7 @@ from upriver.errors import ConfigError
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-class Writer(threading.Thread):
+class DocumentWriter(threading.Thread):
     """Writes, deletes and changes types until it is told to stop."""
 
     def __init__(self, lake: LakeWorld, seed: int) -> None:
@@ -78,7 +78,7 @@ def test_both_tables_equal_the_node_after_every_kill(lake: LakeWorld) -> None:
     seeds = [int(seed) for seed in os.environ.get("SEEDS", "1,2,3").split(",")]
     lake.world.put(300)
     for seed in seeds:
-        writer = Writer(lake, seed)
+        writer = DocumentWriter(lake, seed)
         writer.start()
         process = lake.start("--every", "200ms", "--json")
         try:

@@ -11,9 +11,6 @@ from typing import Any
 
 import duckdb
 import pytest
-
-from tests.spark.spark_world import World, drain, stream
-from upriver.errors import ConfigError
 from upriver.lake.merge_sql import (
     ends_sql,
     merge_batches,
@@ -23,7 +20,10 @@ from upriver.lake.merge_sql import (
     table_sql,
     wipe_sql,
 )
-from upriver.lake.read import _VIEW
+
+from tests.spark.spark_world import World, drain, stream
+from upriver.errors import ConfigError
+from upriver.lake.reading import _VIEW
 
 pytestmark = pytest.mark.spark
 

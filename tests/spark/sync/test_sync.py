@@ -17,10 +17,10 @@ from tests.spark.spark_world import PATIENCE_S, World
 from tests.spark.sync.lakes import DEFAULT, LakeWorld
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError, UpriverError
+from upriver.lake import read, read_documents
 from upriver.lake.journal import Journal
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
-from upriver.lake.read import read_arrow, read_documents
 from upriver.lake.verify.judge import verify
 from upriver.protocol.offsets import Offset
 from upriver.spark.sync.plan import explain
@@ -54,7 +54,7 @@ def test_spark_reads_the_fresh_table_without_jars(spark, lake: LakeWorld) -> Non
     lake.sync(spark)
     lake.world.put(50, value='{"n": %d, "twice": 1}')
     lake.sync(spark)
-    assert read_arrow(lake.lake, DEFAULT).num_rows == 2000
+    assert read(lake.lake, DEFAULT).num_rows == 2000
     frame = upriver.spark.read_table(spark, lake.lake, DEFAULT)
     assert frame.count() == 2000
     assert frame.where("twice = 1").count() == 50
@@ -204,7 +204,7 @@ def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld) 
 
     lake.world.put(500)
     options = SyncOptions.parse(lake.options())
-    settings = Lake(lake.lake).settle("default", lake.world.vbuckets)
+    settings = Lake(lake.lake).create_or_check("default", lake.world.vbuckets)
     apply = Applier(options, settings["id"], lake.world.vbuckets)
     frame = spark.readStream.format("dcp").options(**lake.world.options()).load()
     query = frame.writeStream.foreachBatch(apply).option("checkpointLocation", Lake(lake.lake).checkpoint)
@@ -213,19 +213,19 @@ def test_a_frame_of_the_plain_source_can_be_applied_too(spark, lake: LakeWorld) 
 
 
 def test_large_steps_run_on_executors(spark, lake: LakeWorld) -> None:
-    from upriver.lake.apply.policy import Policy
-    from upriver.lake.tables import TableOptions, Tables
+    from upriver.lake.apply.policy import MergePolicy, TableOptions
+    from upriver.lake.tables import Tables
     from upriver.spark.sync.executors import spark_runner
 
     lake.world.put(2000)
     lake.sync(spark)
-    options = TableOptions(Policy(inline_rows=10, target_rows=300), vbuckets=lake.world.vbuckets)
-    tables = Tables(Lake(lake.lake), Lake(lake.lake).settings()["id"], options)
-    tables.run = spark_runner(spark, options)
+    options = TableOptions(MergePolicy(inline_rows=10, target_rows=300), vbuckets=lake.world.vbuckets)
+    run = spark_runner(spark, options)
+    tables = Tables(Lake(lake.lake), Lake(lake.lake).settings()["id"], options, run=run)
     collection = tables.collection(DEFAULT)
     for _ in range(2):  # the first cuts it into parts, the second has several tasks
-        collection.advance(tables.last_batch(), 0, tables.run, None, force=True)
-    assert len(collection.current.pieces()) == lake.world.vbuckets
+        collection.advance(tables.last_batch(), force=True)
+    assert len(collection.current.files()) == lake.world.vbuckets
     lake.assert_equal()
 
 
@@ -243,7 +243,7 @@ def test_a_lake_of_another_bucket_is_refused(spark, lake: LakeWorld) -> None:
     lake.world.put(10)
     lake.sync(spark)
     with pytest.raises(ConfigError, match="holds tables of bucket 'default'"):
-        Lake(lake.lake).settle("other", lake.world.vbuckets)
+        Lake(lake.lake).create_or_check("other", lake.world.vbuckets)
 
 
 @pytest.mark.parametrize("runs", [1, 2])

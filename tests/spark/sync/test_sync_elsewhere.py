@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.spark_servers import HOME, connect_server
 from tests.spark.sync.lakes import DEFAULT, LakeWorld
-from upriver.spark.session import prepare
+from upriver.spark.sessions import prepare
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -1,4 +1,4 @@
-"""``upriver cluster``: nodes that share one map, on this machine or given by address."""
+"""``upriver cluster``: start a cluster, on this machine or of given nodes, and manage it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _cluster_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(cls=ConnectingGroup)
 def cluster() -> None:
-    """Run a cluster, and look after one."""
+    """Run a cluster, and manage it."""
 
 
 # ---------------------------------------------------------------------------------------------- start
@@ -112,7 +112,7 @@ def _ready(state: ClusterState) -> None:
 
 
 def _watch(manager: Manager, stop: threading.Event, first: Callable[[], None] = lambda: None) -> None:
-    """A round every second; who waits for whom is said once, and again when it is otherwise."""
+    """Run the manager every second; a node that waits for others is reported once, and again when that changes."""
     _ready(manager.watch())
     told: dict[int, list[int]] = {}
     while not stop.wait(1.0):
@@ -157,7 +157,7 @@ def _node_row(
 ) -> dict[str, Any]:
     report = reports.get(number)
     word = "away" if report is None else "ok" if report.is_member else "waiting for its map"
-    if needs:  # it crashed, and they may have durable writes that it lost
+    if needs:  # it crashed, and these may have durable writes that it lost
         word = f"waiting for node {', '.join(map(str, needs))}"
     if report is not None and report.is_member and report.version != state.lineage.version:
         word = f"has revision {report.revision}"
@@ -172,7 +172,7 @@ def _node_row(
 
 
 def _lag(state: ClusterState, number: int, reports: dict[int, NodeReport]) -> int | None:
-    """Seqnos that the node's replicas are behind their actives; None if that cannot be said."""
+    """How many seqnos the node's replicas are behind their actives; None if the node does not answer."""
     if number not in reports:
         return None
     behind = 0

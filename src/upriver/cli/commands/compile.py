@@ -1,4 +1,4 @@
-"""``upriver compile``: kernels are compiled when they are first used, and kept beside the code; or all of them now."""
+"""``upriver compile``: compile all kernels now, instead of each when it is first used."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 def compile_kernels() -> None:
     """Compile now what the first start of a node or the first read would compile.
 
-    For images of containers, and before a demonstration. What is compiled is kept beside the installed package, or in
-    the directory that NUMBA_CACHE_DIR names.
+    Useful when a container image is built. The result is kept beside the installed package, or in the directory that
+    NUMBA_CACHE_DIR names.
     """
     from rich.console import Console
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +130,7 @@ class _Demo:
         self.say(f"writes go on; {self.sync.rows - before:,} more changes have arrived")
 
     def lose_history(self) -> None:
-        """The replica stops hearing from node a; what a acknowledges from now on dies with it."""
+        """Node a stops replicating, so what it acknowledges from now on is lost when it dies."""
         a, b = self.nodes
         name = f"replication:127.0.0.1:{a.kv_port}->127.0.0.1:{b.kv_port}:default"
         subprocess.run(  # noqa: S603
@@ -203,14 +203,14 @@ class _Demo:
         self.sync.stop()
 
     def _current_is_fresh(self) -> bool:
-        """Has `current` alone all that the fresh view has?"""
+        """Whether `current` alone has all that the fresh view has."""
         from deltalake import DeltaTable
 
-        from upriver.lake.read import read_arrow
+        from upriver.lake import read
 
         columns = ["_key", "_epoch", "_seqno"]
         current = DeltaTable(str(self.sync.lake / "current" / "shop.orders")).to_pyarrow_table(columns=columns)
-        fresh = read_arrow(str(self.sync.lake), "shop.orders").select(columns)
+        fresh = read(str(self.sync.lake), "shop.orders").select(columns)
         time.sleep(0.5)
         return bool(current.sort_by("_key").equals(fresh.sort_by("_key")))
 
@@ -248,7 +248,7 @@ class SyncProcess:
                 self.rows += said["rows"]
                 self.rollbacks += said["rollbacks"]
 
-    def wait_for(self, done: Any, timeout_s: float) -> None:
+    def wait_for(self, done: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not done():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -257,7 +257,7 @@ class SyncProcess:
             time.sleep(0.05)
 
     def drain(self) -> None:
-        """Until two batches in a row had nothing to do."""
+        """Wait until no change has arrived for four seconds."""
         quiet = time.monotonic()
         seen = self.rows
         while time.monotonic() - quiet < 4.0:
@@ -273,7 +273,7 @@ class SyncProcess:
 
 
 class BusyWriter:
-    """Someone who keeps writing, through failovers and all."""
+    """A thread that keeps writing, and connects again after a failover."""
 
     def __init__(self, connection: str) -> None:
         self._connection = connection

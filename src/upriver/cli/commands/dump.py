@@ -1,8 +1,8 @@
 """``upriver dump``: all changes of a bucket up to now, into Parquet or JSON-lines files; can be resumed.
 
 The directory holds numbered parts and ``checkpoint.json``, which says how many parts it covers, and of which
-collections. A dump that was killed goes on behind its last covered part; parts that the checkpoint does not know of are
-written again. A part is on disk before a checkpoint names it.
+collections. A dump that was killed goes on after its last covered part; parts that the checkpoint does not cover are
+written again. A part is on disk before a checkpoint covers it.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def _number(part: Path) -> int:
 
 
 def _parts(out: Path) -> list[Path]:
-    """Ours alone: other programs call their files part-something, too."""
+    """The files that a dump wrote; other programs name their files part-something, too."""
     return [path for path in out.glob("part-*.*") if _NAME.fullmatch(path.name)]
 
 
 def _remove_unfinished(out: Path, checkpoint: FileCheckpoint) -> None:
-    """Parts that the checkpoint does not know of yet will be read again. Without one they may be anybody's."""
+    """Remove parts that the checkpoint does not cover; without a checkpoint, refuse, as they may be somebody else's."""
     if checkpoint.load() is None:
         if _parts(out):
             what = "remove them to begin again, or dump into another directory"
@@ -99,14 +99,15 @@ class _JsonLines:
         self._file.close()
 
 
-def _sink(kind: str, path: Path) -> Any:
+def _sink(kind: str, path: Path) -> _Sink:
     if kind == "jsonl":
         return _JsonLines(path)
     import pyarrow.parquet as pq
 
     from upriver.records.schema import CHANGES
 
-    return pq.ParquetWriter(path, CHANGES, compression="zstd")
+    sink: _Sink = pq.ParquetWriter(path, CHANGES, compression="zstd")
+    return sink
 
 
 class _Dump:
@@ -152,7 +153,7 @@ class _Dump:
         if not self._feed.catching_up:  # or a dump that dies now would write these parts twice
             self._checkpoint.save(self._feed.positions(), parts=self._next - 1)
 
-    def _with_progress(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _with_progress(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from upriver.cli.progress import progress_bar
 
         ends, starts = self._feed.feed.request.ends, self._feed.feed.request.starts

@@ -1,6 +1,6 @@
 """``upriver inspect``: who owns which vbucket, seqnos, failover logs, and how far behind a checkpoint is.
 
-With ``--check`` it looks at a data directory instead.
+With ``--check`` it reads a data directory instead.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from upriver.errors import ConfigError
 if TYPE_CHECKING:
     from upriver.client.blocking import Database
     from upriver.client.positions import Positions
+    from upriver.model import FailoverLog
 
 
 @click.command(cls=ConnectingCommand)
@@ -58,7 +59,7 @@ def _saved(path: Path | None) -> Positions | None:
 
 
 def report(db: Database, only: tuple[int, ...], saved: Positions | None) -> dict[str, Any]:
-    """What there is to say, as one JSON value."""
+    """All of it as one JSON value."""
     topology, seqnos = db.topology, db.high_seqnos(complete=False)
     wanted = [vb for vb in (only or range(topology.vbuckets)) if vb in seqnos]
     logs = db.failover_logs(wanted)
@@ -74,7 +75,7 @@ def report(db: Database, only: tuple[int, ...], saved: Positions | None) -> dict
     return found
 
 
-def _vbucket(db: Database, vb: int, high: int, log: Any, saved: Positions | None) -> dict[str, Any]:
+def _vbucket(db: Database, vb: int, high: int, log: FailoverLog, saved: Positions | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "vbucket": vb, "node": str(db.topology.active(vb)), "high_seqno": high, "vbuuid": f"{log.uuid:x}",
         "failover_log": [{"uuid": f"{e.uuid:x}", "seqno": e.seqno} for e in log],

@@ -100,7 +100,7 @@ def _kind(path: Path, given: str | None) -> str:
 
 
 class _Writers:
-    """Each document into the collection that was asked for, or that its row names."""
+    """Writes each document into the given collection, or into the one that its row names."""
 
     def __init__(self, db: Database, collection: str, totals: dict[str, int]) -> None:
         self._db, self._totals, self._given = db, totals, bool(collection)
@@ -134,18 +134,18 @@ class _Writers:
 
 
 def _is_nowhere(row: Row) -> bool:
-    """A row of a collection that was gone when it was dumped: it has an id, and no name."""
+    """Whether the row's collection was dropped before the dump: it has an id and no name."""
     return is_dumped(row) and bool(row.get("collection_id")) and row.get("collection") is None
 
 
 def _path_of(row: Row) -> str:
-    """Empty for the default collection, and where the row does not tell."""
+    """The collection of a row; empty for the default one, or if the row names none."""
     path = f"{row.get('scope') or ''}.{row.get('collection') or ''}"
     return "" if path in (".", "_default._default") else path
 
 
 class _Writer:
-    """Gathers documents; a deletion waits for the writes before it, so that the order of a key is kept."""
+    """Writes documents in batches. A later version of a key, or its deletion, replaces the one that waits."""
 
     def __init__(self, db: Database, cid: int, totals: dict[str, int]) -> None:
         self._db, self._cid, self._totals = db, cid, totals

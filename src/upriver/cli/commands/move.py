@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NO_MAP = (
     "note: {source} and {target} are not members of a cluster, so their cluster maps are as before: each names itself "
-    "for every vbucket. Clients must be told where to go; with `upriver cluster` they follow by themselves."
+    "for every vbucket. Tell clients where to go; with `upriver cluster` they follow by themselves."
 )
 
 
@@ -32,9 +32,9 @@ _NO_MAP = (
 def move(vbuckets: str, target: str, data: Path | None, as_json: bool, **connecting: Any) -> None:
     """Move vbuckets from the node at CONNECTION to the node --to, by takeover.
 
-    In a cluster (--data) the vbuckets leave whichever members have them, and every node gets the new map. Between two
-    nodes that are no members this command is the third party that carries the bytes; run it again if it is interrupted.
-    Nobody tells clients then: the cluster map of each node still names that node for everything.
+    In a cluster (--data) the vbuckets leave the members that own them, and every node gets the new map. Between two
+    nodes of no cluster this command carries the bytes itself; run it again if it is interrupted. Clients are not told
+    then: the cluster map of each node still names that node for every vbucket.
     """
     wanted = parse_ranges(vbuckets)
     if data is not None and connecting["connection"]:

@@ -33,8 +33,8 @@ def replicate(
 ) -> None:
     """Stream the vbuckets of CONNECTION into replicas at TARGET until Ctrl-C.
 
-    The target's node asks for the streams itself and resumes where it is, rolled back if its history says so. This
-    process only carries the bytes, in both directions, untouched. The options of the connection hold for both ends.
+    The target asks for the streams itself and resumes where it stopped, or rolls back if its history has diverged. This
+    process only forwards bytes, unchanged, in both directions. The connection options hold for both ends.
     """
     from upriver.cluster.third_party import ThirdParty
     from upriver.net.aio import run
@@ -96,7 +96,7 @@ def _display(as_json: bool, show_lag: bool) -> Iterator[Callable[[ReplicationPro
 
 @contextmanager
 def _whole_lines(console: Console) -> Iterator[None]:
-    """End the last line where there is no terminal: ``Live`` does so only on one."""
+    """End the last line also without a terminal, where ``Live`` does not."""
     try:
         yield
     finally:

@@ -9,11 +9,15 @@ import logging
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from upriver.errors import ConfigError
+
+if TYPE_CHECKING:
+    from upriver.node.options import NodeOptions
+    from upriver.node.server import Node
 
 DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
 COLLECT_S = 60.0
@@ -58,7 +62,7 @@ def serve(**options: Any) -> None:
     run(_serve(_node_options(**options)))
 
 
-def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any) -> Any:
+def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any) -> NodeOptions:
     from upriver.node.options import NodeOptions
     from upriver.store import Durability, StoreOptions
 
@@ -71,10 +75,10 @@ def _node_options(*, no_plain: bool, quota_mib: int, lazy: bool, **options: Any)
     return NodeOptions(plain_without_tls=not no_plain, store=store, **options)
 
 
-async def _serve(options: Any) -> None:
+async def _serve(options: NodeOptions) -> None:
     from upriver.node.server import serve as start
 
-    node = await _patiently(asyncio.ensure_future(start(options)))
+    node = await _started(asyncio.ensure_future(start(options)))
     collecting = asyncio.create_task(_collect_rarely(node))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -92,24 +96,26 @@ async def _serve(options: Any) -> None:
     await node.stop()
 
 
-async def _patiently(starting: asyncio.Future[Any]) -> Any:
-    """Wait for a node to start; the first time on a machine it compiles, and whoever waits should know."""
+async def _started(starting: asyncio.Future[Node]) -> Node:
+    """Wait for a node to start, and say so if that takes long: the first start on a machine compiles."""
     await asyncio.wait([starting], timeout=SILENT_START_S)
     if not starting.done():
         click.echo("still starting: the first start on a machine compiles, which may take a minute", err=True)
     return await starting
 
 
-async def _collect_rarely(node: Any) -> None:
-    """Full garbage collections by the clock, and rarely while there is much to look at: they hold up all clients.
+async def _collect_rarely(node: Node) -> None:
+    """Run full garbage collections once a minute, and less often with many streams: they stop all clients meanwhile.
 
-    What is loaded by now stays for good and is left out of them; closed connections and streams are freed without.
+    Objects that exist by now are left out of them for good. Closed connections and streams are freed without them.
     """
+    from upriver.node.dcp.producer import ProducerRole
+
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], NEVER)
     for each in itertools.count(1):
         await asyncio.sleep(COLLECT_S)
-        streams = sum(len(conn.dcp.streams) for conn in node.connections if hasattr(conn.dcp, "streams"))
+        streams = sum(len(conn.dcp.machine.streams) for conn in node.connections if isinstance(conn.dcp, ProducerRole))
         if streams < MANY_STREAMS or each % MANY_ROUNDS == 0:
             gc.collect()

@@ -27,7 +27,7 @@ from upriver.lake.report import amount, counted, duration, size
 if TYPE_CHECKING:
     from upriver.lake.journal import Batch
     from upriver.lake.options import SyncOptions
-    from upriver.spark.sync.run import Live
+    from upriver.spark.sync.run import SyncProgress
 
 AWAY_S = 3.0  # a bucket that fails over is away for a moment
 TELL_AGAIN_S = 60.0
@@ -86,14 +86,14 @@ def sync(master: str, ui: bool, dry_run: bool, report: str | None, as_json: bool
 def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool, ui: bool) -> None:
     import upriver.spark
     from upriver.lake.bucket import check
-    from upriver.spark.sync.run import session
+    from upriver.spark.sessions import sync_session
 
     stop = threading.Event()
     shown = JsonLines() if as_json else Display(options)
     check(options)  # a wrong password or name is told before Spark has started
     shown.say("starting Spark ...")
     with nullcontext() if verbose else _stderr_to(options):
-        spark = session(master, ui=ui)
+        spark = sync_session(master, ui=ui)
     if ui:
         shown.say(f"Spark's page is at {spark.sparkContext.uiWebUrl}")
     # Only now: Spark sets a handler of its own, which would cancel the batch that is running.
@@ -113,7 +113,7 @@ def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool, ui: bo
 
 @contextmanager
 def _stderr_to(options: SyncOptions) -> Iterator[None]:
-    """Give what starts now, the JVM and its workers, a log file beside the tables for their chatter."""
+    """Send the stderr of what starts now, the JVM and its workers, to a log file beside the tables."""
     if "://" in options.to:
         yield
         return
@@ -133,21 +133,21 @@ def _stderr_to(options: SyncOptions) -> Iterator[None]:
 class JsonLines:
     """For machines: every batch, and the end, as a line of JSON."""
 
-    def __call__(self, live: Live) -> None:
-        for batch in live.news:
+    def __call__(self, live: SyncProgress) -> None:
+        for batch in live.new_batches:
             click.echo(json.dumps({"type": "batch", **asdict(batch), "lag": live.lag}))
 
     def say(self, text: str) -> None:
-        """People only."""
+        """Text for people is left out."""
 
-    def done(self, live: Live) -> None:
+    def done(self, live: SyncProgress) -> None:
         click.echo(json.dumps({"type": "end", "batches": live.count, "rows": live.rows, "lag": live.lag}))
 
 
 class Display:
     """For people: a bar while much is to be loaded, then one line that stays up to date.
 
-    Without a terminal every line has its time and stays whole, and the bucket's absence is told once a minute.
+    Without a terminal, each line is complete and has its time; that the bucket is away is repeated once a minute.
     """
 
     def __init__(self, options: SyncOptions) -> None:
@@ -167,13 +167,13 @@ class Display:
         else:
             click.echo(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z} {text}", err=True)
 
-    def __call__(self, live: Live) -> None:
+    def __call__(self, live: SyncProgress) -> None:
         if self._live:
             self._status.update(line(live, self._options))
-        elif live.news or self._must_tell_away(live):
+        elif live.new_batches or self._must_tell_away(live):
             self.say(line(live, self._options))
 
-    def _must_tell_away(self, live: Live) -> bool:
+    def _must_tell_away(self, live: SyncProgress) -> bool:
         if live.away_s < AWAY_S:
             self._away_told = -math.inf
             return False
@@ -182,7 +182,7 @@ class Display:
         self._away_told = live.away_s
         return True
 
-    def done(self, live: Live) -> None:
+    def done(self, live: SyncProgress) -> None:
         if self._live:
             self._status.stop()
         spent = time.time() - live.started
@@ -196,7 +196,7 @@ class Display:
             self.say(text)
 
 
-def line(live: Live, options: SyncOptions) -> str:
+def line(live: SyncProgress, options: SyncOptions) -> str:
     """The state of a run in one line: that the bucket is away, a bar with the time left, or lag and last batch."""
     if live.away_s >= AWAY_S:
         limit = f"gives up after {options.give_up_after}" if options.give_up_after else "goes on when it does"
@@ -207,7 +207,7 @@ def line(live: Live, options: SyncOptions) -> str:
     return _following(live, batches)
 
 
-def _loading(live: Live, batches: list[Batch]) -> str:
+def _loading(live: SyncProgress, batches: list[Batch]) -> str:
     recent = batches[-5:]
     spent = max(sum(batch.total_s for batch in recent), 1e-3)
     speed, bytes_s = sum(batch.rows for batch in recent) / spent, sum(batch.value_bytes for batch in recent) / spent
@@ -219,7 +219,7 @@ def _loading(live: Live, batches: list[Batch]) -> str:
     return f"loading {bar} {share:4.0%}  {amount(live.rows)} rows, {amount(speed)}/s, {size(bytes_s)}/s, {left}"
 
 
-def _following(live: Live, batches: list[Batch]) -> str:
+def _following(live: SyncProgress, batches: list[Batch]) -> str:
     if not batches:
         return "in step with the bucket, nothing has changed"
     last = batches[-1]

@@ -1,4 +1,5 @@
-"""``upriver user``: who may log in to a node, and what they may do; kept salted in its data directory."""
+"""``upriver user``: who may log in to a node, and what they may do; kept in its data directory, passwords as salted
+hashes."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def add(name: str, data: Path, roles: tuple[str, ...], password_stdin: bool) -> 
     from upriver.node.access.roles import Access
 
     users.check_name(name)
-    Access.parse(roles)  # before somebody types a password for nothing
+    Access.parse(roles)  # check this before asking for a password
     password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _ask()
     if not password:
         raise ConfigError("the password is empty")

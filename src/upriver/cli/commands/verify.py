@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from upriver.cli.connecting import ConnectingCommand
 from upriver.cli.lake_options import lake_options, sync_options
 from upriver.lake.report import counted
+
+if TYPE_CHECKING:
+    from upriver.lake.verify.comparison import Comparison
 
 
 @click.command(cls=ConnectingCommand)
@@ -27,16 +30,16 @@ from upriver.lake.report import counted
 def verify(view: str, strict: bool, as_json: bool, **given: Any) -> None:
     """Compare the tables with the bucket at CONNECTION, while both go on.
 
-    Late is only what was changed after the offsets that the sync has committed. Exit code 0: equal; 1: something
-    differs (its keys are shown), or could not be compared.
+    A change after the offsets that the sync has committed counts as late, not as a difference. Exit code 0: equal; 1:
+    something differs (its keys are shown), or could not be compared.
     """
-    from upriver.lake.verify.judge import verify as compare
+    from upriver.lake import compare
 
     found = compare(sync_options(given), view=view)
     wrong = False
     for result in found:
         wrong |= not result.equal or (strict and result.late > 0)
-        click.echo(json.dumps(result.plain()) if as_json else _sentence(result))
+        click.echo(json.dumps(result.to_json()) if as_json else _sentence(result))
     if not as_json:
         total = sum(result.differences for result in found)
         judged = "current with its tail" if view == "fresh" else "current alone, without its tail"
@@ -44,8 +47,8 @@ def verify(view: str, strict: bool, as_json: bool, **given: Any) -> None:
     sys.exit(1 if wrong else 0)
 
 
-def _sentence(result: Any) -> str:
-    from upriver.lake.verify.judge import KINDS, MAX_KEYS
+def _sentence(result: Comparison) -> str:
+    from upriver.lake.verify.comparison import KINDS, MAX_KEYS
 
     rows = f"{result.table_rows:,} rows" if result.has_table else "no table"
     text = f"{result.name}: {result.bucket_rows:,} documents, {rows}: "

@@ -1,8 +1,8 @@
-"""Epochs that only grow, as the log has them.
+"""Epochs that only grow within the change log.
 
-The source counts the rollbacks of a vbucket, but it may forget one that an executor met and the driver never heard
-of. The log forgets nothing: a row's epoch is never below the last rollback that the log has of its vbucket, and every
-further rollback is above it.
+The source counts the rollbacks of a vbucket, but it may miss one that an executor met and the driver was not told of.
+The log misses none: no row has an epoch below the last rollback that the log has of its vbucket, and every further
+rollback has a higher one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from upriver.records.schema import Event
 
 
 class Epochs:
-    """Brings the rows of one task into the epochs of the log, in the order in which they come."""
+    """Lifts the rows of one task, in order, to the epochs of the log. ``floors`` are the log's epochs by vbucket."""
 
     def __init__(self, floors: Mapping[int, int]) -> None:
         self._floors = dict(floors)
 
     def lift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same rows, lifted where they have to be."""
+        """The same rows, with a higher epoch where the log needs it."""
         for rows in batches:
             back = pc.equal(rows.column("event"), Event.ROLLBACK.value)
             places = pc.indices_nonzero(back).to_pylist()

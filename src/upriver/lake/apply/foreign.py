@@ -1,6 +1,6 @@
-"""Log files that another tool wrote, as ``OPTIMIZE`` does: written again as ours, whose names say what they hold.
+"""Log files that another tool wrote, as ``OPTIMIZE`` does, are rewritten as ours, whose names say what they hold.
 
-Such a file has marks among its changes, and batches that the tables have beside batches that they lack. Ours never do.
+Such a file mixes marks with changes, and applied batches with unapplied ones. Ours never do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.lake.change_log import DOCUMENTS, LOG, with_voided
-from upriver.lake.delta import Moved, Table
-from upriver.lake.files import Piece, foreign_slices, gather, place, write_piece
+from upriver.lake.delta import CommitConflict, Table
+from upriver.lake.files import DataFile, foreign_slices, gather, new_file_name, write_file
 
 ADOPTED = "upriver.adopted"
 SLICE_BYTES = 128 << 20
@@ -21,20 +21,19 @@ _ORDER = [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending
 
 
 def adopt(log: Table, applied: int) -> None:
-    """Put ours in the place of files of others, one by one; ``applied`` is the last batch that the tables have."""
-    for piece in log.pieces():
-        if piece.foreign:
-            slices = foreign_slices(log.uri, piece, LOG, SLICE_BYTES)
-            seen = log.version(ADOPTED)
-            ours = [replace(made, made_ms=piece.made_ms) for rows in slices for made in _ours(log.uri, rows, applied)]
+    """Replace the files of other tools one by one; ``applied`` is the last batch that tail and current have."""
+    for file in log.files():
+        if file.foreign:
+            slices = foreign_slices(log.uri, file, LOG, SLICE_BYTES)
+            ours = [replace(made, made_ms=file.made_ms) for rows in slices for made in _ours(log.uri, rows, applied)]
             try:
-                log.commit(ADOPTED, 0 if seen is None else seen + 1, ours, [piece], rearrange=True)
-            except Moved:
+                log.commit(ADOPTED, log.next_version(ADOPTED), ours, [file], rearrange=True)
+            except CommitConflict:
                 log.drop_uncommitted(ours)
                 raise
 
 
-def _ours(root: str, rows: pa.Table, applied: int) -> Iterator[Piece]:
+def _ours(root: str, rows: pa.Table, applied: int) -> Iterator[DataFile]:
     rows = with_voided(rows, LOG)
     rows = gather(rows, pc.sort_indices(rows, _ORDER))
     old = pc.less_equal(rows.column("batch"), applied)
@@ -46,5 +45,5 @@ def _ours(root: str, rows: pa.Table, applied: int) -> Iterator[Piece]:
     ):
         if part.num_rows:
             span, batches = (pc.min_max(part.column(name)).as_py() for name in ("vbucket", "batch"))
-            path = place(span["min"], span["max"], batches["min"], batches["max"], marks=marks)
-            yield write_piece(root, path, part)
+            path = new_file_name(span["min"], span["max"], batches["min"], batches["max"], marks=marks)
+            yield write_file(root, path, part)

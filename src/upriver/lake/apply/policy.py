@@ -1,44 +1,55 @@
-"""When a range of ``current`` is worth rewriting: pure arithmetic, so that the cost per change stays flat.
+"""When a range of ``current`` is rewritten: pure arithmetic that keeps the cost per change flat.
 
-``current`` is cut into ranges of vbuckets, and changes wait in the tail. Each pays for 1/share rows that are copied
-later; as soon as those since the last rewriting have paid for a range, the one that needs it most is rewritten. So a
-batch costs the same in a table of any size, and none has to make up for others. Where the tail is so long that it is
-folded, that is paid from the same purse.
+``current`` is cut into ranges of vbuckets, and changes wait in the tail. Each change adds 1/share rows of copying to a
+budget. As soon as the changes since the last rewrite have paid for a range, the most changed one is rewritten. So a
+batch costs the same in a table of any size. Folding a long tail is paid from the same budget.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from upriver.lake.files import Piece
+from upriver.lake.column_types import TableShape
+from upriver.lake.files import DataFile, Span
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The knobs, with the defaults that were measured."""
+class MergePolicy:
+    """When tables are merged and cut; the defaults were measured."""
 
     share: float = 0.25  # a change pays for copying 1/share rows
-    longest: float = 0.5  # a range of which this much waits in the tail is rewritten in any case
+    longest: float = 0.5  # a range is rewritten in any case when this share of it waits in the tail
     small_rows: int = 8_192  # ranges up to this size are rewritten in every batch
     target_rows: int = 131_072  # of a range; twice as many split it,
     target_bytes: int = 160 << 20  # and so do twice as many bytes
-    max_files: int = 4  # of one range, before they are made one
-    tail_files: int = 32  # before they are made one
-    hold_rows: int = 500_000  # a backlog of this size: load the log first
-    inline_rows: int = 200_000  # larger steps run on the executors,
-    inline_bytes: int = 256 << 20  # of rows or of bytes
-    staleness_s: float = math.inf  # nothing waits in the tail for longer
+    max_files: int = 4  # of one range, before they are rewritten as one
+    tail_files: int = 32  # before they are folded into one
+    hold_rows: int = 500_000  # with a backlog of this size, load the log first
+    inline_rows: int = 200_000  # merges of more rows run on the executors,
+    inline_bytes: int = 256 << 20  # and so do merges of more bytes
+    staleness_s: float = math.inf  # no change waits in the tail for longer
 
 
 @dataclass(frozen=True)
-class Range:
-    """A stretch of vbuckets of ``current``: its rows, and the last batch merged into it."""
+class TableOptions:
+    """How the tables of a lake are kept."""
+
+    policy: MergePolicy = field(default_factory=MergePolicy)
+    keep_deleted: bool = False
+    max_columns: int = 200
+    shapes: dict[str, TableShape] = field(default_factory=dict)  # columns that the user gave, by table name
+    vbuckets: int = 1024
+
+
+@dataclass(frozen=True)
+class VbucketRange:
+    """A range of vbuckets of ``current``, its rows, and the last batch merged into it."""
 
     lo: int
     hi: int
@@ -51,31 +62,31 @@ class Range:
 
 
 def ranges_of(
-    current: Sequence[Piece], vbuckets: int, expected_rows: int, policy: Policy, expected_bytes: int = 0
-) -> list[Range]:
-    """The ranges that ``current`` is cut into; those that a table of the expected size should have, when it is new.
+    current: Sequence[DataFile], vbuckets: int, expected_rows: int, policy: MergePolicy, expected_bytes: int = 0
+) -> list[VbucketRange]:
+    """The ranges that ``current`` is cut into; for a new table, those that suit its expected size.
 
-    Vbuckets that have no file yet, because nothing of theirs was ever merged, are ranges as well.
+    Vbuckets without a file, because none of their changes was merged yet, are ranges as well.
     """
-    found: dict[tuple[int, int], Range] = {}
-    for piece in current:
-        known = found.get((piece.lo, piece.hi), Range(piece.lo, piece.hi))
-        rows, merged = known.rows + piece.rows, max(known.merged, piece.last)
-        found[piece.lo, piece.hi] = Range(piece.lo, piece.hi, rows, merged)
+    found: dict[tuple[int, int], VbucketRange] = {}
+    for file in current:
+        known = found.get((file.lo, file.hi), VbucketRange(file.lo, file.hi))
+        rows, merged = known.rows + file.rows, max(known.merged, file.last_batch)
+        found[file.lo, file.hi] = VbucketRange(file.lo, file.hi, rows, merged)
     if not found:
         parts = max(-(-expected_rows // policy.target_rows), -(-expected_bytes // policy.target_bytes))
         return cut(0, vbuckets - 1, parts)
     ranges, free = [], 0
     for part in sorted(found.values(), key=lambda part: part.lo):
         if part.lo > free:
-            ranges.append(Range(free, part.lo - 1))
+            ranges.append(VbucketRange(free, part.lo - 1))
         ranges.append(part)
         free = max(free, part.hi + 1)
-    return [*ranges, Range(free, vbuckets - 1)] if free < vbuckets else ranges
+    return [*ranges, VbucketRange(free, vbuckets - 1)] if free < vbuckets else ranges
 
 
-def cut(lo: int, hi: int, parts: int) -> list[Range]:
-    """A stretch of vbuckets in about as many equal parts.
+def cut(lo: int, hi: int, parts: int) -> list[VbucketRange]:
+    """A range of vbuckets in ``parts`` equal parts, as far as it has that many vbuckets.
 
     >>> [(part.lo, part.hi) for part in cut(0, 9, 4)]
     [(0, 1), (2, 4), (5, 6), (7, 9)]
@@ -83,42 +94,36 @@ def cut(lo: int, hi: int, parts: int) -> list[Range]:
     parts = max(1, min(parts, hi - lo + 1))
     width = hi - lo + 1
     edges = [lo + width * index // parts for index in range(parts + 1)]
-    return [Range(edges[index], edges[index + 1] - 1) for index in range(parts)]
+    return [VbucketRange(edges[index], edges[index + 1] - 1) for index in range(parts)]
 
 
-def in_doubt(pieces: Sequence[Piece]) -> bool:
-    """Do some of these files not say what they hold, or do they overlap? Then none of them vouches for anything."""
-    if any(piece.foreign for piece in pieces):
+def in_doubt(files: Sequence[DataFile]) -> bool:
+    """Whether the names of these files cannot be relied on: another tool wrote some, or their ranges overlap."""
+    if any(file.foreign for file in files):
         return True
-    spans = sorted({(piece.lo, piece.hi) for piece in pieces})
+    spans = sorted({(file.lo, file.hi) for file in files})
     return any(one[1] >= other[0] for one, other in pairwise(spans))
 
 
-def waiting(ranges: Sequence[Range], tail: Sequence[Piece]) -> list[int]:
-    """About how many tail rows wait for each range; keys are spread evenly over vbuckets."""
-    lo, hi, last, rows = (np.array([getattr(piece, name) for piece in tail]) for name in ("lo", "hi", "last", "rows"))
+def waiting(ranges: Sequence[VbucketRange], tail: Sequence[DataFile]) -> list[int]:
+    """About how many tail rows wait for each range, if keys are spread evenly over vbuckets."""
+    if not tail:
+        return [0] * len(ranges)
+    names = ("lo", "hi", "last_batch", "rows")
+    lo, hi, last_batch, rows = (np.array([getattr(file, name) for file in tail]) for name in names)
     density = rows / (hi - lo + 1)
-    return (
-        [
-            round(
-                float(
-                    (density * np.clip(np.minimum(hi, part.hi) - np.maximum(lo, part.lo) + 1, 0, None))[
-                        last > part.merged
-                    ].sum()
-                )
-            )
-            for part in ranges
-        ]
-        if tail
-        else [0] * len(ranges)
-    )
+    found = []
+    for part in ranges:
+        shared_vbuckets = np.clip(np.minimum(hi, part.hi) - np.maximum(lo, part.lo) + 1, 0, None)
+        found.append(round(float((density * shared_vbuckets)[last_batch > part.merged].sum())))
+    return found
 
 
 def worth_merging(
-    ranges: Sequence[Range], tail: Sequence[Piece], fresh: Sequence[int], policy: Policy
-) -> set[tuple[int, int]]:
-    """Which ranges to rewrite now, given the new rows of each: small ones, and the most changed that are paid for."""
-    chosen: set[tuple[int, int]] = set()
+    ranges: Sequence[VbucketRange], tail: Sequence[DataFile], fresh: Sequence[int], policy: MergePolicy
+) -> set[Span]:
+    """The ranges to rewrite now, given the new rows of each: small ones, and the most changed that are paid for."""
+    chosen: set[Span] = set()
     scored = []
     for part, new, old in zip(ranges, fresh, waiting(ranges, tail), strict=True):
         pending = old + new
@@ -126,9 +131,10 @@ def worth_merging(
             chosen.add((part.lo, part.hi))
         elif pending:
             scored.append((pending / max(part.rows, 1), part))
-    left, paid = purse(ranges, tail, fresh, policy), sum(fresh) / policy.share
+    left, paid = budget(ranges, tail, fresh, policy), sum(fresh) / policy.share
     for changed, part in sorted(scored, key=lambda both: (-both[0], both[1].lo)):
-        # Half a batch too early as often as half a batch too late; and whatever the sums say, a tail is no table.
+        # Half a batch too early as often as half a batch too late. Whatever the budget, a range that has mostly changed
+        # must not wait any longer.
         if left + min(paid, part.rows) / 2 < part.rows and changed < policy.longest:
             break
         left -= part.rows
@@ -136,65 +142,67 @@ def worth_merging(
     return chosen
 
 
-def purse(ranges: Sequence[Range], tail: Sequence[Piece], fresh: Sequence[int], policy: Policy) -> float:
-    """Rows that may be copied now: what changes since the last rewriting have paid, less what folding them cost."""
+def budget(
+    ranges: Sequence[VbucketRange], tail: Sequence[DataFile], fresh: Sequence[int], policy: MergePolicy
+) -> float:
+    """How many rows may be copied now: what changes since the last rewrite have paid, less what folding cost."""
     newest = max((part.merged for part in ranges), default=-1)
     changed, folded = float(sum(fresh)), 0
-    for piece in tail:
-        if piece.last >= newest:  # folding comes after rewriting
-            batches = max(piece.last - piece.first + 1, 1)
-            changed += piece.rows * min(1.0, (piece.last - newest) / batches)
-            folded += piece.rows if batches > 1 else 0
+    for file in tail:
+        if file.last_batch >= newest:  # folding comes after rewriting
+            batches = max(file.last_batch - file.first_batch + 1, 1)
+            changed += file.rows * min(1.0, (file.last_batch - newest) / batches)
+            folded += file.rows if batches > 1 else 0
     return changed / policy.share - folded
 
 
-def hold(unapplied: int, in_tables: int, lag: int, policy: Policy) -> bool:
-    """Only the log, for now? While much more is coming, tables are brought forward when they would double."""
+def hold(unapplied: int, in_tables: int, lag: int, policy: MergePolicy) -> bool:
+    """Whether to write only the log for now: while much more is coming, tables advance when they would double."""
     return lag >= policy.hold_rows and unapplied < max(in_tables, 4 * policy.hold_rows)
 
 
-def frontier(current: Sequence[Piece], vbuckets: int) -> npt.NDArray[np.int64]:
-    """The last batch that each vbucket of ``current`` has: what the files that hold it vouch for, and -1 without one.
+def frontier(current: Sequence[DataFile], vbuckets: int) -> npt.NDArray[np.int64]:
+    """The last batch that each vbucket of ``current`` has, -1 for none.
 
-    A file is written by merging all that waits for its range, so it vouches for its range and for no other; one that
-    somebody else wrote vouches for nothing.
+    A file is written by merging all that waits for its range, so its range has every batch up to the file's last one.
+    The name of a file that another tool wrote says nothing.
     """
     merged = np.full(vbuckets, -1, dtype=np.int64)
-    for piece in current:
-        if not piece.foreign:
-            here = merged[piece.lo : piece.hi + 1]
-            np.maximum(here, piece.last, out=here)
+    for file in current:
+        if not file.foreign:
+            here = merged[file.lo : file.hi + 1]
+            np.maximum(here, file.last_batch, out=here)
     return merged
 
 
-Present = Callable[[Piece], npt.NDArray[np.int64]]  # the vbuckets that a file has rows of
+Present = Callable[[DataFile], npt.NDArray[np.int64]]  # the vbuckets that a file has rows of
 
 
-def spanned(piece: Piece) -> npt.NDArray[np.int64]:
-    """The vbuckets that a file may have rows of, told by its name."""
-    return np.arange(piece.lo, piece.hi + 1)
+def spanned(file: DataFile) -> npt.NDArray[np.int64]:
+    """The vbuckets that a file may have rows of, by its name."""
+    return np.arange(file.lo, file.hi + 1)
 
 
-def missing(piece: Piece, merged: npt.NDArray[np.int64], present: Present = spanned) -> npt.NDArray[np.int64]:
-    """The vbuckets of a tail file that ``current`` may not have; all of a file that does not say what it holds."""
-    here = present(piece)
+def missing(file: DataFile, merged: npt.NDArray[np.int64], present: Present = spanned) -> npt.NDArray[np.int64]:
+    """The vbuckets of a tail file whose rows ``current`` may lack; all of a file that another tool wrote."""
+    here = present(file)
     here = here[here < len(merged)]
-    return here if piece.foreign else here[merged[here] < piece.last]
+    return here if file.foreign else here[merged[here] < file.last_batch]
 
 
-def superseded(tail: Sequence[Piece], merged: npt.NDArray[np.int64], present: Present = spanned) -> list[Piece]:
-    """Tail files that can go: ``current`` has their rows, and no file that stays may hold an older row of their keys.
+def superseded(tail: Sequence[DataFile], merged: npt.NDArray[np.int64], present: Present = spanned) -> list[DataFile]:
+    """Tail files that can go: ``current`` has their rows, and no remaining file may hold an older row of their keys.
 
-    If one did, a document whose deletion goes first would come back.
+    If one did, a deleted document would come back once its deletion has left the tail.
     """
-    done = [piece for piece in tail if not len(missing(piece, merged, present))]
+    done = [file for file in tail if not len(missing(file, merged, present))]
     while done:
-        gone = {piece.path for piece in done}
-        stay = [piece for piece in tail if piece.path not in gone]
+        gone = {file.path for file in done}
+        stay = [file for file in tail if file.path not in gone]
         kept = [
-            piece
-            for piece in done
-            if not any(other.first <= piece.last and other.overlaps(piece.lo, piece.hi) for other in stay)
+            file
+            for file in done
+            if not any(other.first_batch <= file.last_batch and other.overlaps(file.lo, file.hi) for other in stay)
         ]
         if len(kept) == len(done):
             break
@@ -203,25 +211,25 @@ def superseded(tail: Sequence[Piece], merged: npt.NDArray[np.int64], present: Pr
 
 
 def overdue(
-    ranges: Sequence[Range],
-    tail: Sequence[Piece],
+    ranges: Sequence[VbucketRange],
+    tail: Sequence[DataFile],
     merged: npt.NDArray[np.int64],
     now_ms: int,
-    policy: Policy,
+    policy: MergePolicy,
     present: Present = spanned,
-) -> set[tuple[int, int]]:
-    """Ranges with rows that have waited for so long that it is time to merge them.
+) -> set[Span]:
+    """Ranges with rows that have waited so long that they must be merged.
 
-    Ranges take turns, between half of what is allowed and nine tenths, so that not all are rewritten at once.
+    Ranges take turns between half and nine tenths of the limit, so that not all are rewritten at once.
     """
-    due: set[tuple[int, int]] = set()
+    due: set[Span] = set()
     if math.isinf(policy.staleness_s):
         return due
-    for piece in tail:
-        share = (now_ms - piece.made_ms) / 1000 / policy.staleness_s if policy.staleness_s else math.inf
+    for file in tail:
+        share = (now_ms - file.made_ms) / 1000 / policy.staleness_s if policy.staleness_s else math.inf
         if share < 0.5:
             continue
-        lacking = missing(piece, merged, present)
+        lacking = missing(file, merged, present)
         for index, part in enumerate(ranges):
             if share >= 0.5 + 0.4 * index / len(ranges) and ((lacking >= part.lo) & (lacking <= part.hi)).any():
                 due.add((part.lo, part.hi))

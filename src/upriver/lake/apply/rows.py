@@ -1,8 +1,8 @@
-"""What a stretch of the log does to a table: pure functions from changes and marks to rows of the tail.
+"""What changes do to a table: pure functions from changes and marks of the log to rows of the tail.
 
-A tail row says what its key is from (epoch, seqno) on: a document, or deleted. Everything that happens to a table is
-said with such rows, so that applying them twice, late or in pieces gives the same table: the greatest (epoch, seqno)
-of a key wins. A rollback is no exception: what it brings back is said again under the new epoch.
+A tail row says what its key is from (epoch, seqno) on: a document, or deleted. The greatest (epoch, seqno) of a key
+wins. Everything that happens to a table is written as such rows, so applying them twice, late or in parts gives the
+same table. That includes rollbacks: what a rollback brings back is written again under the new epoch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.lake.change_log import WIPES, Mark
-from upriver.lake.columns import Document, Shape, parser_for, row_schema, to_columns
+from upriver.lake.change_log import WIPES, LogMark
+from upriver.lake.column_types import TableShape
+from upriver.lake.columns import Document, parser_for, row_schema, to_columns
 from upriver.lake.files import gather
 from upriver.records.schema import Event
 
@@ -31,8 +32,8 @@ SLICE_ROWS = 8_192  # parsed at a time: few enough that Python reuses the memory
 SLICE_BYTES = 16 << 20
 
 
-def winners(keys: pa.ChunkedArray, epochs: pa.ChunkedArray, seqnos: pa.ChunkedArray) -> Indices:
-    """Rows that hold the greatest (epoch, seqno) of their key, in the order of the rows."""
+def latest_indices(keys: pa.ChunkedArray, epochs: pa.ChunkedArray, seqnos: pa.ChunkedArray) -> Indices:
+    """The indices of rows that hold the greatest (epoch, seqno) of their key, ascending."""
     codes = keys.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = np.lexsort((seqnos.to_numpy(), epochs.to_numpy()))
     last = np.zeros(codes.max(initial=-1) + 1, dtype=np.int64)
@@ -40,7 +41,34 @@ def winners(keys: pa.ChunkedArray, epochs: pa.ChunkedArray, seqnos: pa.ChunkedAr
     return np.sort(last)
 
 
-def voided(rows: pa.Table, rollbacks: Iterable[Mark]) -> Mask:
+def latest(rows: pa.Table) -> pa.Table:
+    """The tail rows that hold the greatest (epoch, seqno) of their key."""
+    return gather(rows, latest_indices(rows.column("_key"), rows.column("_epoch"), rows.column("_seqno")))
+
+
+def keep_newer(old: pa.Table, new: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Of a key in both tables, only the row with the greater (epoch, seqno); of equals, the one in ``new``."""
+    index_in_new = pc.index_in(old.column("_key"), value_set=new.column("_key").combine_chunks())
+    in_both = pc.is_valid(index_in_new)
+    if not pc.any(in_both).as_py():
+        return old, new
+    rivals = new.select(["_epoch", "_seqno"]).take(index_in_new.filter(in_both))
+    mine = old.select(["_epoch", "_seqno"]).filter(in_both)
+    newer = pc.or_(
+        pc.greater(mine.column("_epoch"), rivals.column("_epoch")),
+        pc.and_(
+            pc.equal(mine.column("_epoch"), rivals.column("_epoch")),
+            pc.greater(mine.column("_seqno"), rivals.column("_seqno")),
+        ),
+    )
+    if not pc.any(newer).as_py():
+        return old.filter(pc.invert(in_both)), new
+    staying = old.column("_key").filter(in_both).filter(newer).combine_chunks()
+    loses = pc.and_(in_both, pc.invert(pc.is_in(old.column("_key"), value_set=staying)))
+    return old.filter(pc.invert(loses)), new.filter(pc.invert(pc.is_in(new.column("_key"), value_set=staying)))
+
+
+def voided(rows: pa.Table, rollbacks: Iterable[LogMark]) -> Mask:
     """Changes that a rollback took back: above its seqno, from an epoch before its own."""
     void = np.zeros(rows.num_rows, dtype=bool)
     vbucket, seqno, epoch = (rows.column(name).to_numpy() for name in ("vbucket", "seqno", "epoch"))
@@ -52,9 +80,9 @@ def voided(rows: pa.Table, rollbacks: Iterable[Mark]) -> Mask:
     return void
 
 
-def _layers(marks: Iterable[Mark]) -> list[dict[int, Mark]]:
-    """Marks such that each layer has one of a vbucket at most: a node that fails takes back from hundreds at once."""
-    layers: list[dict[int, Mark]] = []
+def _layers(marks: Iterable[LogMark]) -> list[dict[int, LogMark]]:
+    """Marks in layers with at most one mark per vbucket: a failed node rolls hundreds of vbuckets back at once."""
+    layers: list[dict[int, LogMark]] = []
     for mark in marks:
         free = next((layer for layer in layers if mark.vbucket not in layer), None)
         if free is None:
@@ -63,7 +91,7 @@ def _layers(marks: Iterable[Mark]) -> list[dict[int, Mark]]:
     return layers
 
 
-def wiped(rows: pa.Table, wipes: Iterable[Mark]) -> Mask:
+def wiped(rows: pa.Table, wipes: Iterable[LogMark]) -> Mask:
     """Changes from before their collection was dropped or flushed."""
     gone = np.zeros(rows.num_rows, dtype=bool)
     vbucket, seqno, epoch = (rows.column(name).to_numpy() for name in ("vbucket", "seqno", "epoch"))
@@ -73,7 +101,7 @@ def wiped(rows: pa.Table, wipes: Iterable[Mark]) -> Mask:
     return gone
 
 
-def standing_wipes(marks: Sequence[Mark]) -> list[Mark]:
+def standing_wipes(marks: Sequence[LogMark]) -> list[LogMark]:
     """Drops and flushes that no rollback took back."""
     rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK]
     return [
@@ -90,23 +118,23 @@ def standing_wipes(marks: Sequence[Mark]) -> list[Mark]:
     ]
 
 
-def tail_rows(changes: pa.Table, shape: Shape) -> pa.Table:
+def tail_rows(changes: pa.Table, shape: TableShape) -> pa.Table:
     """The latest change of every key, as rows of the tail."""
-    changes = gather(changes, winners(changes.column("key"), changes.column("epoch"), changes.column("seqno")))
-    return as_rows(changes, shape)
+    newest = latest_indices(changes.column("key"), changes.column("epoch"), changes.column("seqno"))
+    return as_rows(gather(changes, newest), shape)
 
 
-def as_rows(changes: pa.Table, shape: Shape) -> pa.Table:
+def as_rows(changes: pa.Table, shape: TableShape) -> pa.Table:
     """Changes as rows of the tail, one for one."""
-    with no_collection():
+    with no_garbage_collection():
         step = max(1, min(SLICE_ROWS, SLICE_BYTES * changes.num_rows // max(changes.nbytes, 1)))
         slices = range(0, max(changes.num_rows, 1), step)
         return pa.concat_tables([_as_rows(changes.slice(start, step), shape) for start in slices])
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Parsed documents are trees without cycles; the collector would walk them again and again, for half the time."""
+def no_garbage_collection() -> Iterator[None]:
+    """Parsed documents are trees without cycles; the collector would spend as much time on them as parsing does."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -116,7 +144,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _as_rows(changes: pa.Table, shape: Shape) -> pa.Table:
+def _as_rows(changes: pa.Table, shape: TableShape) -> pa.Table:
     deleted = pc.not_equal(changes.column("event"), Event.MUTATION.value)
     documents, raw = _documents(changes)
     arrays, rest = to_columns(documents, shape)
@@ -138,7 +166,7 @@ def _as_rows(changes: pa.Table, shape: Shape) -> pa.Table:
 
 
 def _documents(changes: pa.Table) -> tuple[list[Document], pa.Array]:
-    """Each change as a JSON object (empty when it is none), and the bytes of those that are no object."""
+    """Each change as a JSON object, empty where it is none, and the bytes of values that are not JSON objects."""
     values, parse = changes.column("value").to_pylist(), parser_for(changes.column("value"))
     alive = pc.equal(changes.column("event"), Event.MUTATION.value)
     json = pc.equal(pc.bit_wise_and(pc.coalesce(changes.column("datatype"), 0), JSON_DATATYPE), JSON_DATATYPE)
@@ -163,9 +191,9 @@ def _mixed_documents(
 
 
 def text_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    r"""Keys as text; bytes that are no UTF-8 show as escapes, and no two keys as the same text.
+    r"""Keys as text: bytes that are not UTF-8 become escapes, and no two keys become the same text.
 
-    Ordinary text stays as it is. Where there is an escape, or text that looks like one, backslashes are doubled.
+    Ordinary text stays as it is. In a key with an escape, or with text that looks like one, backslashes are doubled.
 
     >>> print(*text_keys(pa.chunked_array([[b"a\\b", b"\xff", rb"\xff", b"\\\xff"]])).to_pylist())
     a\b \xff \\xff \\\xff
@@ -187,20 +215,11 @@ def _text_key(key: bytes) -> str:
     return text.replace("\\", "\\\\") if _LIKE_AN_ESCAPE.search(text) else text
 
 
-@dataclass(frozen=True)
-class Gone:
-    """Keys of a vbucket that end at (epoch, seqno)."""
-
-    vbucket: int
-    epoch: int
-    seqno: int
-
-
-def tombstones(keys: pa.ChunkedArray | pa.Array, gone: Gone, shape: Shape) -> pa.Table:
-    """Rows that delete these keys (as text)."""
+def tombstones(keys: pa.ChunkedArray | pa.Array, mark: LogMark, shape: TableShape) -> pa.Table:
+    """Rows that delete these keys (as text) from a mark on."""
     count = len(keys)
     schema = row_schema(shape)
-    fixed = {"_seqno": gone.seqno, "_vbucket": gone.vbucket, "_epoch": gone.epoch, "_deleted": True}
+    fixed = {"_seqno": mark.seqno, "_vbucket": mark.vbucket, "_epoch": mark.epoch, "_deleted": True}
     columns = [
         keys
         if field.name == "_key"
@@ -213,17 +232,19 @@ def tombstones(keys: pa.ChunkedArray | pa.Array, gone: Gone, shape: Shape) -> pa
 
 
 @dataclass(frozen=True)
-class Repair:
-    """What brings one vbucket right after a rollback, and whether the log reached back far enough to know."""
+class RepairedRows:
+    """Tail rows that repair one vbucket after a rollback, and whether the log reached back far enough."""
 
     rows: pa.Table
     complete: bool
 
 
-def repair(log: pa.Table, marks: Sequence[Mark], applied: int, known: pa.Array, shape: Shape, floor: int) -> Repair:
-    """Tail rows that make one vbucket right, from its whole log, its marks and the keys that the table has of it.
+def repair(
+    log: pa.Table, marks: Sequence[LogMark], applied: int, known: pa.Array, shape: TableShape, floor: int
+) -> RepairedRows:
+    """Repair one vbucket from its whole log, its marks, and the keys that tail and current have of it (``known``).
 
-    ``applied`` is the last batch that the table has; ``floor`` the seqno up to which the log was trimmed.
+    ``applied`` is the last batch that the tables have; ``floor`` the seqno up to which the log was trimmed.
     """
     fresh = [mark for mark in marks if mark.event == Event.ROLLBACK and mark.batch > applied]
     newest = max(fresh, key=lambda mark: mark.order)
@@ -238,24 +259,24 @@ def repair(log: pa.Table, marks: Sequence[Mark], applied: int, known: pa.Array, 
     live = live.filter(pc.is_in(text_keys(live.column("key")), value_set=touched))
     rows = tail_rows(live, shape)
     missing = touched.filter(pc.invert(pc.is_in(touched, value_set=rows.column("_key"))))
-    # A rollback below the floor takes back changes that nobody can name any more; above it, what a key was before is
-    # the newest that the log has of it, or unknown.
-    reaches = lowest >= floor and len(missing) == 0 and not _undone(marks, fresh, applied)
-    known_state = floor == 0 or lowest == 0 or reaches
-    ends = tombstones(missing, Gone(newest.vbucket, newest.epoch, newest.seqno), shape)
-    return Repair(pa.concat_tables([_restamped(rows, newest.epoch), ends]), known_state)
+    # A rollback below the floor takes back changes that are no longer in the log. Above the floor, the state of a key
+    # before the rollback is the newest change in the log, or unknown.
+    reaches = lowest >= floor and len(missing) == 0 and not _drop_undone(marks, fresh, applied)
+    complete = floor == 0 or lowest == 0 or reaches
+    ends = tombstones(missing, newest, shape)
+    return RepairedRows(pa.concat_tables([_lifted(rows, newest.epoch), ends]), complete)
 
 
-def _touched(log: pa.Table, marks: Sequence[Mark], fresh: Sequence[Mark], applied: int) -> Mask:
-    """Changes whose keys may have to change: new ones, those just taken back, all of them if a drop was."""
-    if _undone(marks, fresh, applied):
+def _touched(log: pa.Table, marks: Sequence[LogMark], fresh: Sequence[LogMark], applied: int) -> Mask:
+    """Changes whose keys may need new rows: new changes and those just voided; all, if a drop was undone."""
+    if _drop_undone(marks, fresh, applied):
         return np.ones(log.num_rows, dtype=bool)
     recent: Mask = log.column("batch").to_numpy() > applied
     return recent | voided(log, fresh)
 
 
-def _undone(marks: Sequence[Mark], fresh: Sequence[Mark], applied: int) -> bool:
-    """Did these rollbacks take back a drop that the table had followed?"""
+def _drop_undone(marks: Sequence[LogMark], fresh: Sequence[LogMark], applied: int) -> bool:
+    """Whether these rollbacks took back a drop that the tables had applied."""
     return any(
         mark.event in WIPES
         and mark.batch <= applied
@@ -265,8 +286,8 @@ def _undone(marks: Sequence[Mark], fresh: Sequence[Mark], applied: int) -> bool:
     )
 
 
-def _restamped(rows: pa.Table, epoch: int) -> pa.Table:
-    """The same rows, said again under the new epoch, so that they win over what was taken back."""
+def _lifted(rows: pa.Table, epoch: int) -> pa.Table:
+    """The same rows under the new epoch, so that they win over what was taken back."""
     position = rows.schema.get_field_index("_epoch")
     lifted = pc.max_element_wise(rows.column("_epoch"), pa.scalar(epoch, pa.int32()))
     return rows.set_column(position, rows.schema.field(position), lifted)

@@ -1,4 +1,4 @@
-"""The part of the log that tail and current lack: read once for all who ask, unless it is large."""
+"""The part of the change log that tail and current lack: read once for all merge tasks, unless it is large."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from upriver.lake.apply.policy import Range
+from upriver.lake.apply.policy import VbucketRange
 from upriver.lake.change_log import read_changes, read_log
 from upriver.lake.columns import Document, parser_for
-from upriver.lake.files import Piece, gather, uncompressed
+from upriver.lake.files import DataFile, bytes_in_memory, gather
 
 SAMPLE_ROWS = 4_000
 SAMPLE_BYTES = 8 << 20
@@ -19,22 +19,22 @@ SHARED_ROWS = 300_000
 SHARED_BYTES = 128 << 20
 
 
-class News:
-    """Log files of new batches; ``window`` is their rows, if they are few and small enough to be kept."""
+class Unapplied:
+    """Log files with new batches; ``table`` holds their rows if they are few and small enough to keep."""
 
-    def __init__(self, root: str, pieces: Sequence[Piece], vbuckets: int) -> None:
+    def __init__(self, root: str, files: Sequence[DataFile], vbuckets: int) -> None:
         self.root, self.vbuckets = root, vbuckets
-        self.pieces = list(pieces)
-        self.documents = [piece for piece in pieces if not piece.marks]
-        self.rows = sum(piece.rows for piece in self.documents)
-        self.bytes = uncompressed(root, self.documents)
-        self.window: pa.Table | None = None
-        if self.rows <= SHARED_ROWS and self.bytes <= SHARED_BYTES:
-            self.window = read_log(root, self.pieces, 0, vbuckets - 1)
+        self.files = list(files)
+        self.documents = [file for file in files if not file.marks]
+        self.row_count = sum(file.rows for file in self.documents)
+        self.byte_count = bytes_in_memory(root, self.documents)
+        self.table: pa.Table | None = None
+        if self.row_count <= SHARED_ROWS and self.byte_count <= SHARED_BYTES:
+            self.table = read_log(root, self.files, 0, vbuckets - 1)
 
     def sample(self) -> Iterator[Document]:
-        """Some of the new documents: all of a small batch, rows spread over some files of a large one."""
-        for rows in self._some():
+        """Some of the new documents: all of a small batch, evenly spread rows of a large one."""
+        for rows in self._some_rows():
             parse = parser_for(rows.column("value"))
             values, datatypes = (rows.column(name).to_pylist() for name in ("value", "datatype"))
             for value, datatype in zip(values, datatypes, strict=True):
@@ -42,26 +42,26 @@ class News:
                 if document is not None:
                     yield document
 
-    def _some(self) -> Iterator[pa.Table]:
-        if self.window is not None:
-            yield _every(self.window.select(["value", "datatype"]), _stride(self.rows, self.bytes))
+    def _some_rows(self) -> Iterator[pa.Table]:
+        if self.table is not None:
+            yield _every(self.table.select(["value", "datatype"]), _stride(self.row_count, self.byte_count))
             return
-        pieces = self.documents[:: max(1, len(self.documents) // 8)]
-        stride = _stride(sum(piece.rows for piece in pieces), uncompressed(self.root, pieces))
-        for piece in pieces:
-            yield _every(read_changes(self.root, [piece], ["value", "datatype"]), stride)
+        files = self.documents[:: max(1, len(self.documents) // 8)]
+        stride = _stride(sum(file.rows for file in files), bytes_in_memory(self.root, files))
+        for file in files:
+            yield _every(read_changes(self.root, [file], ["value", "datatype"]), stride)
 
-    def per_range(self, ranges: Sequence[Range]) -> list[int]:
+    def per_range(self, ranges: Sequence[VbucketRange]) -> list[int]:
         """How many new rows each range has."""
-        rows = self.window
+        rows = self.table
         if rows is None:
-            rows = read_log(self.root, self.pieces, 0, self.vbuckets - 1, ["vbucket"])
+            rows = read_log(self.root, self.files, 0, self.vbuckets - 1, ["vbucket"])
         counts: npt.NDArray[np.int64] = np.bincount(rows.column("vbucket").to_numpy(), minlength=self.vbuckets)
         return [int(counts[part.lo : part.hi + 1].sum()) for part in ranges]
 
 
 def _stride(rows: int, size: int) -> int:
-    """Every how many rows, so that neither rows nor bytes are too many."""
+    """Every how many rows to sample, so that neither rows nor bytes are too many."""
     return max(-(-rows // SAMPLE_ROWS), -(-size // SAMPLE_BYTES))
 
 

@@ -1,7 +1,7 @@
-"""Changes that a rollback took back stay in the log, marked ``voided``, from the very commit that has the rollback.
+"""Changes that a rollback took back stay in the change log, marked ``voided`` in the commit that has the rollback.
 
-Files that hold such changes are written again. They are few: what a failover loses is recent, and recent files are
-small. Then any reader filters with ``voided IS NOT TRUE``, without knowing what an epoch is.
+Files that hold such changes are written again. They are few: a failover loses recent changes, and recent files are
+small. Readers leave voided changes out with ``voided IS NOT TRUE`` and need not know what an epoch is.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.lake.apply.rows import Mask, voided
-from upriver.lake.change_log import LOG, Mark, read_changes
+from upriver.lake.change_log import LOG, LogMark, read_changes
 from upriver.lake.delta import Table
-from upriver.lake.files import Piece, place, write_piece
+from upriver.lake.files import DataFile, new_file_name, write_file
 from upriver.records.schema import Event
 
 VOIDED = "upriver.voided"
 _NEEDED = ["event", "vbucket", "seqno", "epoch", "collection_id", "voided"]
 
 
-def void(root: str, pieces: Sequence[Piece], rollbacks: Sequence[Mark]) -> dict[str, Piece]:
-    """Write those files of a log again that hold changes to be marked; the new ones, by their old paths."""
+def void(root: str, files: Sequence[DataFile], rollbacks: Sequence[LogMark]) -> dict[str, DataFile]:
+    """Rewrite the log files that hold changes to be voided; the new files, by their old paths."""
     if not rollbacks:
         return {}
     span = min(mark.vbucket for mark in rollbacks), max(mark.vbucket for mark in rollbacks)
-    again = {}
-    for piece in pieces:
-        if piece.overlaps(*span) and _lost(read_changes(root, [piece], _NEEDED, span), rollbacks).any():
-            again[piece.path] = _written_again(root, piece, rollbacks)
-    return again
+    rewritten = {}
+    for file in files:
+        if file.overlaps(*span) and _lost(read_changes(root, [file], _NEEDED, span), rollbacks).any():
+            rewritten[file.path] = _rewritten(root, file, rollbacks)
+    return rewritten
 
 
-def _lost(rows: pa.Table, rollbacks: Sequence[Mark]) -> Mask:
-    """Changes that these rollbacks took back and that are not marked yet.
+def _lost(rows: pa.Table, rollbacks: Sequence[LogMark]) -> Mask:
+    """Changes that these rollbacks took back and that are not voided yet.
 
-    A rollback itself always stands, and so does a drop for good (`Mark.for_good`), which has no collection's id.
+    A rollback itself is never voided, nor is a drop for good (`LogMark.for_good`), which has no collection id.
     """
     events = rows.column("event")
     dropped = pc.and_(pc.equal(events, Event.COLLECTION_DROPPED.value), pc.is_null(rows.column("collection_id")))
@@ -47,25 +47,24 @@ def _lost(rows: pa.Table, rollbacks: Sequence[Mark]) -> Mask:
     return lost
 
 
-def _written_again(root: str, piece: Piece, rollbacks: Sequence[Mark]) -> Piece:
-    rows = read_changes(root, [piece])
+def _rewritten(root: str, file: DataFile, rollbacks: Sequence[LogMark]) -> DataFile:
+    rows = read_changes(root, [file])
     marked = pa.array(np.logical_or(rows.column("voided").to_numpy(), _lost(rows, rollbacks)))
     rows = rows.set_column(LOG.get_field_index("voided"), LOG.field("voided"), marked)
-    again = write_piece(root, place(piece.lo, piece.hi, piece.first, piece.last, marks=piece.marks), rows)
-    return replace(again, made_ms=piece.made_ms)
+    again = write_file(root, new_file_name(file.lo, file.hi, file.first_batch, file.last_batch, marks=file.marks), rows)
+    return replace(again, made_ms=file.made_ms)
 
 
-def catch_up(log: Table, marks: Sequence[Mark]) -> None:
-    """Give a log that was made before there was ``voided`` the column, and mark what was taken back until then.
+def add_voided_column(log: Table, marks: Sequence[LogMark]) -> None:
+    """Add the column ``voided`` to a log of an earlier version, and void what was taken back until then.
 
-    The files first: a crash before the column is there leaves all of it to the next run, which finds them marked.
+    The files come first: after a crash before the column is there, the next run does all of it again.
     """
     if "voided" in log.schema().names:
         return
-    old = log.pieces()
-    again = void(log.uri, old, [mark for mark in marks if mark.event == Event.ROLLBACK])
-    if again:
-        seen = log.version(VOIDED)
-        removes = [piece for piece in old if piece.path in again]
-        log.commit(VOIDED, 0 if seen is None else seen + 1, again.values(), removes, rearrange=True)
+    old = log.files()
+    rewritten = void(log.uri, old, [mark for mark in marks if mark.event == Event.ROLLBACK])
+    if rewritten:
+        removes = [file for file in old if file.path in rewritten]
+        log.commit(VOIDED, log.next_version(VOIDED), rewritten.values(), removes, rearrange=True)
     log.add_columns([LOG.field("voided").with_nullable(True)])  # Delta adds no other

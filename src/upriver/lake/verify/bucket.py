@@ -1,8 +1,7 @@
 """The bucket as a client of the protocol finds it: documents of some vbuckets, with the seqnos of their last changes.
 
-Read from the beginning, in the order of the feed: a deletion ends a document, a drop or a flush of its collection all
-of them. What is gone keeps the seqno at which it went, so that a reader who is not there yet can be told from one who
-missed it.
+They are read from the beginning, in the order of the feed. A deletion ends a document; a drop or flush of its
+collection ends all of them. A deleted key keeps the seqno of its deletion, which tells a late table from a wrong one.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import pyarrow as pa
 from upriver.client.blocking import Database
 from upriver.client.positions import Positions
 from upriver.errors import ConnectFailed, StatusError
-from upriver.lake.verify.documents import Said, of_bucket, shown
-from upriver.lake.verify.tables import Committed, Place
+from upriver.lake.verify.documents import Fingerprint, of_bucket, shown
+from upriver.lake.verify.tables import Committed, CommittedPosition
 from upriver.model import SEQNO_MAX, Claim
 from upriver.protocol.history import History, RollbackTo, decide
 from upriver.records.schema import Event
@@ -28,24 +27,26 @@ _COLUMNS = ["event", "vbucket", "seqno", "collection_id", "key", "value", "datat
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
-    """The last change of a key: what its document says now, or None where it is gone."""
+class LastChange:
+    """The last change of a key."""
 
     vbucket: int
     seqno: int
-    said: Said | None
+    document: Fingerprint | None  # None: deleted
 
 
 @dataclass
-class Contents:
-    """What some vbuckets hold, by collection id and vbucket, and then by key."""
+class BucketContents:
+    """The documents of some vbuckets, by (collection id, vbucket) and key."""
 
-    last: dict[tuple[int, int], dict[str, Last]] = field(default_factory=dict)
-    wiped: dict[tuple[int, int], int] = field(default_factory=dict)  # (collection id, vbucket): when, as a seqno
-    moving: frozenset[int] = frozenset()  # vbuckets that are written so often that a key may have escaped us
+    last: dict[tuple[int, int], dict[str, LastChange]] = field(default_factory=dict)
+    wiped: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # (collection id, vbucket): the seqno of a drop or flush
+    moving: frozenset[int] = frozenset()  # vbuckets that are written so often that a key may have been missed
 
     def add(self, rows: pa.RecordBatch) -> bool:
-        """Take rows in the order of the feed. False: history was lost under our eyes, and this is worth nothing."""
+        """Apply rows in the order of the feed. False: a vbucket rolled back, so the contents are not valid."""
         for row in rows.select(_COLUMNS).to_pylist():
             event, vbucket, seqno = row["event"], row["vbucket"], row["seqno"]
             if event == Event.ROLLBACK:
@@ -53,32 +54,32 @@ class Contents:
             if event in _WIPES:
                 self._wipe(row["collection_id"], vbucket, seqno)
             elif row["key"] is not None:
-                said = of_bucket(row) if event == Event.MUTATION else None
+                document = of_bucket(row) if event == Event.MUTATION else None
                 keys = self.last.setdefault((row["collection_id"], vbucket), {})
-                keys[shown(row["key"])] = Last(vbucket, seqno, said)
+                keys[shown(row["key"])] = LastChange(vbucket, seqno, document)
         return True
 
     def _wipe(self, collection_id: int, vbucket: int, seqno: int) -> None:
         self.wiped[collection_id, vbucket] = seqno
         self.last.pop((collection_id, vbucket), None)
 
-    def of(self, collection_id: int) -> dict[str, Last]:
+    def of(self, collection_id: int) -> dict[str, LastChange]:
         """The keys of a collection."""
         return {key: last for at, keys in self.last.items() if at[0] == collection_id for key, last in keys.items()}
 
 
-def read(db: Database, vbuckets: Sequence[int]) -> Contents:
-    """Everything that some vbuckets hold now, while others write."""
+def read(db: Database, vbuckets: Sequence[int]) -> BucketContents:
+    """All documents that some vbuckets have now, while others write."""
     for _ in range(TRIES):
-        contents = Contents()
+        contents = BucketContents()
         if _filled(contents, db, vbuckets):
             return contents
     raise ConnectFailed("a vbucket lost history in every one of five reads: verify again when the cluster is quiet")
 
 
-def _filled(contents: Contents, db: Database, vbuckets: Sequence[int]) -> bool:
-    """Read up to the high seqnos, and again what came meanwhile: a document that is written while we read has moved
-    behind the end of that read, and would seem to be gone."""
+def _filled(contents: BucketContents, db: Database, vbuckets: Sequence[int]) -> bool:
+    """Read up to the high seqnos, then what came meanwhile, and so on: a document that is written during a read moves
+    beyond its end, and would seem to be gone."""
     done = dict.fromkeys(vbuckets, 0)
     positions: str | Positions = "beginning"
     for _ in range(PASSES):
@@ -98,50 +99,50 @@ def _filled(contents: Contents, db: Database, vbuckets: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Up to where a vbucket must be in the tables."""
+    """The seqno up to which the tables must have a vbucket."""
 
     seqno: int
     forked: bool = False  # what the tables have above it will be taken back
 
     def is_late(self, changed: int, row: int | None) -> bool:
-        """Is it too early to judge a key that was changed at this seqno, and has a row of that?"""
+        """Whether it is too early to judge a key whose last change and row have these seqnos."""
         return changed > self.seqno or (self.forked and row is not None and row > self.seqno)
 
 
 def floors(db: Database, committed: Committed, ids: Iterable[int] | None) -> list[Floor]:
-    """By vbucket: the committed seqno; or, where the producer will roll the sync back (5.6), where it goes on from.
+    """By vbucket: the committed seqno or, where the producer will roll the sync back (5.6), where it continues from.
 
-    ``ids`` are the collections that the sync is filtered by, None for all. To be asked after the bucket was read.
+    ``ids`` are the collections that the sync reads, None for all. Must be called after the bucket was read.
     """
-    logs, highs = db.failover_logs(range(len(committed.places))), db.high_seqnos()
+    logs, highs = db.failover_logs(range(len(committed.positions))), db.high_seqnos()
     purges = _purges(db)
-    passed = any(place.seqno < purges.get(vbucket, 0) for vbucket, place in enumerate(committed.places))
+    passed = any(at.seqno < purges.get(vbucket, 0) for vbucket, at in enumerate(committed.positions))
     of_filter = [db.high_seqnos(number) for number in ids] if ids is not None and passed else None
     found = []
-    for vbucket, place in enumerate(committed.places):
+    for vbucket, at in enumerate(committed.positions):
         high = None if of_filter is None else max((highs.get(vbucket, 0) for highs in of_filter), default=0)
         history = History(logs[vbucket], highs.get(vbucket, 0), purges.get(vbucket, 0), high)
-        found.append(_floor(place, history))
+        found.append(_floor(at, history))
     return found
 
 
-def _floor(place: Place, history: History) -> Floor:
-    complete = place.points[0] if place.points else 0
-    if place.seqno == complete:
-        end = place.seqno
-    else:  # inside a snapshot, of which only a branch that is still on top can tell where it ends
-        end = max(history.high_seqno, place.seqno) if history.log.uuid == place.vbuuid else SEQNO_MAX
-    verdict = decide(history, Claim(place.vbuuid, place.seqno, complete, end))
-    back = verdict.seqno if isinstance(verdict, RollbackTo) else place.seqno
-    if place.unread is not None:
-        back = min(back, place.unread)
+def _floor(at: CommittedPosition, history: History) -> Floor:
+    complete = at.points[0] if at.points else 0
+    if at.seqno == complete:
+        end = at.seqno
+    else:  # inside a snapshot, whose end is known only on the newest branch
+        end = max(history.high_seqno, at.seqno) if history.log.uuid == at.vbuuid else SEQNO_MAX
+    verdict = decide(history, Claim(at.vbuuid, at.seqno, complete, end))
+    back = verdict.seqno if isinstance(verdict, RollbackTo) else at.seqno
+    if at.unread is not None:
+        back = min(back, at.unread)
     elif not isinstance(verdict, RollbackTo):
-        return Floor(place.seqno)
-    return Floor(next((point for point in place.points if point <= back), 0), forked=True)
+        return Floor(at.seqno)
+    return Floor(next((point for point in at.points if point <= back), 0), forked=True)
 
 
 def _purges(db: Database) -> dict[int, int]:
-    """Up to where tombstones were purged; empty if the nodes do not say it to us."""
+    """The purge seqno of each vbucket; empty if the nodes do not say."""
     try:
         found = db.stats("vbucket-seqno")
     except StatusError:

@@ -1,7 +1,7 @@
-"""What a document says, from either side: the bytes of the bucket, and a row of a table as ``docs/sync.md`` has it.
+"""Fingerprints of documents, from either side: the bytes of the bucket, and a row of a table as in ``docs/sync.md``.
 
-Numbers are compared by their value, exactly: ``1`` is ``1.0``, and 2^64 + 1 is nothing else. Fields that are null at
-the top level are absent; anything else must be the same.
+Numbers are compared by their exact value: ``1`` equals ``1.0``, and 2^64 + 1 equals nothing else. Fields that are null
+at the top level count as absent; everything else must be the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-# Beside the fields of the documents every row has these.
+# Every row has these columns beside the fields of its document.
 META = frozenset({
     "_key", "_seqno", "_vbucket", "_epoch", "_cas", "_changed_at", "_expires_at", "_deleted", "_rest", "_value",
 })  # fmt: skip
@@ -26,9 +26,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def shown(key: bytes) -> str:
-    r"""A key as the tables write it: text as it is, and escapes for bytes that are no UTF-8.
+    r"""A key as the tables have it: text as it is, and escapes for bytes that are not UTF-8.
 
-    So that no two keys look the same, backslashes are doubled in keys that have an escape, or text that looks like one.
+    Backslashes are doubled in keys with an escape, or text that looks like one, so that no two keys look the same.
 
     >>> print(shown(b"a\\b"), shown(b"\xff"), shown(rb"\xff"), shown(b"\\\xff"))
     a\b \xff \\xff \\\xff
@@ -41,7 +41,7 @@ def shown(key: bytes) -> str:
 
 
 def exact(value: Any) -> Any:
-    """A number such that equal values are equal texts."""
+    """Equal numbers in the same form: an integer, if the value is whole."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -63,26 +63,26 @@ def _sum(text: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One document on one side: checksums of its bytes, of its fields, and of what is known about it."""
+class Fingerprint:
+    """One document on one side: checksums of its bytes, of its fields, and of its metadata."""
 
-    fields: int | None  # None: no JSON object
-    raw: int | None  # None: the row does not have its bytes
-    about: int
+    fields: int | None  # None: not a JSON object
+    raw: int | None  # None: the row does not have the bytes
+    about: int  # seqno, CAS, time of the change, expiry
 
-    def same(self, row: Said) -> bool:
-        """Does a row say what this document of the bucket says? One that has the bytes must have the very same."""
+    def same(self, row: Fingerprint) -> bool:
+        """Whether a row has this document of the bucket; if the row has bytes, they must be the same."""
         if self.about != row.about:
             return False
         return self.raw == row.raw if row.raw is not None else self.fields is not None and self.fields == row.fields
 
 
-def of_bucket(row: Mapping[str, Any]) -> Said:
-    """A mutation of the change feed."""
+def of_bucket(row: Mapping[str, Any]) -> Fingerprint:
+    """The fingerprint of a mutation of the change feed."""
     value = row["value"] or b""
     found = _object(value) if (row["datatype"] or 0) & _JSON else None
     about = _about(row["seqno"], row["cas"], row["timestamp"], row["expiry"] or 0)
-    return Said(None if found is None else _fields(found), _sum(value), about)
+    return Fingerprint(None if found is None else _fields(found), _sum(value), about)
 
 
 def _object(value: bytes) -> dict[str, Any] | None:
@@ -104,10 +104,10 @@ def _about(seqno: int | None, cas: int | None, changed: datetime | None, expires
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Rows of a table of one schema, as documents."""
+    """Makes fingerprints of the rows of one table."""
 
     columns: tuple[str, ...]
-    nested: frozenset[str]  # columns of JSON text
+    nested: frozenset[str]  # columns with JSON text
 
     @classmethod
     def of(cls, table: DeltaTable) -> RowReader:
@@ -115,17 +115,17 @@ class RowReader:
         nested = frozenset(one.name for one in fields if one.metadata.get("upriver.kind") == "json")
         return cls(tuple(one.name for one in fields), nested)
 
-    def __call__(self, row: Mapping[str, Any]) -> Said:
+    def __call__(self, row: Mapping[str, Any]) -> Fingerprint:
         expires = row["_expires_at"]
         seconds = 0 if expires is None else int((expires - _EPOCH).total_seconds())
         about = _about(row["_seqno"], row["_cas"], row["_changed_at"], seconds)
         if row["_value"] is not None:
-            return Said(None, _sum(row["_value"]), about)
+            return Fingerprint(None, _sum(row["_value"]), about)
         try:
             document = self._document(row)
         except ValueError:
-            return Said(None, None, about)
-        return Said(_fields(document), None, about)
+            return Fingerprint(None, None, about)
+        return Fingerprint(_fields(document), None, about)
 
     def _document(self, row: Mapping[str, Any]) -> dict[str, Any]:
         document = {

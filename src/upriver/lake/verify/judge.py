@@ -1,135 +1,49 @@
-"""Do the tables equal the bucket? A judge of its own, while both go on.
+"""Do the tables equal the bucket? A judge of its own, while the sync and the writers go on.
 
-It reads the bucket with nothing but the protocol (``verify_bucket``), the tables with nothing but a Delta reader and
-the documented meaning of a row (``verify_lake``, ``verify_documents``), and the offsets that the sync has committed.
-The offsets are read first, then the tables, then the bucket. So a key whose last change lies within the offsets must
-be in the tables as it is in the bucket; whatever lies beyond them is *late*, and nothing else is.
+It reads the bucket with nothing but the protocol (``bucket``), the tables with nothing but a Delta reader and the
+documented meaning of a row (``tables``, ``documents``), and the offsets that the sync has committed. The offsets are
+read first, then the tables, then the bucket. So a key whose last change lies within the offsets must be in the tables
+as it is in the bucket. Whatever lies beyond them is *late*, and nothing else is.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import pyarrow.compute as pc
 
 from upriver.client.blocking import Database
 from upriver.errors import ConfigError
 from upriver.lake.options import SyncOptions
-from upriver.lake.verify.bucket import Contents, Floor, Last, floors, read
-from upriver.lake.verify.documents import RowReader, Said
-from upriver.lake.verify.tables import Committed, LakeFiles, Rows, within
+from upriver.lake.verify.bucket import BucketContents, Floor, LastChange, floors, read
+from upriver.lake.verify.comparison import Comparison, Difference, Differences, TableView
+from upriver.lake.verify.rows import Bounds, CollectionRows, TableRow, read_rows, tail_keys
+from upriver.lake.verify.tables import Committed, LakeFiles, in_filter
 from upriver.model import SEQNO_MAX
 
-MAX_KEYS = 20
 GROUP_CHANGES = 300_000
 PATIENCE_S = 2.0
 APPLIED = "upriver.applied"  # in the Delta log of the tail: the last batch that tail and current have
-KINDS = ("missing", "extra", "different", "duplicate")
 
 
-class View(StrEnum):
-    """Which rows are judged."""
-
-    FRESH = "fresh"
-    """``current`` with its tail on top: what `read_table` and the documented SQL view give."""
-    CURRENT = "current"
-    """The plain Delta table alone."""
-
-
-@dataclass
-class Comparison:
-    """What was found for one collection."""
-
-    name: str
-    view: View = View.FRESH
-    has_table: bool = True
-    bucket_rows: int = 0
-    table_rows: int = 0
-    missing: list[str] = field(default_factory=list)  # in the bucket, not in the table
-    extra: list[str] = field(default_factory=list)
-    different: list[str] = field(default_factory=list)
-    duplicate: list[str] = field(default_factory=list)  # more than one row
-    lost_files: list[str] = field(default_factory=list)  # of the table, gone or unreadable
-    late: int = 0  # keys changed after what the sync has committed: not wrong, only not there yet
-    waiting: int = 0  # of the wrong ones: right in the fresh view, and in the tail until `current` is rewritten
-    differing_vbuckets: list[int] = field(default_factory=list)
-
-    @property
-    def equal(self) -> bool:
-        return not self.differences
-
-    @property
-    def differences(self) -> int:
-        return sum(len(getattr(self, kind)) for kind in KINDS) + len(self.lost_files)
-
-    def plain(self) -> dict[str, Any]:
-        """For ``--json``: counts, and the first keys of each kind."""
-        lists = {name: getattr(self, name)[:MAX_KEYS] for name in (*KINDS, "lost_files")}
-        return {
-            "collection": self.name, "view": self.view.value, "equal": self.equal, "has_table": self.has_table,
-            "bucket_rows": self.bucket_rows, "table_rows": self.table_rows, "late": self.late,
-            "waiting": self.waiting, "differences": self.differences,
-            "differing_vbuckets": self.differing_vbuckets, **lists,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What a reader sees of a key; nothing is said where it is deleted."""
-
-    vbucket: int
-    order: tuple[int, int]  # (epoch, seqno)
-    said: Said | None
-
-
-@dataclass
-class Shown:
-    """The rows of a collection in some vbuckets, as one of the views has them."""
-
-    rows: dict[str, Row] = field(default_factory=dict)
-    count: int = 0
-    duplicate: set[str] = field(default_factory=set)
-    broken: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """A key that differs, and how; and when the bucket changed it last."""
-
-    kind: str
-    vbucket: int
-    changed: int
-
-
-@dataclass
-class Finding:
-    """What one look at a collection found."""
-
-    bucket_rows: int = 0
-    table_rows: int = 0
-    wrong: dict[str, Wrong] = field(default_factory=dict)
-    late: set[str] = field(default_factory=set)
-    broken: set[str] = field(default_factory=set)
-
-
-def verify(
-    options: SyncOptions, collections: Sequence[str] = (), *, rounds: int = 5, view: View | str = View.FRESH
+def compare(
+    options: SyncOptions, collections: Sequence[str] = (), *, rounds: int = 5, view: TableView | str = TableView.FRESH
 ) -> list[Comparison]:
-    """Compare every collection of the sync (or some) with the bucket."""
+    """Compare every collection of a sync, or some of them, with the bucket: what ``upriver verify`` does.
+
+    Differences are looked at again, up to ``rounds`` times, while a sync is at work.
+    """
     lake = LakeFiles(options.to)
     with Database(options.connect_options()) as db:
-        _must_belong(lake, options, db)
-        judge = Judge(db, lake, View(view), _chosen(options, collections, lake, db))
-        first = judge.look(sorted(range(db.topology.vbuckets)))
-        found = judge.confirmed(first, rounds)
+        _check_bucket(lake, options, db)
+        judge = Judge(db, lake, TableView(view), _collection_ids(options, collections, lake, db))
+        found = judge.confirmed(judge.look(range(db.topology.vbuckets)), rounds)
         return [judge.comparison(name, found[name]) for name in judge.ids]
 
 
-def _must_belong(lake: LakeFiles, options: SyncOptions, db: Database) -> None:
+def _check_bucket(lake: LakeFiles, options: SyncOptions, db: Database) -> None:
+    """``ConfigError`` unless the tables are of this bucket."""
     known = lake.settings or {}
     ours, theirs = known.get("uuid"), db.topology.bucket_uuid
     if ours and theirs and ours != theirs:
@@ -145,15 +59,17 @@ def _must_belong(lake: LakeFiles, options: SyncOptions, db: Database) -> None:
         )
 
 
-def _chosen(options: SyncOptions, collections: Sequence[str], lake: LakeFiles, db: Database) -> dict[str, int | None]:
+def _collection_ids(
+    options: SyncOptions, collections: Sequence[str], lake: LakeFiles, db: Database
+) -> dict[str, int | None]:
     """The collections to judge, with their ids in the bucket."""
     ids: dict[str, int | None] = {f"{scope}.{name}": number for number, (scope, name) in db.collection_names().items()}
     committed = lake.committed()
     known = {name for name in {*ids, *lake.names()} if committed.wants(name)}
     asked = tuple(collections) or options.collections
-    chosen = {name for name in known if within(name, options.scope, asked)}
+    chosen = {name for name in known if in_filter(name, options.scope, asked)}
     for part in asked:
-        if not any(within(name, options.scope, (part,)) for name in chosen):
+        if not any(in_filter(name, options.scope, (part,)) for name in chosen):
             where = "the sync of this lake reads" if part in ids else "there are"
             raise ConfigError(f"no collection '{part}' to verify; {where} {', '.join(sorted(known)) or 'none'}")
     if options.scope and not chosen:
@@ -164,32 +80,32 @@ def _chosen(options: SyncOptions, collections: Sequence[str], lake: LakeFiles, d
 class Judge:
     """Looks at bucket and tables, as often as it takes to be sure."""
 
-    def __init__(self, db: Database, lake: LakeFiles, view: View, ids: Mapping[str, int | None]) -> None:
+    def __init__(self, db: Database, lake: LakeFiles, view: TableView, ids: Mapping[str, int | None]) -> None:
         self.db, self.lake, self.view, self.ids = db, lake, view, ids
-        self.settled = False  # nothing moved during the last look
+        self.unchanged = False  # whether the sync committed nothing during the last look
         self._old_ids: dict[str, set[int]] = {}
 
-    def look(self, vbuckets: Sequence[int]) -> dict[str, Finding]:
-        """Compare some vbuckets, group by group."""
+    def look(self, vbuckets: Sequence[int]) -> dict[str, Differences]:
+        """Compare some vbuckets, group by group: offsets first, then tables, then the bucket."""
         before, committed = self._versions(), self.lake.committed()
-        found = {name: Finding() for name in self.ids}
+        found = {name: Differences() for name in self.ids}
         for group in self._groups(vbuckets):
-            shown = {name: self._shown(name, group) for name in self.ids}
+            rows = {name: read_rows(self.lake, name, self.view, self._bounds(group)) for name in self.ids}
             contents = read(self.db, group)
             floor = floors(self.db, committed, self._filter(committed))
             for name in self.ids:
-                self._judge(name, contents, shown[name], self._unless_new(name, floor, committed), found[name])
+                self._judge(name, contents, rows[name], self._floors_of(name, floor, committed), found[name])
         for name in self.ids:
-            self._let_wait(name, committed, found[name])
-        self.settled = before == self._versions() and committed == self.lake.committed()
+            self._excuse_held_back(name, committed, found[name])
+        self.unchanged = before == self._versions() and committed == self.lake.committed()
         return found
 
-    def confirmed(self, first: dict[str, Finding], rounds: int) -> dict[str, Finding]:
+    def confirmed(self, first: dict[str, Differences], rounds: int) -> dict[str, Differences]:
         """What is still wrong when looked at again; a sync at work may be between two of its commits."""
         for _ in range(rounds):
             suspects = {wrong.vbucket for found in first.values() for wrong in found.wrong.values()}
             broken = any(found.broken for found in first.values())
-            if self.settled or not (suspects or broken):
+            if self.unchanged or not (suspects or broken):
                 break
             time.sleep(PATIENCE_S)
             again = self.look(range(self.db.topology.vbuckets) if broken else sorted(suspects))
@@ -199,19 +115,22 @@ class Judge:
                 found.broken &= again[name].broken
         return first
 
-    def comparison(self, name: str, found: Finding) -> Comparison:
+    def comparison(self, name: str, found: Differences) -> Comparison:
         has_table = self.lake.table("current", name) is not None
         made = Comparison(name, self.view, has_table, found.bucket_rows, found.table_rows, late=len(found.late))
         for key, wrong in sorted(found.wrong.items()):
-            getattr(made, wrong.kind).append(key)
+            made.keys(wrong.kind).append(key)
         made.lost_files = sorted(found.broken)
         made.differing_vbuckets = sorted({wrong.vbucket for wrong in found.wrong.values()})
-        if self.view is View.CURRENT and found.wrong:
-            made.waiting = self._waiting(name, found.wrong)
+        if self.view is TableView.CURRENT and found.wrong:
+            vbuckets = range(made.differing_vbuckets[0], made.differing_vbuckets[-1] + 1)
+            made.waiting = len(found.wrong.keys() & tail_keys(self.lake, name, self._bounds(vbuckets)))
         return made
 
+    # ---------------------------------------------------------------------------------------------- what to look at
+
     def _groups(self, vbuckets: Sequence[int]) -> list[tuple[int, ...]]:
-        """Vbuckets in runs without gaps, of a size that fits in memory."""
+        """Vbuckets in runs without gaps that fit in memory."""
         highs = self.db.high_seqnos()
         groups: list[list[int]] = []
         size = 0
@@ -223,81 +142,45 @@ class Judge:
             size += highs.get(vbucket, 0)
         return [tuple(group) for group in groups]
 
-    def _filter(self, committed: Committed) -> list[int] | None:
-        """The ids of the collections that the sync reads, None for all there are."""
-        if not committed.scope and not committed.collections:
-            return None
-        names = self.db.collection_names().items()
-        return [number for number, (scope, name) in names if committed.wants(f"{scope}.{name}")]
-
-    def _unless_new(self, name: str, floor: Sequence[Floor], committed: Committed) -> list[Floor]:
-        """The floors of a collection: 0 where the sync has not read it yet, because its filter became wider."""
-        number = self.ids[name]
-        if number is None:
-            return list(floor)
-        scope = self._scopes().get(number)
-        return [
-            one if place.has(number, scope) else Floor(0) for one, place in zip(floor, committed.places, strict=True)
-        ]
-
-    def _scopes(self) -> dict[int, int]:
-        """The id of the scope that each collection is in."""
-        return {
-            int(collection["uid"], 16): int(scope["uid"], 16)
-            for scope in self.db.manifest()["scopes"]
-            for collection in scope["collections"]
-        }
+    def _bounds(self, group: Sequence[int]) -> Bounds:
+        """The vbuckets to read, unbounded at either end, so that a row with an impossible vbucket is read once."""
+        last = self.db.topology.vbuckets - 1
+        return None if group[0] == 0 else group[0], None if group[-1] == last else group[-1]
 
     def _versions(self) -> list[int | None]:
         tables = [self.lake.table(kind, name) for name in self.ids for kind in ("tail", "current")]
         return [None if table is None else table.delta.version() for table in tables]
 
-    # ---------------------------------------------------------------------------------------------- tables
+    def _filter(self, committed: Committed) -> list[int] | None:
+        """The ids of the collections that the sync reads, None for all."""
+        if not committed.scope and not committed.collections:
+            return None
+        names = self.db.collection_names().items()
+        return [number for number, (scope, name) in names if committed.wants(f"{scope}.{name}")]
 
-    def _shown(self, name: str, group: Sequence[int]) -> Shown:
-        """What a reader sees. The tail is looked at before ``current``, or a change that moves would be missed."""
-        shown = Shown()
-        news: dict[str, Row] = {}
-        if self.view is View.FRESH:
-            for key, row in self._rows("tail", name, group, shown):
-                if key not in news or row.order >= news[key].order:
-                    news[key] = row
-        seen: set[str] = set()
-        for key, row in self._rows("current", name, group, shown):
-            shown.count += row.said is not None
-            if key in seen:
-                shown.duplicate.add(key)
-            seen.add(key)
-            if key not in shown.rows or row.order > shown.rows[key].order:
-                shown.rows[key] = row
-        _on_top(shown, news)
-        return shown
-
-    def _rows(self, kind: str, name: str, group: Sequence[int], shown: Shown) -> Iterable[tuple[str, Row]]:
-        table = self.lake.table(kind, name)
-        if table is None:
-            return
-        lo = None if group[0] == 0 else group[0]
-        hi = None if group[-1] == self.db.topology.vbuckets - 1 else group[-1]
-        says, rows = RowReader.of(table.delta), Rows(table, lo, hi)
-        for row in rows:
-            said = says(row) if row["_deleted"] is False else None  # NOT NULL is not true: no query shows such a row
-            order = row["_epoch"] or 0, row["_seqno"] or 0
-            yield str(row["_key"]), Row(-1 if row["_vbucket"] is None else row["_vbucket"], order, said)
-        shown.broken += [f"{kind}/{name}/{path}" for path in rows.broken]
-
-    def _waiting(self, name: str, wrong: Mapping[str, Wrong]) -> int:
-        """How many of these keys have a row in the tail."""
-        shown, vbuckets = Shown(), sorted({one.vbucket for one in wrong.values()})
-        tail = self._rows("tail", name, range(vbuckets[0], vbuckets[-1] + 1), shown)
-        return len(wrong.keys() & {key for key, _ in tail})
+    def _floors_of(self, name: str, floor: Sequence[Floor], committed: Committed) -> list[Floor]:
+        """The floors of a collection: 0 where the sync has not read it yet, because its filter became wider."""
+        number = self.ids[name]
+        if number is None:
+            return list(floor)
+        scopes = {
+            int(collection["uid"], 16): int(scope["uid"], 16)
+            for scope in self.db.manifest()["scopes"]
+            for collection in scope["collections"]
+        }
+        return [
+            one if position.has(number, scopes.get(number)) else Floor(0)
+            for one, position in zip(floor, committed.positions, strict=True)
+        ]
 
     # ---------------------------------------------------------------------------------------------- the verdict
 
-    def _judge(self, name: str, contents: Contents, shown: Shown, floor: Sequence[Floor], found: Finding) -> None:
+    def _judge(
+        self, name: str, contents: BucketContents, shown: CollectionRows, floor: Sequence[Floor], found: Differences
+    ) -> None:
         number = self.ids[name]
         truth = contents.of(number) if number is not None else {}
-        found.bucket_rows += sum(last.said is not None for last in truth.values())
+        found.bucket_rows += sum(last.document is not None for last in truth.values())
         found.table_rows += shown.count
         found.broken.update(shown.broken)
         for key in {*truth, *shown.rows}:
@@ -309,39 +192,39 @@ class Judge:
             changed = last.seqno if last is not None else self._wiped(name, contents, vbucket)
             if last is None and vbucket in contents.moving:
                 changed = SEQNO_MAX
-            at = row.order[1] if row is not None else None
+            row_seqno = row.order[1] if row is not None else None
             here = floor[vbucket] if vbucket in range(len(floor)) else Floor(SEQNO_MAX)
-            same_change = last is not None and at == last.seqno and not here.forked
-            if kind != "duplicate" and not same_change and here.is_late(changed, at):
+            same_change = last is not None and row_seqno == last.seqno and not here.forked
+            if kind != "duplicate" and not same_change and here.is_late(changed, row_seqno):
                 found.late.add(key)
             else:
-                found.wrong[key] = Wrong(kind, vbucket, changed)
+                found.wrong[key] = Difference(kind, vbucket, changed)
 
-    def _let_wait(self, name: str, committed: Committed, found: Finding) -> None:
-        """In a large load, tables are held back while the log runs ahead: what is in the log is late, not lost."""
+    def _excuse_held_back(self, name: str, committed: Committed, found: Differences) -> None:
+        """In a large load, the tables are held back while the log runs ahead: a change in the log is late, not lost."""
         log, tail = self.lake.table("changes", name), self.lake.table("tail", name)
         if not found.wrong or log is None:
             return
         if tail is None and self.lake.table("current", name) is not None:
-            return  # it was made before ``current``, and is lost with all that waited in it
+            return  # the tail is created before ``current``, so it is lost, with all that waited in it
         applied = None if tail is None else tail.delta.transaction_version(APPLIED)
         if applied is not None and applied >= committed.batch:
             return
         newer = pc.field("batch") > (-1 if applied is None else applied)
         rows = log.dataset().to_table(columns=["vbucket", "seqno"], filter=newer).to_pydict()
-        waiting = set(zip(rows["vbucket"], rows["seqno"], strict=True))
-        held = {key for key, one in found.wrong.items() if (one.vbucket, one.changed) in waiting}
+        in_log = set(zip(rows["vbucket"], rows["seqno"], strict=True))
+        held = {key for key, one in found.wrong.items() if (one.vbucket, one.changed) in in_log}
         found.late |= held
         found.wrong = {key: one for key, one in found.wrong.items() if key not in held}
 
-    def _wiped(self, name: str, contents: Contents, vbucket: int) -> int:
-        """The seqno at which documents that the bucket knows nothing of went with their collection; 0 for none."""
+    def _wiped(self, name: str, contents: BucketContents, vbucket: int) -> int:
+        """The seqno at which the collection of a document that the bucket lacks was dropped or flushed; 0 for none."""
         number = self.ids[name]
         ids = {*self._ids_before(name), *([] if number is None else [number])}
         return max((contents.wiped.get((one, vbucket), 0) for one in ids), default=0)
 
     def _ids_before(self, name: str) -> set[int]:
-        """The ids that a collection of this name has had, as the log of the tables tells."""
+        """The ids that a collection of this name has had, according to the change log."""
         if name not in self._old_ids:
             log = self.lake.table("changes", name)
             column = [] if log is None else log.dataset().to_table(columns=["collection_id"]).column(0)
@@ -349,19 +232,10 @@ class Judge:
         return self._old_ids[name]
 
 
-def _on_top(shown: Shown, news: Mapping[str, Row]) -> None:
-    """Lay the tail over ``current``: of a key, the greater (epoch, seqno) wins."""
-    for key, row in news.items():
-        old = shown.rows.get(key)
-        if old is None or row.order >= old.order:
-            shown.count += (row.said is not None) - (old is not None and old.said is not None)
-            shown.rows[key] = row
-
-
-def _difference(last: Last | None, row: Row | None) -> str | None:
-    """How the bucket and the row of a key differ, if they do."""
-    there = last.said if last is not None else None
-    here = row.said if row is not None else None
+def _difference(last: LastChange | None, row: TableRow | None) -> str | None:
+    """How the bucket and the row of a key differ, None if they do not."""
+    there = last.document if last is not None else None
+    here = row.document if row is not None else None
     if there is None:
         return None if here is None else "extra"
     if here is None:

@@ -1,7 +1,7 @@
-"""The lake as a stranger finds it: tables through a Delta reader, and where the sync says that it stands.
+"""The lake as any reader finds it: tables through a Delta reader, and the offsets that the sync has committed.
 
-Nothing here comes from the sync itself. What a row means is written down from ``docs/sync.md``, so that a mistake in
-the code that writes the tables is not repeated by the code that judges them.
+Nothing here comes from the sync itself. The meaning of rows and files is taken from the documents, so that a mistake in
+the code that writes the tables is not repeated in the code that judges them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CommittedPosition:
     """How far the sync has come in a vbucket.
 
-    ``points`` are seqnos, newest first, where it was complete. ``unread``: its last batch could not read it, and the
-    next one goes back to this seqno or below. ``filter`` is what it was read with.
+    ``points`` are its consistent points, newest first. ``unread``: the last batch could not read it, and the next one
+    goes back to this seqno or below. ``filter`` is the filter that it was read with.
     """
 
     vbuuid: int
@@ -43,9 +43,9 @@ class Place:
     filter: str = "*"
 
     def has(self, collection_id: int, scope_id: int | None) -> bool:
-        """Was this collection read? A filter is ``*``, ``s`` with the id of a scope, or ids of collections.
+        """Whether this collection was read. A filter is ``*``, ``s`` with the id of a scope, or ids of collections.
 
-        >>> [Place(0, 9, (), None, text).has(10, 8) for text in ("*", "s8", "9 a", "9")]
+        >>> [CommittedPosition(0, 9, (), None, text).has(10, 8) for text in ("*", "s8", "9 a", "9")]
         [True, True, True, False]
         """
         if self.filter.startswith("s"):
@@ -58,19 +58,19 @@ class Committed:
     """The offsets of the last batch that the sync has committed, and which collections it reads."""
 
     batch: int
-    places: tuple[Place, ...]
+    positions: tuple[CommittedPosition, ...]
     scope: str = ""
     collections: tuple[str, ...] = ()
 
     def wants(self, name: str) -> bool:
-        """Is the collection ``scope.collection`` part of the sync?"""
-        return within(name, self.scope, self.collections)
+        """Whether the collection ``scope.collection`` is part of the sync."""
+        return in_filter(name, self.scope, self.collections)
 
 
-def within(name: str, scope: str, collections: tuple[str, ...]) -> bool:
-    """Does a filter let the collection ``scope.collection`` through?
+def in_filter(name: str, scope: str, collections: tuple[str, ...]) -> bool:
+    """Whether a filter lets the collection ``scope.collection`` through.
 
-    >>> within("shop.orders", "shop", ()), within("shop.orders", "", ("shop.users",)), within("a.b", "", ())
+    >>> in_filter("shop.orders", "shop", ()), in_filter("shop.orders", "", ("shop.users",)), in_filter("a.b", "", ())
     (True, False, True)
     """
     if not collections:
@@ -88,7 +88,7 @@ class Snapshot:
     def dataset(self) -> pads.Dataset:
         if "://" in self.path:
             return self.delta.to_pyarrow_dataset()
-        # Arrow's own file system: through Python, a process that ends soon after may abort.
+        # Arrow's own file system: if Arrow reads through Python, a process that ends soon after may abort.
         return self.delta.to_pyarrow_dataset(filesystem=pafs.SubTreeFileSystem(self.path, pafs.LocalFileSystem()))
 
 
@@ -103,8 +103,8 @@ class LakeFiles:
             self._fs, self._base = pafs.LocalFileSystem(), self.root
         self.settings = self._json("_upriver/lake.json")
         known = self._json("_upriver/collections.json") or {}
-        places = {info.base_name for kind in ("changes", "current") for info in self._list(kind)}
-        self._directories = {_name_of(place, known): place for place in places}
+        directories = {info.base_name for kind in ("changes", "current") for info in self._list(kind)}
+        self._directories = {_collection_of(directory, known): directory for directory in directories}
         if self.settings is None and not self._directories:
             raise ConfigError(f"--to {root}: there are no tables; `upriver sync ... --to {root}` makes them")
 
@@ -123,7 +123,7 @@ class LakeFiles:
             return None
         except DeltaError as error:
             raise ConfigError(
-                f"{path} is no table that a Delta reader can open ({str(error).splitlines()[0]}): restore its "
+                f"a Delta reader cannot open {path} ({str(error).splitlines()[0]}): restore its "
                 "_delta_log from a backup, or sync to a new directory"
             ) from error
         have = {field.name for field in delta.schema().fields}
@@ -132,20 +132,20 @@ class LakeFiles:
         return Snapshot(delta, path)
 
     def committed(self) -> Committed:
-        """Where the sync stands: what it noted when the tables had its last batch; Spark's checkpoint if it did not."""
+        """What the sync has committed: from ``offsets.json``, or from Spark's checkpoint if there is none."""
         noted = self._json("_upriver/offsets.json")
         if noted is not None:
             chosen = noted.get("filter") or {}
             scope, collections = str(chosen.get("scope") or ""), tuple(chosen.get("collections") or ())
-            return Committed(int(noted["batch"]), _places(noted["offset"], noted), scope, collections)
+            return Committed(int(noted["batch"]), _positions(noted["offset"], noted), scope, collections)
         batch = self._newest_commit()
         if batch is None:
             raise ConfigError(
                 f"--to {self.root}: no batch is committed there (no _upriver/offsets.json, no _upriver/checkpoint), "
-                "so nobody can tell what is missing from what is only late; run `upriver sync` first"
+                "so a missing row cannot be told from a late one; run `upriver sync` first"
             )
         lines = self._text(f"_upriver/checkpoint/offsets/{batch}") or ""
-        return Committed(batch, _places(json.loads(lines.splitlines()[-1]), {}))
+        return Committed(batch, _positions(json.loads(lines.splitlines()[-1]), {}))
 
     def _newest_commit(self) -> int | None:
         names = [info.base_name for info in self._list("_upriver/checkpoint/commits", pafs.FileType.File)]
@@ -170,10 +170,10 @@ class LakeFiles:
             raise ConfigError(f"{self.root}/{path} is damaged ({error}): restore it from a backup") from error
 
 
-def _name_of(directory: str, known: Iterable[str] = ()) -> str:
-    """The collection of a directory: ``!25`` stands for ``%``; a long name is cut, and ends in its checksum.
+def _collection_of(directory: str, known: Iterable[str] = ()) -> str:
+    """The collection of a directory: ``!25`` stands for ``%``; a long name is cut and ends in its checksum.
 
-    >>> _name_of("shop.50!25")
+    >>> _collection_of("shop.50!25")
     'shop.50%'
     """
     cut, _, checksum = directory.partition("!!")
@@ -182,8 +182,8 @@ def _name_of(directory: str, known: Iterable[str] = ()) -> str:
     return unquote(cut.replace("!", "%"))
 
 
-def _places(offset: dict[str, Any], noted: dict[str, Any]) -> tuple[Place, ...]:
-    """The offset of the source, and what tasks told about its batch: by vbucket, as texts and bits."""
+def _positions(offset: dict[str, Any], noted: dict[str, Any]) -> tuple[CommittedPosition, ...]:
+    """The offset of the source, by vbucket, with what tasks reported about its batch."""
     try:
         columns = [offset[name].split(" ") for name in ("vbuuids", "seqnos", "behind")]
         filters = offset.get("filters") or ["*"]
@@ -197,18 +197,18 @@ def _places(offset: dict[str, Any], noted: dict[str, Any]) -> tuple[Place, ...]:
             if complete >> vb & 1 and seqno not in (0, *points[:1]):
                 points = (seqno, *points)
             back = left.get(vb, seqno if unread >> vb & 1 else None)
-            found.append(Place(int(vbuuid, 16), seqno, points, back, filters[int(which, 16)]))
+            found.append(CommittedPosition(int(vbuuid, 16), seqno, points, back, filters[int(which, 16)]))
     except (KeyError, ValueError, AttributeError, IndexError) as error:
-        raise ConfigError(f"the committed offset of the lake is none that verify can read: {error!r}") from error
+        raise ConfigError(f"verify cannot read the committed offset of the lake: {error!r}") from error
     return tuple(found)
 
 
 @dataclass
-class Rows:
-    """The rows of one table for some vbuckets, and the data files that could not be read."""
+class RowScan:
+    """Iterates over the rows of one table in some vbuckets; ``broken`` are the data files that could not be read."""
 
     table: Snapshot
-    lo: int | None  # vbuckets, both included; None: no bound, so that a row with an impossible one is read once
+    lo: int | None  # vbuckets, both included; None: no bound
     hi: int | None
     broken: list[str] = field(default_factory=list)
 

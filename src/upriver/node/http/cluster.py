@@ -1,4 +1,4 @@
-"""Routes about the cluster: what clients ask for at bootstrap, who am I, and the fault commands."""
+"""Routes about the cluster: what clients ask for at bootstrap, ``whoami``, and faults."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def describe_nodes(node: Node, cluster_map: ClusterMap) -> list[dict[str, Any]]:
 
 
 def _describe_node(node: Node, address: NodeAddress, *, this_node: bool) -> dict[str, Any]:
-    """Members run the same version; whether another one is healthy, its manager knows."""
+    """Other members are described as if they were healthy and ran this version: only the manager knows."""
     found: dict[str, Any] = {
         "hostname": f"{address.host}:{address.mgmt or 8091}",
         "otpNode": f"ns_{address.kv}@{address.host}",  # a name that stays, and that no other node has

@@ -61,7 +61,7 @@ async def drop_collection(node: Node, request: Request, bucket: str, scope: str,
 
 @route("POST", "/pools/default/buckets/*/scopes/@ensureManifest/*")
 def ensure_manifest(node: Node, request: Request, bucket: str, uid: str) -> Result:
-    """Has every node this manifest? A change is answered when all that can be reached have it."""
+    """Whether all nodes have this manifest; a change is answered only after all reachable ones have it."""
     current = bucket_or_404(node, bucket).store.manifest.uid
     try:
         known = int(uid, 16) <= current
@@ -80,7 +80,7 @@ async def _change(node: Node, bucket_name: str, **edit: Any) -> Result:
 
 
 def _properties(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Of a collection, as the manifest has them: what is not given stays as it is, None takes it away."""
+    """Properties of a collection as the manifest has them; what is not given stays, None removes it."""
     unknown = sorted(arguments.keys() - {"maxTTL", "history"})
     if unknown:
         what = f"{unknown[0]} is not a setting of a collection here; there are maxTTL and history"

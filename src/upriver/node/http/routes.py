@@ -1,6 +1,6 @@
-"""The management port: what clients ask for at bootstrap, and buckets, scopes and collections (``clients.md``).
+"""All routes of the management port (``clients.md``).
 
-Whoever has a route of their own decorates a function with ``route``.
+To add a route, decorate a function with ``route`` in one of these modules.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The server of the management port around ``http/wire.py``, and the table of routes.
+"""The server of the management port, and its table of routes.
 
-A route is a method, a path whose ``*`` parts become arguments, and a function. Add one with ``route``. Without users
-everything is open to clients on this machine that call it by its own name: a web page whose name was made to point
-here is refused, as is a browser's request from another site in any case.
+A route is a method, a path whose ``*`` parts become arguments, and a function. Add one with ``route``. Without users,
+everything is open to clients on this machine. Requests that a browser sends for another site are refused, and so are,
+without users, requests for another host name: an attacker's name may point here.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class HttpServer:
             await connection.send(await self._answer(request, host))
 
     def _take_place(self, task: asyncio.Task[None], host: str) -> None:
-        """Whoever has sent a request is no stranger any more."""
+        """Count the connection as known, now that it has sent a request; 503 if there are too many."""
         was_new = self._new_connections.remove(task, host)
         known = len(self._tasks) - len(self._new_connections)
         if was_new and known > self._limits.max_http_connections:
@@ -147,7 +147,7 @@ class HttpServer:
             return Answer.refusing(HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, reason))
 
     async def _access(self, request: Request, host: str) -> Access:
-        """What whoever sent this may do; ``HttpError`` for strangers."""
+        """What the sender of a request may do; ``HttpError`` if they are nobody we know."""
         node = self._node
         origin = request.headers.get("origin")
         if origin and origin.partition("://")[2] != request.headers.get("host"):
@@ -167,7 +167,7 @@ class HttpServer:
 
 
 def _check_host(given: str, own: str) -> None:
-    """Without passwords, the name by which a browser found us is all that tells our pages from a stranger's."""
+    """Refuse other host names: without passwords, only the name shows that a browser was sent here by another site."""
     try:
         name = urlsplit(f"//{given}").hostname or ""
     except ValueError:
@@ -177,7 +177,7 @@ def _check_host(given: str, own: str) -> None:
 
 
 def _check_rights(request: Request) -> None:
-    """Every user may look at what concerns no bucket, or a bucket of theirs; to change things needs more."""
+    """Every user may read what concerns no bucket, or a bucket of theirs; to change anything takes a privilege."""
     needed, bucket = _needed(request)
     have = request.access.inside(bucket) if bucket else request.access.outside
     allowed = bool(have) if needed is NOTHING and bucket else not needed & ~have
@@ -187,7 +187,7 @@ def _check_rights(request: Request) -> None:
 
 
 def _needed(request: Request) -> tuple[Privilege, str]:
-    """The privilege that a request needs, and the bucket where."""
+    """The privilege that a request needs, and in which bucket."""
     parts = request.segments
     is_read = request.method in ("GET", "HEAD")
     if parts[:1] == ["upriver"]:

@@ -1,7 +1,7 @@
 """STAT: groups of figures under the names that existing tools read (``protocol.md`` 10.10).
 
-A group is a generator of (name, value); the handler sends one packet each. Only figures that are really known are
-reported. A long group lets the other connections work in between, and waits for a client that reads slowly.
+A group is a generator of names and values; each pair is one packet. Only figures that are really known are reported.
+A long group gives the other connections turns in between, and waits for a client that reads slowly.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ import orjson
 
 from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.node.dispatch import command
-from upriver.node.stats import collections as stats_collections
-from upriver.node.stats import dcp as stats_dcp
-from upriver.node.stats import general as stats_general
-from upriver.node.stats import keys as stats_keys
-from upriver.node.stats import vbuckets as stats_vbuckets
+from upriver.node.stats import collections, dcp, general, keys, vbuckets
 from upriver.node.stats.query import Figures, Query
 from upriver.wire.messages.session import Stat
 
@@ -29,34 +25,35 @@ _PER_TURN = 500
 _SLOW_READER_S = 0.02
 
 GROUPS: dict[str, Callable[[Query], Figures]] = {
-    "": stats_general.general,
-    "config": stats_general.config,
-    "connections": stats_general.connections,
-    "dcp": stats_dcp.dcp,
-    "dcpagg": stats_dcp.dcp_aggregated,
-    "dcp-vbtakeover": stats_dcp.dcp_takeover,
-    "memory": stats_general.memory,
-    "reset": stats_general.reset,
-    "warmup": stats_general.warmup,
-    "vbucket": stats_vbuckets.vbucket,
-    "vbucket-details": stats_vbuckets.vbucket_details,
-    "vbucket-seqno": stats_vbuckets.vbucket_seqno,
-    "failovers": stats_vbuckets.failovers,
-    "collections": stats_collections.collections,
-    "collections-byid": stats_collections.collections_by_id,
-    "collections-details": stats_collections.collections_details,
-    "key": stats_keys.key,
-    "key-byid": stats_keys.key_by_id,
-    "responses": stats_general.responses,
-    "scopes": stats_collections.scopes,
-    "scopes-byid": stats_collections.scopes_by_id,
-    "vkey": stats_keys.vkey,
-    "vkey-byid": stats_keys.vkey_by_id,
-    "uuid": stats_vbuckets.uuid,
+    "": general.general,
+    "config": general.config,
+    "connections": general.connections,
+    "dcp": dcp.dcp,
+    "dcpagg": dcp.dcp_aggregated,
+    "dcp-vbtakeover": dcp.dcp_takeover,
+    "memory": general.memory,
+    "reset": general.reset,
+    "warmup": general.warmup,
+    "vbucket": vbuckets.vbucket,
+    "vbucket-details": vbuckets.vbucket_details,
+    "vbucket-seqno": vbuckets.vbucket_seqno,
+    "failovers": vbuckets.failovers,
+    "collections": collections.collections,
+    "collections-byid": collections.collections_by_id,
+    "collections-details": collections.collections_details,
+    "key": keys.key,
+    "key-byid": keys.key_by_id,
+    "responses": general.responses,
+    "scopes": collections.scopes,
+    "scopes-byid": collections.scopes_by_id,
+    "vkey": keys.vkey,
+    "vkey-byid": keys.vkey_by_id,
+    "uuid": vbuckets.uuid,
 }
 
 
 async def stat(conn: ClientConnection, request: Stat) -> None:
+    """Answer with one packet per figure, and an empty one at the end."""
     name, *arguments = request.group.decode("utf-8", "backslashreplace").split(" ") or [""]
     group = GROUPS.get(name)
     if group is None:

@@ -1,4 +1,4 @@
-"""Statistics about DCP connections and their streams (``protocol.md`` 10.10)."""
+"""Statistics of DCP connections and their streams (``protocol.md`` 10.10)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FORMATS = ("legacy", "json", "skip")
 
 
 def dcp(query: Query) -> Figures:
-    """Every DCP connection and its streams, narrowed by ``filter`` and shaped by ``stream_format``."""
-    shape = query.options.get("stream_format", "legacy")
-    if shape not in _FORMATS:
+    """Every DCP connection and its streams; ``filter`` selects connections, ``stream_format`` says how streams look."""
+    stream_format = query.options.get("stream_format", "legacy")
+    if stream_format not in _FORMATS:
         raise InvalidArguments(f"stream_format is one of {', '.join(_FORMATS)}")
     shown = [(name, conn) for name, conn in query.bucket.dcp_connections.items() if _passes(conn, query.options)]
     producers = total_bytes = 0
@@ -31,7 +31,7 @@ def dcp(query: Query) -> Figures:
         figures = _figures(conn)
         producers += figures["type"] == "producer"
         total_bytes += _number(figures, "total_bytes_sent")
-        yield from _dcp_connection(f"eq_dcpq:{name}:", conn, figures, shape)
+        yield from _dcp_connection(f"eq_dcpq:{name}:", conn, figures, stream_format)
     yield "ep_dcp_count", len(query.bucket.dcp_connections)
     yield "ep_dcp_producer_count", producers
     yield "ep_dcp_total_bytes", total_bytes
@@ -45,15 +45,15 @@ def _passes(conn: ClientConnection, options: dict[str, Any]) -> bool:
     return (user is None or conn.user == user) and (port is None or conn.peer.endswith(f":{port}"))
 
 
-def _dcp_connection(prefix: str, conn: ClientConnection, figures: dict[str, object], shape: str) -> Figures:
+def _dcp_connection(prefix: str, conn: ClientConnection, figures: dict[str, object], stream_format: str) -> Figures:
     for name, value in figures.items():
         yield prefix + name, value
     yield prefix + "agent", conn.agent
     yield prefix + "connected", not conn.closed
     yield prefix + "user", conn.user
     yield prefix + "peer", conn.peer
-    for vbucket_id, stream in _streams(conn) if shape != "skip" else ():
-        if shape == "json":
+    for vbucket_id, stream in _streams(conn) if stream_format != "skip" else ():
+        if stream_format == "json":
             yield f"{prefix}stream_{vbucket_id}", json.dumps(stream)
         else:
             for name, value in stream.items():
@@ -61,7 +61,7 @@ def _dcp_connection(prefix: str, conn: ClientConnection, figures: dict[str, obje
 
 
 def _figures(conn: ClientConnection) -> dict[str, object]:
-    """What is known of a connection as a whole."""
+    """Figures of a connection as a whole."""
     role = conn.dcp
     if not isinstance(role, ProducerRole):
         return dict(role.stats()) if role is not None else {"type": "consumer", "created": 0}
@@ -92,7 +92,7 @@ def _figures(conn: ClientConnection) -> dict[str, object]:
 
 
 def _streams(conn: ClientConnection) -> Iterator[tuple[int, dict[str, object]]]:
-    """What is known of each stream, with its vbucket."""
+    """Figures of each stream, with its vbucket."""
     if isinstance(conn.dcp, ConsumerRole):
         yield from conn.dcp.stream_stats()
     streams = list(conn.dcp.streams.values()) if isinstance(conn.dcp, ProducerRole) else []
@@ -144,7 +144,7 @@ def dcp_aggregated(query: Query) -> Figures:
 
 
 def dcp_takeover(query: Query) -> Figures:
-    """How much a takeover of a vbucket over a connection has still to send."""
+    """How much the takeover of a vbucket over a connection still has to send."""
     if len(query.arguments) != 2:
         raise InvalidArguments("write: dcp-vbtakeover VBUCKET CONNECTION-NAME")
     vb = query.bucket.store.vbucket(vbucket_number(query.arguments[0]))

@@ -1,4 +1,4 @@
-"""Statistics about the node and a bucket as a whole, under the names that tools know (``protocol.md`` 10.10)."""
+"""Statistics of the node and of a whole bucket, under the names that tools know (``protocol.md`` 10.10)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def general(query: Query) -> Figures:
-    """The group without a name: the node, and the bucket if one is selected."""
+    """The group with the empty name: the node, and the bucket if one is selected."""
     node = query.conn.node
     yield "pid", os.getpid()
     yield "uptime", int(time.monotonic() - node.started)
@@ -90,12 +90,12 @@ def warmup(query: Query) -> Figures:
 
 
 def reset(query: Query) -> Figures:
-    """Tools reset before they measure; our figures are gauges, so there is nothing to do."""
+    """Tools reset before they measure; these figures are gauges, so there is nothing to reset."""
     yield from ()
 
 
 def responses(query: Query) -> Figures:
-    """How often each status was answered to clients of this bucket, as JSON: status in hexadecimal, and count."""
+    """How often each status was answered to clients of this bucket, as JSON: counts by status in hexadecimal."""
     counted = {f"{int(status):x}": count for status, count in sorted(query.bucket.responses.items())}
     yield "responses", json.dumps(counted)
 

@@ -1,16 +1,15 @@
-"""Statistics about one document: ``key KEY VBUCKET`` and ``vkey``, which also says whether disk and memory agree."""
+"""Statistics of one document: ``key KEY VBUCKET`` and ``vkey``, which also says whether disk and memory agree."""
 
 from __future__ import annotations
 
 from upriver.errors import InvalidArguments, StoreError
 from upriver.model import DEFAULT_COLLECTION, Document
-from upriver.node.stats.collections import hex_id
-from upriver.node.stats.query import Figures, Query, vbucket_number
+from upriver.node.stats.query import Figures, Query, hex_id, vbucket_number
 from upriver.store import VBucket, record_on_disk
 
 
 def key(query: Query) -> Figures:
-    """In the default collection, or in the ``scope.collection`` behind the vbucket."""
+    """A document of the default collection, or of the ``scope.collection`` that follows the vbucket."""
     vb, document = _found(query, _by_path(query))
     return _figures(vb, document)
 
@@ -51,7 +50,7 @@ def _figures(vb: VBucket, document: Document) -> Figures:
     yield "key_flags", document.flags
     yield "key_cas", document.cas
     yield "key_vb_state", vb.state.name.lower()
-    yield "key_is_resident", True  # or would be in a moment: the system caches the file
+    yield "key_is_resident", True  # the system caches the file, so a read takes no longer
 
 
 def _checked(vb: VBucket, document: Document) -> Figures:

@@ -1,7 +1,8 @@
-"""A STAT request as its group sees it, and what several groups share."""
+"""A STAT request as its group of statistics sees it, and what several groups share."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from upriver.store import VBucket
 
 Figures = Iterator[tuple[str, object]]
+_HEX = re.compile(r"(0x)?([0-9a-fA-F]{1,8})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One STAT request: who asks, the words behind the group's name, and the JSON value."""
+    """One STAT request: the connection, the words after the group's name, and the JSON value."""
 
     conn: ClientConnection
     arguments: list[str]
@@ -30,7 +32,7 @@ class Query:
         return self.conn.require_bucket()
 
     def vbuckets(self) -> list[VBucket]:
-        """The vbucket that the request names, or all of them."""
+        """The vbucket that the request names, or all."""
         if not self.arguments:
             return list(self.bucket.store.existing())
         return [self.bucket.store.vbucket(vbucket_number(self.arguments[0]))]
@@ -42,6 +44,14 @@ def vbucket_number(text: str) -> int:
     return int(text)
 
 
+def hex_id(text: str) -> int:
+    """An id as the statistics show it: hexadecimal, with or without 0x."""
+    found = _HEX.fullmatch(text)
+    if found is None:
+        raise InvalidArguments(f"{text[:20]!r} is not an id: write up to 8 hexadecimal digits")
+    return int(found[2], 16)
+
+
 def shown_high_seqno(vb: VBucket) -> int:
-    """What others may count on: a vbucket that is not active is as far as its snapshot will be."""
+    """The high seqno as clients see it: of a vbucket that is not active, the end of the snapshot that it receives."""
     return vb.high_seqno if vb.state is VbucketState.ACTIVE else max(vb.high_seqno, vb.snapshot[1])

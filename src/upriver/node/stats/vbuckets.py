@@ -1,12 +1,10 @@
-"""Statistics about vbuckets and collections: their seqnos, histories and counts (``protocol.md`` 10.10)."""
+"""Statistics of vbuckets: states, seqnos, failover logs and counts (``protocol.md`` 10.10)."""
 
 from __future__ import annotations
 
 import json
 
 from upriver.node.stats.query import Figures, Query, shown_high_seqno
-
-# ---------------------------------------------------------------------------------------------- vbuckets
 
 
 def vbucket(query: Query) -> Figures:
@@ -38,7 +36,7 @@ def vbucket_details(query: Query) -> Figures:
         yield prefix + "num_deletes", vb.tombstone_count
         yield prefix + "queue_size", vb.high_seqno - vb.persisted_seqno
         yield prefix + "queue_memory", vb.memory.unflushed_bytes
-        yield prefix + "ht_memory", vb.keys.overlay.nbytes  # the keys that the index on disk does not know yet
+        yield prefix + "ht_memory", vb.keys.overlay.nbytes  # keys that the index on disk lacks
         yield prefix + "ht_item_memory", sum(checkpoint.data.nbytes for checkpoint in vb.memory.checkpoints)
         yield prefix + "num_checkpoints", len(vb.memory.checkpoints)
         yield prefix + "uuid", vb.uuid

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
+import google_crc32c
+
 from upriver.errors import KeyExists, KeyNotFound, Status, StatusError
 from upriver.model import Datatype, Document
 from upriver.node.subdoc import paths, xattrs
-from upriver.node.subdoc.crc32c import crc32c
 from upriver.node.subdoc.specs import Spec
 from upriver.node.subdoc.view import DocumentView, change
 from upriver.node.subdoc.xattrs import Stamp
@@ -110,7 +111,7 @@ class Draft:
         checksum = xattrs.MACRO_CRC32C.encode()
         if any(spec.value.strip() == checksum for spec in self.wanted) and not isinstance(self.result, PathFailure):
             # The checksum is that of the body after all paths: now it is known, so once more with it.
-            self.stamp = replace(self.stamp, value_crc32c=crc32c(self.view.body))
+            self.stamp = replace(self.stamp, value_crc32c=google_crc32c.value(self.view.body))
             self.view = _fresh(self.target, self.existing)
             self.result = _apply(self.target, self.view, self.wanted, self.stamp)
 

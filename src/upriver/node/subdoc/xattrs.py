@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import google_crc32c
+
 from upriver.errors import Status
 from upriver.model import Datatype, Document
-from upriver.node.subdoc.crc32c import crc32c
 from upriver.node.subdoc.paths import fail
 
 VIRTUAL = frozenset({"$document", "$vbucket", "$XTOC"})
@@ -74,7 +75,7 @@ def document_attribute(document: Document, vbuuid: int, body: bytes, *, checksum
         "last_modified": str(document.cas // 1_000_000_000),
     }
     if checksum:
-        found["value_crc32c"] = f"0x{crc32c(body):08x}"
+        found["value_crc32c"] = f"0x{google_crc32c.value(body):08x}"
     return found
 
 

@@ -1,7 +1,7 @@
-"""The driver's look at the cluster: high seqnos, failover logs, who owns what, retried until it answers.
+"""What the driver asks the cluster: high seqnos, failover logs, the cluster map; retried until it answers.
 
-Spark does not retry a reader that raises, so network errors, restarts and failovers are waited out here, up to
-``timeoutSeconds``; then one clear message says what was tried last.
+Spark does not retry a reader that raises. So network errors, restarts and failovers are waited out here, up to
+``timeoutSeconds``; then one error says what was tried and why it failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 def patiently(attempt: Callable[[], T], what: str, timeout_s: float, close: Callable[[], None] = lambda: None) -> T:
-    """What ``attempt`` gives, tried again while the cluster is in trouble; ``close`` drops what it has opened."""
+    """The result of ``attempt``, retried while the cluster is in trouble; ``close`` drops its connections."""
     deadline = time.monotonic() + timeout_s
     pause = FIRST_PAUSE_S
     while True:
@@ -44,16 +44,16 @@ def patiently(attempt: Callable[[], T], what: str, timeout_s: float, close: Call
 
 
 class Cluster:
-    """One bucket, for as long as a reader lives; connects when first asked."""
+    """Questions to one bucket, for as long as a reader lives; connects at the first one."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
         self._database: Database | None = None
         self._complete_at = time.monotonic()
-        self._was_connected = False  # once it was, a bucket that is not there belongs to a node that restarts
+        self._was_connected = False  # a bucket that is missing later belongs to a node that restarts
 
     def ask(self, question: Callable[[Database], T], what: str) -> T:
-        """The answer to a question, asked again on a fresh connection while the cluster is in trouble."""
+        """The answer to a question, asked again on a new connection while the cluster is in trouble."""
         options = self.options
         return patiently(
             lambda: question(self._connected()), f"{what} of {redacted(options.connection)}",
@@ -74,17 +74,14 @@ class Cluster:
     def topology(self) -> Topology:
         return self.ask(lambda db: db.topology, "read the cluster map")
 
-    def refreshed(self) -> Topology:
-        return self.ask(lambda db: db.refresh(), "read the cluster map")
-
     def highs(self) -> dict[int, int]:
         """The high seqno of every active vbucket."""
         return self.ask(lambda db: db.high_seqnos(), "read the high seqnos")
 
     def reachable_highs(self) -> dict[int, int]:
-        """The same of the nodes that answer: while one is down, a stream goes on with the others.
+        """The high seqnos of the nodes that answer: while one is down, a stream continues with the others.
 
-        A node that stays away for longer than ``timeoutSeconds`` without being failed over is an error.
+        A node that is down for longer than ``timeoutSeconds`` without being failed over is an error.
         """
         return self.ask(self._reachable_highs, "read the high seqnos")
 
@@ -99,21 +96,21 @@ class Cluster:
         if trouble is None:
             self._complete_at = now
             if topology.owned() - found.keys():
-                self._look_for_a_newer_map(database)  # they moved; nobody complains, a node tells of what it has
+                self._refresh_map(database)  # vbuckets moved: nodes report only those that they own
             return found
         if not found or now - self._complete_at > self.options.timeout_seconds:
             raise trouble
-        self._look_for_a_newer_map(database)
+        self._refresh_map(database)
         return found
 
-    def _look_for_a_newer_map(self, database: Database) -> None:
+    def _refresh_map(self, database: Database) -> None:
         try:
             database.refresh()
         except ConnectFailed:
             self.close()
 
     def matching(self, collections: Iterable[int]) -> dict[int, int] | None:
-        """Up to where each vbucket has something of these collections; None if the nodes do not say."""
+        """The high seqno of these collections in each vbucket; None if the nodes do not say."""
         found: dict[int, int] = {}
         try:
             for number in collections:
@@ -140,17 +137,17 @@ class Cluster:
             return []
 
     def row_bytes(self) -> float:
-        """About what a document weighs, by what all of them take on disk or in memory; 0 if nobody knows."""
+        """About how many bytes a document has, by what all of them take on disk or in memory; 0 if unknown."""
         items, size = 0, 0
         for found in self._stats(""):
             with suppress(KeyError, ValueError):
                 items += int(found["curr_items_tot"])
-                # What was written a moment ago is not on disk yet, and what was written long ago not in memory.
+                # Recent writes are not on disk yet, and old ones are not in memory.
                 size += max(int(found.get("ep_db_data_size") or found["ep_db_file_size"]), int(found["mem_used"]))
         return size / items if items else 0.0
 
     def purges(self) -> dict[int, int]:
-        """Up to where tombstones were purged, by vbucket; empty if the nodes do not say, which costs only time."""
+        """The purge seqno of each vbucket; empty if the nodes do not say, which only costs time."""
         texts = {name: text for of_node in self._stats("vbucket-seqno") for name, text in of_node.items()}
         return {int(name[3:].split(":")[0]): int(text) for name, text in texts.items() if name.endswith(":purge_seqno")}
 

@@ -18,7 +18,7 @@ from upriver.spark.reader.executor import Task
 from upriver.spark.reader.filters import resolve
 from upriver.spark.reader.packing import pack
 from upriver.spark.reader.planning import Known, Range, View, behind, claimable, look, plan, ranges
-from upriver.spark.reader.reports import ReportDesk, own_address
+from upriver.spark.reader.reports import ReportServer, own_address
 
 ALL_LOGS_EVERY_S = 3.0
 CLOSE_AFTER_S = 1.0  # without anything to do, before an empty batch says what the last one did
@@ -60,7 +60,7 @@ class Driver:
         self._most: int | None = None
         self._full = False  # whether the last batch took all that its limit allowed
         self._stretch = 1.0
-        self._desk: ReportDesk | None = None
+        self._desk: ReportServer | None = None
 
     def close(self) -> None:
         self.cluster.close()
@@ -295,10 +295,10 @@ class Driver:
             self._resolved = True
         return self._wanted
 
-    def _reports(self) -> ReportDesk:
+    def _reports(self) -> ReportServer:
         if self._desk is None:
             seed = self.options.connect_options().seeds[0]
-            self._desk = ReportDesk(own_address(seed.host, seed.port))
+            self._desk = ReportServer(own_address(seed.host, seed.port))
         return self._desk
 
 

@@ -1,7 +1,7 @@
-"""What an executor does: read the ranges of one task and yield Arrow batches, on connections that it keeps.
+"""The executor: read the ranges of one task as Arrow batches, on pooled connections.
 
-A task of a stream reads only from the branch its batch was planned on. Where history has moved on, it leaves the
-vbucket to the next plan (``planning``, 1). A task of a batch query has no next plan: it follows the new branch itself.
+A task of a stream reads only from the branch that its batch was planned on. Where history has forked since, it leaves
+the vbucket to the next plan (``planning``, 1). A batch query has no next plan, so its tasks follow the new branch.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from upriver.records.batches import rollback_row, row_batch
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import patiently
 from upriver.spark.reader.planning import Range
-from upriver.spark.reader.pool import POOL, Shelf
-from upriver.spark.reader.reports import Channel, Reporter, Summary
+from upriver.spark.reader.pool import POOL, PooledConnections
+from upriver.spark.reader.reports import Channel, Reporter, TaskSummary
 
 T = TypeVar("T")
 ROUND_S = 0.02
-_frozen = 0  # how many modules there were when we last looked
+_frozen = 0  # how many modules there were at the last freeze
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task's part of a batch: plain values only, since Spark pickles it."""
+    """One task's part of a batch. Plain values only, because Spark pickles it."""
 
     ranges: tuple[Range, ...]
     channel: Channel | None = None
-    follow: bool = False  # a batch query: go on with whatever branch there is
+    follow: bool = False  # a batch query: continue on a new branch after a rollback
 
 
 @dataclass(slots=True)
-class Reader:
-    """Reads one task."""
+class TaskReader:
+    """Reads the ranges of one task; ``summary`` is complete at the end."""
 
     task: Task
     options: ReadOptions
-    summary: Summary = field(default_factory=Summary)
+    summary: TaskSummary = field(default_factory=TaskSummary)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows of the task in the schema ``CHANGES``; reports to the driver at the end."""
+        """All rows of the task in the schema ``CHANGES``; then a report to the driver."""
         reporter = Reporter(self.task.channel)
         reporter.begin()
         rolled_back = [one for one in self.task.ranges if one.rolled_back]
@@ -74,7 +74,7 @@ class Reader:
         freeze_imports()
 
     def _groups(self) -> list[list[Range]]:
-        """What is to be read, by filter: a feed has one."""
+        """The ranges by filter, because a feed has only one."""
         groups: dict[tuple[bytes, tuple[int, ...]], list[Range]] = {}
         for one in self.task.ranges:
             if one.backlog > 0:
@@ -91,13 +91,13 @@ class Reader:
             self._sum_up(pump.feed, todo)
 
     def _give_up(self, todo: list[Range], error: Exception) -> None:
-        """A collection of the filter was dropped since the plan, or the node has not heard of it yet."""
+        """A collection of the filter was dropped since the plan, or the node does not know it yet."""
         if self.options.on_rollback is OnRollback.FAIL:
             raise error
         self.summary.unread += [(one.vbucket, one.end) for one in todo]
 
     def _sum_up(self, feed: ClusterFeed, todo: list[Range]) -> None:
-        """What was read to its end, and what was left to the next plan."""
+        """Note which vbuckets were read to their end, and which are left to the next plan."""
         unread = [one for one in todo if one.vbucket in feed.left or one.vbucket in feed.refused]
         if unread and self.options.on_rollback is OnRollback.FAIL:
             raise HistoryLost(unread[0].vbucket, unread[0].start.snap_start, unread[0].start.vbuuid)
@@ -109,9 +109,9 @@ class Reader:
         ]  # fmt: skip
 
     def _still_on_top(self, refused: list[Range]) -> set[int]:
-        """Those that were not refused because of a failover, but because tombstones were purged behind them.
+        """The vbuckets that were refused not because of a failover, but because tombstones beyond them were purged.
 
-        The driver cannot see that. What follows is a rollback to 0, which the offset must carry.
+        The driver cannot see that. They roll back to 0, and the offset must say so.
         """
         if not refused:
             return set()
@@ -136,8 +136,8 @@ class Reader:
                 pump.feed.taken(documents)
 
     def _made(self, pump: Pump) -> Iterator[Bundle]:
-        """Full batches where the network allows it; smaller only when nothing more comes, or what is held weighs so
-        much that it must not stay: it takes part of the flow-control window, and at its end nobody would move."""
+        """Full batches if possible; smaller ones when nothing more comes, or when held rows take so much of the flow
+        control window that the producer would have to stop."""
         options, feed = self.options, pump.feed
         names = Names.of_manifest(self._ask(lambda db: db.manifest(), "read the collections"))
         maker = BatchMaker(feed, names, options.batch_rows, xattrs=options.xattrs, values=options.values_wanted)
@@ -165,7 +165,7 @@ class Reader:
         return heard_at
 
     def _ask(self, question: Callable[[Database], T], what: str) -> T:
-        """As the driver asks: a task that begins while no node answers waits for one."""
+        """The answer to a question; a task that begins while no node answers waits for one."""
         options, connect = self.options, self.options.connect_options()
         return patiently(
             lambda: question(POOL.database(connect)), f"{what} of {redacted(options.connection)}",
@@ -185,25 +185,25 @@ class Reader:
         )  # fmt: skip
 
         def look_around() -> None:
-            with suppress(ConnectFailed):  # perhaps another node knows who owns the vbuckets of the lost one now
+            with suppress(ConnectFailed):  # another node may know the new owner of the lost node's vbuckets
                 feed.use(database.refresh())
 
-        return Pump(feed, connect, Reconnects(), look_around, Shelf(POOL, (connect, content, options.xattrs)))
+        kept = PooledConnections(POOL, (connect, content, options.xattrs))
+        return Pump(feed, connect, Reconnects(), look_around, kept)
 
     def _request(self, todo: list[Range], planned: bool) -> FeedRequest:
-        fail = self.options.on_rollback is OnRollback.FAIL
         return FeedRequest(
             starts={one.vbucket: one.start for one in todo},
             ends={one.vbucket: one.end for one in todo},
             value=todo[0].filter,
-            on_rollback=OnRollback.FAIL if fail else OnRollback.EMIT,
+            on_rollback=self.options.on_rollback,
             branches={one.vbucket: one.vbuuid for one in todo} if planned else {},
         )
 
 
 def freeze_imports() -> None:
-    """At the end of a task, after which Spark collects garbage and looks at everything there is: nothing of what was
-    imported will ever be garbage, and the compiler behind the kernels alone is a hundred thousand objects.
+    """Exempt what is imported from garbage collection. Spark collects after every task, and the compiler behind the
+    kernels alone is a hundred thousand objects.
     """
     global _frozen
     if _frozen != len(sys.modules):

@@ -1,6 +1,6 @@
-"""Ranges of vbuckets packed into few tasks: a task costs Spark more than a stream costs us.
+"""Packing the ranges of a batch into few tasks, because a task costs Spark more than a stream costs us.
 
-Each task reads from as few nodes as possible (one connection each), and all tasks have about the same to do.
+Each task reads from as few nodes as possible (one connection each), and all tasks have about the same work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 def tasks_for(ranges: Sequence[Range], most: int) -> int:
-    """How many tasks are worth while: one for a trickle, ``most`` for a flood."""
+    """How many tasks the ranges are worth: one for few rows, up to ``most`` for many."""
     work = sum(weight(one) for one in ranges)
     return max(1, min(most, len(ranges), -(-work // ROWS_WORTH_A_TASK)))
 
@@ -41,7 +41,7 @@ def pack(ranges: Sequence[Range], owners: Mapping[int, N], most: int) -> list[li
 
 
 def _divide(by_node: Mapping[N | None, list[Range]], tasks: int) -> list[tuple[list[Range], int]]:
-    """How many of the tasks each node gets: one, and the rest where a task has most to do."""
+    """How many tasks each node gets: one, and the rest where a task has most work."""
     counts = dict.fromkeys(by_node, 1)
     work = {node: sum(map(weight, members)) for node, members in by_node.items()}
     for _ in range(tasks - len(by_node)):
@@ -50,12 +50,12 @@ def _divide(by_node: Mapping[N | None, list[Range]], tasks: int) -> list[tuple[l
     return [(by_node[node], count) for node, count in counts.items()]
 
 
-def _spread(lumps: Sequence[Sequence[Range]], tasks: int) -> list[list[Range]]:
-    """The heaviest lump first, each into the lightest group."""
-    heap = [(0, index) for index in range(min(tasks, len(lumps)))]
+def _spread(parts: Sequence[Sequence[Range]], tasks: int) -> list[list[Range]]:
+    """Put the heaviest part first, each into the lightest group."""
+    heap = [(0, index) for index in range(min(tasks, len(parts)))]
     groups: list[list[Range]] = [[] for _ in heap]
-    for lump in sorted(lumps, key=lambda lump: -sum(map(weight, lump))):
+    for part in sorted(parts, key=lambda part: -sum(map(weight, part))):
         load, index = heapq.heappop(heap)
-        groups[index].extend(lump)
-        heapq.heappush(heap, (load + sum(map(weight, lump)), index))
+        groups[index].extend(part)
+        heapq.heappush(heap, (load + sum(map(weight, part)), index))
     return [sorted(group, key=lambda one: one.vbucket) for group in groups]

@@ -1,7 +1,7 @@
-"""Connections that outlive a task: Spark reuses its Python workers, so a worker keeps what it has opened.
+"""Connections that outlive a task: Spark reuses its Python workers, so a worker keeps its connections open.
 
-A connection goes back to the pool only when all its streams have ended in order. It is looked at before it is used
-again, and closed when it has been idle for longer than a server waits between two noops.
+A connection returns to the pool only when all its streams have ended normally. It is checked before it is used again,
+and closed when it has been idle for longer than a server waits between two noops.
 """
 
 from __future__ import annotations
@@ -28,26 +28,30 @@ def _opaques() -> Iterator[int]:
 
 
 @dataclass(slots=True)
-class Kept:
+class IdleConnection:
+    """A connection that no task uses."""
+
     pipe: Pipe
     link: NodeLink
     since: float
 
 
 @dataclass
-class Pool:
-    """What one worker process keeps open. Tasks of a worker run one after the other, the sweeper beside them."""
+class ConnectionPool:
+    """The open connections of one worker process, whose tasks run one after the other. A thread closes idle ones."""
 
-    _links: dict[tuple[Hashable, Address], list[Kept]] = field(default_factory=dict)
+    _links: dict[tuple[Hashable, Address], list[IdleConnection]] = field(default_factory=dict)
     _databases: dict[ConnectOptions, Database] = field(default_factory=dict)
     opaques: Iterator[int] = field(default_factory=_opaques)  # shared by all feeds of this process
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sweeping: bool = False
 
     def database(self, options: ConnectOptions) -> Database:
-        """The connections for key-value requests; they mend themselves."""
+        """The connections for key-value requests, which reconnect by themselves."""
         if options not in self._databases:
-            self._databases[options] = Database(options, again=True)  # the driver has come in with these options
+            self._databases[options] = Database(
+                options, again=True
+            )  # the driver has connected with these options before
         return self._databases[options]
 
     def forget_database(self, options: ConnectOptions) -> None:
@@ -67,13 +71,13 @@ class Pool:
 
     def give(self, kind: Hashable, address: Address, pipe: Pipe, link: NodeLink) -> None:
         with self._lock:
-            self._links.setdefault((kind, address), []).append(Kept(pipe, link, time.monotonic()))
+            self._links.setdefault((kind, address), []).append(IdleConnection(pipe, link, time.monotonic()))
             if not self._sweeping:
                 self._sweeping = True
                 threading.Thread(target=self._sweep, name="dcp-pool", daemon=True).start()
 
     def _sweep(self) -> None:
-        """Close what has been idle for too long; ends when nothing is left."""
+        """Close connections that are idle for too long; ends when none is left."""
         while self._sweeping:
             time.sleep(IDLE_S / 3)
             with self._lock:
@@ -90,10 +94,10 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """The part of the pool with connections of one kind: opened by the same options, agreed on the same."""
+class PooledConnections:
+    """The connections of a pool that were opened with the same options, so they can replace each other."""
 
-    pool: Pool
+    pool: ConnectionPool
     kind: Hashable
 
     def take(self, address: Address) -> tuple[Pipe, NodeLink] | None:
@@ -103,11 +107,11 @@ class Shelf:
         self.pool.give(self.kind, address, pipe, link)
 
 
-def _alive(kept: Kept) -> bool:
+def _alive(kept: IdleConnection) -> bool:
     if time.monotonic() - kept.since > IDLE_S:
         return False
     if isinstance(kept.pipe.sock, ssl.SSLSocket):
-        return True  # cannot be looked into; a dead one is noticed at the first read
+        return True  # TLS cannot be peeked; a dead connection is noticed at the first read
     try:
         return kept.pipe.sock.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
     except BlockingIOError:
@@ -116,4 +120,4 @@ def _alive(kept: Kept) -> bool:
         return False
 
 
-POOL = Pool()
+POOL = ConnectionPool()

@@ -1,11 +1,12 @@
-"""The side channel from executors to the driver's reader: what a batch left complete or unread, and what it weighed.
+"""Reports from executors to the driver that plans: which vbuckets a batch left complete or unread, and its size.
 
-Spark has no way back from ``read()`` to the reader that plans. Each task says ``begin`` before it reads and ``end``
-after; an attempt that cannot say ``end`` fails. So the attempt whose rows Spark keeps is among those that ended, and
-what all of them say is true: a vbucket is complete if every one found it so, and unread if any one left it alone.
+Spark has no way back from ``read()`` to the reader that plans, so tasks connect to a socket of the driver. Each attempt
+sends ``begin`` before it reads and ``end`` after; an attempt that cannot send ``end`` fails. So the attempt whose rows
+Spark keeps is among those that ended, and what all of them report holds: a vbucket is complete if every attempt found
+it complete, and unread if any attempt did not read it.
 
-A firewall may keep tasks from the driver. Then nobody is heard, nothing is complete, and only a task that must leave a
-vbucket alone fails. Once an executor has been heard, a task that cannot deliver its ``begin`` fails and is tried again.
+A firewall may keep tasks from the driver. Then no report arrives, nothing is complete, and only a task that cannot read
+a vbucket fails. Once a report has arrived, a task that cannot send its ``begin`` fails, and Spark retries it.
 """
 
 from __future__ import annotations
@@ -29,31 +30,33 @@ _LONGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """How a task reaches the driver; travels in the partition."""
+    """How a task reaches the driver; part of the partition."""
 
     host: str
     port: int
     plan: str  # a secret of this batch: reports without it are ignored
     task: int
-    required: bool  # an executor has been heard before, so silence is an error
+    required: bool  # a report has arrived before, so a failure to report is an error
 
 
 @dataclass(slots=True)
-class Summary:
-    """What one task found out."""
+class TaskSummary:
+    """What one task reports."""
 
     complete: list[tuple[int, int, int]] = field(default_factory=list)  # vbucket, vbuuid, seqno
-    unread: list[tuple[int, int]] = field(default_factory=list)  # vbucket, no higher than where it must go back to
+    unread: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # vbucket, and a seqno that it must go back to, or below
     rows: int = 0
     size_bytes: int = 0
 
 
-class Unheard(UpriverError):
-    """The driver cannot be told what it must know; the task must be tried again."""
+class DriverUnreachable(UpriverError):
+    """A task cannot report to the driver what it must know; Spark retries the task."""
 
 
 class Reporter:
-    """A task's end of the channel."""
+    """Sends the reports of one task."""
 
     def __init__(self, channel: Channel | None) -> None:
         self._channel = channel
@@ -64,25 +67,28 @@ class Reporter:
         channel = self._channel
         if channel is None:
             return
-        self._begun = self._say("begin", {}, TRIES)
+        self._begun = self._send("begin", {}, TRIES)
         if channel.required and not self._begun:
-            raise Unheard(f"cannot tell the driver at {channel.host}:{channel.port} that this task begins to read")
+            raise DriverUnreachable(
+                f"cannot tell the driver at {channel.host}:{channel.port} that this task begins to read"
+            )
 
-    def end(self, summary: Summary) -> None:
-        """Say what was found out; ``Unheard`` if the driver must know it and cannot be reached."""
+    def end(self, summary: TaskSummary) -> None:
+        """Send the summary; ``DriverUnreachable`` if the driver must know it and cannot be reached."""
         channel = self._channel
         if channel is None:
             return
         content = {"complete": summary.complete, "unread": summary.unread}
-        told = self._begun and self._say("end", {**content, "rows": summary.rows, "bytes": summary.size_bytes}, TRIES)
-        if told or not (self._begun or summary.unread):
+        sent = self._begun and self._send("end", {**content, "rows": summary.rows, "bytes": summary.size_bytes}, TRIES)
+        if sent or not (self._begun or summary.unread):
             return
         what = f"that vbucket {summary.unread[0][0]} could not be read" if summary.unread else "what this task has read"
-        raise Unheard(
-            f"cannot tell the driver at {channel.host}:{channel.port} {what}; executors must be able to connect to it"
+        raise DriverUnreachable(
+            f"cannot report to the driver at {channel.host}:{channel.port} {what}; "
+            "executors must be able to connect to it"
         )
 
-    def _say(self, what: str, content: dict[str, Any], tries: int) -> bool:
+    def _send(self, what: str, content: dict[str, Any], tries: int) -> bool:
         assert self._channel is not None
         message = {"plan": self._channel.plan, "task": self._channel.task, "attempt": self._attempt, "what": what}
         line = json.dumps(message | content).encode() + b"\n"
@@ -98,8 +104,8 @@ def _deliver(host: str, port: int, line: bytes) -> bool:
         return False
 
 
-class ReportDesk:
-    """The driver's end: a thread that listens as long as the process lives."""
+class ReportServer:
+    """Receives the reports in the driver, in a thread of its own."""
 
     def __init__(self, host: str) -> None:
         self._server = socket.create_server((host, 0))
@@ -109,20 +115,20 @@ class ReportDesk:
         self._begun: dict[int, list[str]] = {}
         self._ended: dict[tuple[int, str], dict[str, Any]] = {}
         self._heard = False
-        self._required = False  # whether attempts that were not heard cannot have ended
-        self.row_bytes = 0.0  # what a row weighs; 0 until the first reports
+        self._required = False  # whether an attempt without a report cannot have ended
+        self.row_bytes = 0.0  # the size of a row; 0 until the first reports
         self.rows = 0  # of the last batch
         threading.Thread(target=self._listen, name="dcp-reports", daemon=True).start()
 
     def open_plan(self, tasks: int) -> list[Channel]:
-        """A new batch: reports on older ones do not matter any more."""
+        """Begin a new batch; reports on older ones are ignored from now on."""
         with self._lock:
             self._plan = secrets.token_urlsafe(16)
             self._begun, self._ended, self._required = {}, {}, self._heard
             return [Channel(self.host, self.port, self._plan, task, self._heard) for task in range(tasks)]
 
     def learn(self, known: Known) -> None:
-        """Add what tasks said about the batch that has just ended."""
+        """Add what tasks reported about the batch that has just ended."""
         with self._lock:
             ended: dict[int, list[dict[str, Any]]] = {}
             for (task, _), report in self._ended.items():
@@ -138,7 +144,7 @@ class ReportDesk:
         self._weigh(report for reports in ended.values() for report in reports)
 
     def _weigh(self, reports: Iterable[dict[str, Any]]) -> None:
-        """What rows weigh now. Heavier ones are believed at once, lighter ones by and by: a limit must hold."""
+        """Update the size of a row: at once when rows are larger, slowly when smaller, so a limit of bytes holds."""
         rows, size = 0, 0
         for report in reports:
             rows, size = rows + report["rows"], size + report["bytes"]
@@ -163,10 +169,10 @@ class ReportDesk:
                 return  # closed
             with sock, suppress(OSError, ValueError, KeyError, TypeError):
                 sock.settimeout(TIMEOUT_S)
-                if self._take(json.loads(_line(sock))):
+                if self._receive(json.loads(_line(sock))):
                     sock.sendall(b"ok")
 
-    def _take(self, message: dict[str, Any]) -> bool:
+    def _receive(self, message: dict[str, Any]) -> bool:
         with self._lock:
             if not secrets.compare_digest(str(message["plan"]), self._plan):
                 return False
@@ -190,7 +196,7 @@ def _line(sock: socket.socket) -> bytes:
 
 
 def own_address(peer: str, port: int) -> str:
-    """The address by which hosts near ``peer`` reach this one; nothing is sent."""
+    """The address of this host as hosts near ``peer`` see it; nothing is sent."""
     try:
         family = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0][0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

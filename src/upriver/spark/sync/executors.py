@@ -1,6 +1,6 @@
-"""Work for Spark's executors without pandas: small data sources whose tasks do something and say what they did.
+"""Work on Spark's executors without pandas: small data sources whose tasks merge or write, and report what they did.
 
-(`mapInArrow` would do, but Spark insists on pandas for it.)
+(`mapInArrow` would do the same, but PySpark requires pandas for it.)
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import json
 import pickle
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -23,32 +24,33 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from upriver.lake.apply.epochs import Epochs
-from upriver.lake.apply.merge import Outcome, Work, as_plain, forward, from_plain, run_inline
-from upriver.lake.change_log import Written, write_log
-from upriver.lake.collection import Runner, TableOptions
-from upriver.lake.files import filesystem, uncompressed
+from upriver.lake.apply.merge import MergeResult, MergeTask, run_inline, run_merge
+from upriver.lake.apply.policy import TableOptions
+from upriver.lake.change_log import WrittenFiles, write_log
+from upriver.lake.collection import RunMerges
+from upriver.lake.files import bytes_in_memory, filesystem
 from upriver.lake.layout import Lake
 
-WORK_FORMAT = "upriver-work"
-SINK_FORMAT = "upriver-log"
+MERGE_FORMAT = "upriver-merge"
+LOG_FORMAT = "upriver-log"
 
 
-class WorkSource(DataSource):
-    """A task per unit of work of the file ``path``, and a row per outcome."""
+class MergeSource(DataSource):
+    """One Spark task per merge task in a file, and one row per result."""
 
     @classmethod
     def name(cls) -> str:
-        return WORK_FORMAT
+        return MERGE_FORMAT
 
     def schema(self) -> str:
-        return "outcome STRING"
+        return "result STRING"
 
-    def reader(self, schema: StructType) -> WorkReader:
-        return WorkReader(self.options["file"], int(self.options["count"]))
+    def reader(self, schema: StructType) -> MergeReader:
+        return MergeReader(self.options["file"], int(self.options["count"]))
 
 
-class WorkReader(DataSourceReader):
-    """Runs on executors: reads its work from the file, does it."""
+class MergeReader(DataSourceReader):
+    """Runs on executors: reads its merge task from the file and does it."""
 
     def __init__(self, path: str, count: int) -> None:
         self._path, self._count = path, count
@@ -59,104 +61,99 @@ class WorkReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         fs, path = filesystem(self._path)
         with fs.open_input_stream(path) as source:
-            works: Sequence[Work] = pickle.loads(source.read())  # noqa: S301 - we wrote it a moment ago
+            tasks: Sequence[MergeTask] = pickle.loads(source.read())  # noqa: S301 - we wrote it a moment ago
         try:
-            outcome = forward(works[partition.value])
-        except FileNotFoundError as error:  # the driver looks again
-            outcome = Outcome(gone=[str(error)])
-        yield pa.RecordBatch.from_pydict({"outcome": [json.dumps(as_plain(outcome))]})
+            result = run_merge(tasks[partition.value])
+        except FileNotFoundError as error:  # another writer replaced the file; the driver starts again
+            result = MergeResult(gone=[str(error)])
+        yield pa.RecordBatch.from_pydict({"result": [json.dumps(result.to_json())]})
 
 
-def spark_runner(spark: Any, options: TableOptions) -> Runner:
-    """Runs large steps on the executors, a task per range, and small ones here, which is quicker."""
-    spark.dataSource.register(WorkSource)
+def spark_runner(spark: SparkSession, options: TableOptions) -> RunMerges:
+    """Runs large merges on the executors, a Spark task per range, and small ones here, which is quicker."""
+    spark.dataSource.register(MergeSource)
 
-    def run(works: Sequence[Work], window: pa.Table | None = None) -> list[Outcome]:
-        rows = sum(piece.rows for work in works[:1] for piece in work.log if piece.last > work.applied)
-        rows += sum(piece.rows for work in works if work.merge for piece in work.current)
-        size = _bytes(works)
-        if size <= options.policy.inline_bytes and (rows <= options.policy.inline_rows or len(works) < 2):
-            return run_inline(works, window)
-        with _work_file(works) as path:
-            frame = spark.read.format(WORK_FORMAT).option("file", path).option("count", str(len(works))).load()
-            outcomes = [from_plain(json.loads(row[0])) for row in frame.collect()]
-        gone = [path for outcome in outcomes for path in outcome.gone]
+    def run(tasks: Sequence[MergeTask], unapplied: pa.Table | None = None) -> list[MergeResult]:
+        rows = sum(file.rows for task in tasks[:1] for file in task.new_files())
+        rows += sum(file.rows for task in tasks if task.merge for file in task.current)
+        size = _bytes_to_read(tasks)
+        if size <= options.policy.inline_bytes and (rows <= options.policy.inline_rows or len(tasks) < 2):
+            return run_inline(tasks, unapplied)
+        with _task_file(tasks) as path:
+            frame = spark.read.format(MERGE_FORMAT).option("file", path).option("count", str(len(tasks))).load()
+            results = [MergeResult.from_json(json.loads(row[0])) for row in frame.collect()]
+        gone = [path for result in results for path in result.gone]
         if gone:
             raise FileNotFoundError(gone[0])
-        return outcomes
+        return results
 
     return run
 
 
-def _bytes(works: Sequence[Work]) -> int:
-    """What these works read, about, when it is in memory."""
-    new = {piece.path: piece for work in works for piece in work.log if piece.last > work.applied}
-    old = {piece.path: piece for work in works if work.merge for piece in work.current}
-    roots = (works[0].root("changes"), works[0].root("current")) if works else ("", "")
-    return uncompressed(roots[0], new.values()) + uncompressed(roots[1], old.values())
+def _bytes_to_read(tasks: Sequence[MergeTask]) -> int:
+    """About how many bytes these tasks read, in memory."""
+    new = {file.path: file for task in tasks for file in task.new_files()}
+    old = {file.path: file for task in tasks if task.merge for file in task.current}
+    roots = (tasks[0].root("changes"), tasks[0].root("current")) if tasks else ("", "")
+    return bytes_in_memory(roots[0], new.values()) + bytes_in_memory(roots[1], old.values())
 
 
-class _work_file:  # noqa: N801 - used like a function
-    """The works in a file that executors can read, for as long as they do."""
-
-    def __init__(self, works: Sequence[Work]) -> None:
-        self._works = list(works)
-        self._path = f"{works[0].lake}/_upriver/work-{secrets.token_hex(6)}.pickle"
-
-    def __enter__(self) -> str:
-        fs, path = filesystem(self._path)
-        with fs.open_output_stream(path) as out:
-            out.write(pickle.dumps(self._works))
-        return self._path
-
-    def __exit__(self, *exc: object) -> None:
-        fs, path = filesystem(self._path)
+@contextmanager
+def _task_file(tasks: Sequence[MergeTask]) -> Iterator[str]:
+    """A file with the tasks that executors can read; deleted at the end."""
+    name = f"{tasks[0].lake}/_upriver/work-{secrets.token_hex(6)}.pickle"
+    fs, path = filesystem(name)
+    with fs.open_output_stream(path) as out:
+        out.write(pickle.dumps(list(tasks)))
+    try:
+        yield name
+    finally:
         fs.delete_file(path)
 
 
 class LogSink(DataSource):
-    """Writes rows of ``format("dcp")`` into the log files of a lake; what was written is left in a file."""
+    """Writes rows of ``format("dcp")`` into the log files of a lake, and leaves in a file what was written."""
 
     @classmethod
     def name(cls) -> str:
-        return SINK_FORMAT
+        return LOG_FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> LogWriter:
         return LogWriter(self.options["lake"], int(self.options["batch"]), self.options["answer"])
 
 
 @dataclass
-class _Done(WriterCommitMessage):
+class _LogCommit(WriterCommitMessage):
     written: str
 
 
 class LogWriter(DataSourceArrowWriter):
-    """Executors write; the driver keeps what they say."""
+    """Executors write log files; the driver collects what they wrote."""
 
     def __init__(self, lake: str, batch: int, answer: str) -> None:
         self._lake, self._batch, self._answer = lake, batch, answer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         rows = Epochs(Lake(self._lake).epochs()).lift(iterator)
-        return _Done(json.dumps(write_log(rows, self._lake, self._batch).plain()))
+        return _LogCommit(json.dumps(write_log(rows, self._lake, self._batch).to_json()))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         fs, path = filesystem(self._answer)
         with fs.open_output_stream(path) as out:
-            out.write("\n".join(done.written for done in messages if isinstance(done, _Done)).encode())
+            out.write("\n".join(done.written for done in messages if isinstance(done, _LogCommit)).encode())
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Files of a batch that failed are nobody's; vacuum takes them."""
+        """No commit names the files of a failed batch; vacuum deletes them."""
 
 
-def write_frame(frame: Any, lake: str, batch: int) -> Written:
+def write_frame(frame: DataFrame, lake: str, batch: int) -> WrittenFiles:
     """Write the rows of a micro-batch into the log files of a lake."""
     frame.sparkSession.dataSource.register(LogSink)
     answer = f"{lake}/_upriver/written-{secrets.token_hex(6)}.jsonl"
     options = {"lake": lake, "batch": str(batch), "answer": answer}
-    frame.write.format(SINK_FORMAT).options(**options).mode("append").save()
+    frame.write.format(LOG_FORMAT).options(**options).mode("append").save()
     fs, path = filesystem(answer)
     with fs.open_input_stream(path) as source:
         lines = source.read().decode().splitlines()
     fs.delete_file(path)
-    return Written.gather(json.loads(line) for line in lines if line)
+    return WrittenFiles.from_tasks(json.loads(line) for line in lines if line)

@@ -1,7 +1,7 @@
-"""How many changes the bucket has that the tables do not: asked of the bucket itself, every second, beside the query.
+"""How many changes the bucket has that the tables lack: a thread asks the bucket every second, beside the query.
 
-The source only knows what it has not planned yet, which is nothing while a long batch is under way. Whoever asks also
-learns first that the bucket does not answer.
+The source only knows what it has not planned yet, which is nothing during a long batch. The thread is also the first to
+notice that the bucket does not answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVERY_S = 1.0
 
 
 class LagWatch:
-    """Knows where the bucket and the tables are while it is entered; a bucket that does not answer is asked again."""
+    """A context in which the lag is known; a bucket that does not answer is asked again."""
 
     def __init__(self, options: SyncOptions) -> None:
         self._options = options
@@ -41,7 +41,7 @@ class LagWatch:
         self._thread.join(timeout=2 * EVERY_S)
 
     def committed(self, progress: Mapping[str, Any]) -> None:
-        """Take the end of the last batch from Spark's progress."""
+        """Note the end of the last batch, from Spark's progress."""
         sources = progress.get("sources") or [{}]
         end = sources[0].get("endOffset")
         if isinstance(end, str):
@@ -59,7 +59,7 @@ class LagWatch:
 
     @property
     def away(self) -> tuple[float, str]:
-        """For how many seconds the bucket has not answered, about one at the most while it does; and the last error."""
+        """For how many seconds the bucket has not answered (at most about one while it does), and the last error."""
         return time.monotonic() - self._answered_at, self._trouble or "no answer yet"
 
     def _ask(self) -> None:

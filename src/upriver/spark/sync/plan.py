@@ -1,29 +1,49 @@
-"""``--dry-run``: what a sync would do, without doing it."""
+"""What a sync would do (``--dry-run``), without doing it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from upriver.errors import ConfigError
 from upriver.lake import bucket
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
 from upriver.lake.tables import Tables
+from upriver.spark.sync.committed import CommittedBatch, check
 from upriver.spark.sync.job import table_options
-from upriver.spark.sync.reached import Reached, check
 
 
-def explain(options: SyncOptions) -> dict[str, Any]:
-    """The plan in plain values."""
+class TablePlan(TypedDict):
+    """What a sync would do with one collection."""
+
+    name: str
+    plan: str
+
+
+class SyncPlan(TypedDict):
+    """What a sync would do, in plain values."""
+
+    bucket: str
+    vbuckets: int
+    changes: int
+    to: str
+    new: bool
+    batch: int
+    tables: list[TablePlan]
+    remarks: list[str]
+
+
+def explain(options: SyncOptions) -> SyncPlan:
+    """Plan a sync from what the bucket and the lake have now."""
     found = bucket.survey(options)
     lake = Lake(options.to, options.checkpoint)
     settings = lake.settings()
     tables = Tables(lake, settings.get("id", ""), table_options(options, found.vbuckets))
     names = sorted({*found.collections, *tables.names()})
-    before = Reached.load(lake)
+    before = CommittedBatch.load(lake)
     wanted = [name for name in names if bucket.wanted(options, name)]
-    plans = [{"name": name, "plan": _plan(name, found, tables, before)} for name in wanted]
-    plans += [{"name": name, "plan": "not followed any more: its tables stay as they are"}
+    plans: list[TablePlan] = [{"name": name, "plan": _plan(name, found, tables, before)} for name in wanted]
+    plans += [{"name": name, "plan": "no longer followed: its tables stay as they are"}
               for name in tables.names() if name not in wanted]  # fmt: skip
     return {
         "bucket": options.bucket,
@@ -37,17 +57,17 @@ def explain(options: SyncOptions) -> dict[str, Any]:
     }
 
 
-def _plan(name: str, found: bucket.Survey, tables: Tables, before: Reached | None) -> str:
+def _plan(name: str, found: bucket.Survey, tables: Tables, before: CommittedBatch | None) -> str:
     collection = tables.collection(name)
     if not collection.changes.exists:
         return "load all of it into new tables" if name in found.collections else "nothing"
     if before is not None and not before.follows(name):
         return "not followed until now: all vbuckets are rolled back and read again"
     if found.collections.get(name) not in tables.collection_ids(name)[-1:]:
-        return "dropped or made anew since: its rows are removed first"
-    waiting = sum(piece.rows for piece in collection.tail.pieces())
-    rows = sum(piece.rows for piece in collection.current.pieces())
-    return f"go on after batch {collection.applied}: {rows:,} rows in current, {waiting:,} waiting in the tail"
+        return "dropped or created again since: its rows are removed first"
+    waiting = sum(file.rows for file in collection.tail.files())
+    rows = sum(file.rows for file in collection.current.files())
+    return f"continue after batch {collection.applied}: {rows:,} rows in current, {waiting:,} waiting in the tail"
 
 
 def _remarks(settings: dict[str, Any], found: bucket.Survey, options: SyncOptions) -> list[str]:

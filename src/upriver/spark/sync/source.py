@@ -1,7 +1,7 @@
-"""The stream that feeds a sync: the DCP source, whose tasks write what they read straight into the log.
+"""The stream of a sync: the DCP source, but its tasks write what they read straight into the change log.
 
-Documents never pass through the JVM: a task decodes frames to Arrow, writes Parquet, and hands Spark one small row
-that says what it wrote, and what it could not read: the lake keeps that for the next plan (``reached``). Planning,
+Documents do not pass through the JVM: a task decodes frames to Arrow, writes Parquet, and gives Spark one small row
+that says what it wrote and what it could not read. The lake stores that for the next plan (``committed``). Planning,
 offsets and rollbacks are those of ``format("dcp")``.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -54,9 +54,9 @@ class DcpLogReader(DcpStreamReader):
         super().__init__(options, from_arrow_schema(CHANGES))
         self._lake = lake
 
-    def _plans(self) -> Driver:
+    def _planner(self) -> Driver:
         from upriver.spark.reader.driver import Driver
-        from upriver.spark.sync.reached import recall
+        from upriver.spark.sync.committed import recall
 
         if self._driver is None:
             self._driver = Driver(self._options, recall(self._lake))
@@ -66,18 +66,19 @@ class DcpLogReader(DcpStreamReader):
         import pyarrow as pa
         from pyspark import TaskContext
 
-        if partition.value is None:  # Spark's own stand-in for an empty list of partitions
+        if partition.value is None:  # Spark's substitute for an empty list of partitions
             return
         from upriver.lake.apply.epochs import Epochs
         from upriver.lake.change_log import write_log
         from upriver.lake.layout import Lake
-        from upriver.spark.reader.executor import Reader
+        from upriver.spark.reader.executor import TaskReader
 
-        context: Any = TaskContext.get()
-        batch = int(context.getLocalProperty("streaming.sql.batchId"))
-        reader = Reader(partition.value, self._options)
+        context = TaskContext.get()
+        assert context is not None
+        batch = int(context.getLocalProperty("streaming.sql.batchId") or "")
+        reader = TaskReader(partition.value, self._options)
         rows = Epochs(Lake(self._lake).epochs()).lift(reader.batches())
         written = write_log(rows, self._lake, batch)
         written.complete = [vbucket for vbucket, _, _ in reader.summary.complete]
         written.unread = dict(reader.summary.unread)
-        yield pa.RecordBatch.from_pydict({COLUMN: [json.dumps(written.plain())]})
+        yield pa.RecordBatch.from_pydict({COLUMN: [json.dumps(written.to_json())]})

@@ -1,7 +1,7 @@
 """JSON documents as the struct of a ``valueSchema``, field by field, the way ``from_json`` reads them.
 
-A field that does not fit is null, alone; what it said is kept beside the struct. Every document is parsed by itself,
-so a value can only ever come from its own document.
+Only a field that does not fit is null; its value is kept beside the struct. Every document is parsed by itself, so a
+value always comes from its own document.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ZONE = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?")
 
 
 class Misfit(Exception):
-    """A value that its field cannot take; ``left`` is what can be kept of it."""
+    """A value that does not fit its field; ``left`` is the part that does."""
 
     def __init__(self, left: Any = None) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Misfit(Exception):
 
 
 def fitted(column: pa.Array, kind: pa.StructType) -> tuple[pa.Array, pa.Array]:
-    """The documents as structs, null where one is no JSON object; and the JSON of what did not fit, as text."""
+    """The documents as structs, null where one is not a JSON object, and as text the JSON of what did not fit."""
     values = column.to_pylist()
     parse = _with_decimals if _has(kind, pt.is_decimal) else parser_for(column)
     documents = [None if value is None else parse(value) for value in values]
@@ -91,7 +91,7 @@ def _column(documents: Sequence[dict[str, Any] | None], field: pa.Field, left: d
         try:
             return pa.array(values, field.type)
         except (pa.ArrowInvalid, OverflowError):
-            pass  # a number that is too large, which the careful way finds
+            pass  # a number is too large: check each value below
     fit, fitting = fit_for(field.type), []
     for index, value in enumerate(values):
         try:
@@ -103,7 +103,7 @@ def _column(documents: Sequence[dict[str, Any] | None], field: pa.Field, left: d
 
 
 def _as_they_are(kind: pa.DataType) -> set[type]:
-    """Types of which every value fits, but for its size."""
+    """Python types whose values fit, except for their size."""
     if pt.is_string(kind):
         return {str, _NONE}
     if pt.is_integer(kind):
@@ -284,7 +284,7 @@ def _part(fit: Fit, value: Any) -> Any:
 
 
 def _whole(parts: dict[Any, Any], shape: Callable[[dict[Any, Any]], Any] = dict) -> dict[Any, Any]:
-    """The parts; if one did not fit, all others are kept."""
+    """The parts; ``Misfit`` with those that fit, if one does not."""
     kept = {name: part.left if isinstance(part, Misfit) else part for name, part in parts.items()}
     if any(isinstance(part, Misfit) for part in parts.values()):
         raise Misfit(shape(kept))

@@ -39,7 +39,7 @@ class Shaper:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _values(self, column: pa.Array) -> dict[str, pa.Array]:
-        """The column ``value``, and what did not fit into it where that can happen."""
+        """The column ``value`` and, for a struct, the column of what did not fit."""
         kind = self.schema.field("value").type
         if self._form is not ValueFormat.STRUCT:
             return {"value": _FORMS[self._form](column, kind)}
@@ -56,7 +56,7 @@ def _column(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _newer(batch: pa.RecordBatch, since: pa.Scalar) -> pa.RecordBatch:
-    """Documents changed at ``since`` or later, and everything that is not a document."""
+    """Documents changed at ``since`` or later, and all rows that are not documents."""
     document = pc.is_in(batch.column("event"), _DOCUMENTS)
     late = pc.fill_null(pc.greater_equal(batch.column("timestamp"), since), True)
     return batch.filter(pc.or_(late, pc.invert(document)))
@@ -67,7 +67,7 @@ def _binary(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _string(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Text; bytes that are none become U+FFFD, because Spark would pass them on unchecked."""
+    """Text; bytes that are not UTF-8 become U+FFFD, because Spark would pass them on unchecked."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:

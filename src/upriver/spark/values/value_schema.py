@@ -1,6 +1,6 @@
-"""A look at ``valueSchema`` before Spark parses it as a part of something larger: a mistake is told by its field.
+"""Check ``valueSchema`` before Spark parses it as part of a larger schema, so that an error names the field.
 
-What is let through is still Spark's to parse, so only what is surely wrong is refused.
+Spark parses it afterwards, so only what is certainly wrong is refused here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EXAMPLE = 'write fields and types, such as "name STRING, age INT, tags ARRAY<ST
 
 
 def check_value_schema(text: str) -> None:
-    """``ConfigError`` if this is no list of fields with types that documents can be read as."""
+    """``ConfigError`` unless this is a list of fields with types that JSON can be read as."""
     tokens = _TOKEN.findall(text)
     rest = _fields(tokens, "")
     if rest:
@@ -27,7 +27,7 @@ def check_value_schema(text: str) -> None:
 
 
 def _fields(tokens: list[str], inside: str) -> list[str]:
-    """Takes fields up to the end, or to the bracket that closes; what is left."""
+    """Skip fields up to the end or the closing bracket; the tokens that are left."""
     while True:
         if len(tokens) < 2 or tokens[0] in (",", ">", "<", ":"):
             raise ConfigError(f"valueSchema: a field{_of(inside)} has no name or no type; {_EXAMPLE}")
@@ -65,12 +65,12 @@ def _type(tokens: list[str], name: str) -> list[str]:
 
 
 def _without_parameters(tokens: list[str]) -> list[str]:
-    """Past the ``(10, 2)`` of a decimal."""
+    """Skip the ``(10, 2)`` of a decimal."""
     return tokens[tokens.index(")") + 1 :] if tokens and tokens[0] == "(" and ")" in tokens else tokens
 
 
 def _remarks(tokens: list[str], name: str) -> list[str]:
-    """Past a comment or a collation."""
+    """Skip a comment or a collation."""
     words = [token.upper() for token in tokens[:2]]
     if words == ["NOT", "NULL"]:
         raise ConfigError(f"valueSchema: field '{name}': any document may lack a field, so leave out NOT NULL")

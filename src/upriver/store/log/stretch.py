@@ -14,6 +14,7 @@ import numpy as np
 from upriver.store.disk.file import Octets
 from upriver.store.log.kernels import runs, surveys
 from upriver.store.log.memory import MemoryCheckpoint, MemoryLog
+from upriver.store.log.scan import in_order
 from upriver.wire.packed import HEADER_SIZE
 
 _NO_COLLECTIONS = np.zeros((0, 0), np.uint64)
@@ -65,7 +66,7 @@ def _merged(checkpoint: MemoryCheckpoint, first: int, last: int, after: int) -> 
         return _merged_before(checkpoint, first, bisect_right(checkpoint.end, stop) - 1, after)
     if not count:
         return _plain(checkpoint, first, last)
-    return Stretch(checkpoint, first, last, _without(data[at:end], np.sort(replaced[:count])), 0, end - at)
+    return Stretch(checkpoint, first, last, _without(data[at:end], in_order(replaced[:count])), 0, end - at)
 
 
 def _merged_before(checkpoint: MemoryCheckpoint, first: int, last: int, after: int) -> Stretch:

@@ -181,37 +181,6 @@ class PackedEncoder:
         return Encoded(out.used - before, records, at, last, scanned, _STOPS[reason], invisible)
 
 
-def encode_packed(
-    run: Buffer, after: int, upto: int, out: SendBuffer, options: FrameOptions, *, offset: int = 0,
-    budget: int = _I64_MAX,
-) -> Encoded:  # fmt: skip
-    """``PackedEncoder.encode`` for one call."""
-    return PackedEncoder(options).encode(run, out, offset=offset, after=after, upto=upto, budget=budget)
-
-
-def encode_columns(
-    columns: Columns, out: SendBuffer, options: FrameOptions, first: int = 0, last: int | None = None
-) -> Encoded:
-    """Frames for rows ``first`` to ``last``; opaque, vbucket and stream-id are the rows' own.
-
-    Goes on at ``next_offset``, which is a row.
-    """
-    from upriver.wire.kernels import encode as bulk_frames
-
-    plan = np.array([options.bits()], np.int64)
-    state = np.array([0, out.used, 0, 0, 0, 0], np.int64)
-    before = out.used
-    bulk_frames.encode_columns(
-        first, columns.rows if last is None else last, out.address, out.room, address_of(plan), columns.address, state
-    )
-    row, out.used, count, _, _, reason = state.tolist()
-    if reason == Stop.FULL and out.used == 0:
-        out.reserve(2 * out.room)
-        return encode_columns(columns, out, options, first, last)
-    seqno = int(columns["seqno"][row - 1]) if count else 0
-    return Encoded(out.used - before, count, row, seqno, seqno, Stop(reason))
-
-
 @dataclass(frozen=True, slots=True)
 class PackedRun:
     """Rows as packed records: one run, and where in it each record starts."""

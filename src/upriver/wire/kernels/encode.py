@@ -15,7 +15,6 @@ from upriver.wire.kernels.intrinsics import (
     ARRAY,
     I64,
     get8,
-    get16,
     get32,
     get64,
     load8,
@@ -353,48 +352,6 @@ def prefix_length(collection):
         collection >>= 7
         n += 1
     return n
-
-
-@kernel(types.void(I64, I64, I64, I64, I64, I64, ARRAY))
-def encode_columns(first, last, out, room, plan, table, state):
-    """Rows ``first`` to ``last`` as frames; vbucket, opaque and stream-id are the rows' own."""
-    bits = word(plan, BITS)
-    written, row, reason = state[WRITTEN], first, END
-    while row < last:
-        op = get8(table, k.EVENT, row)
-        if op == _EXPIRATION and not bits & EXPIRY_OPCODE:
-            op = _DELETION
-        extlen = extras_size(op, bits)
-        key, value = get32(table, k.KEY_AT, row), get32(table, k.VALUE_AT, row)
-        klen, vlen = get32(table, k.KEY_AT, row + 1) - key, get32(table, k.VALUE_AT, row + 1) - value
-        datatype = get8(table, k.DATATYPE, row)
-        if bits & NO_VALUE:
-            vlen = 0
-            datatype = datatype if bits & KEEP_DATATYPE else 0
-        collection = get32(table, k.COLLECTION, row)
-        prefix = prefix_length(collection) if bits & COLLECTIONS else 0
-        sid = get16(table, k.STREAM_ID, row)
-        frame = _HEADER + (3 if sid else 0) + extlen + prefix + klen + vlen
-        if written + frame > room:
-            reason = FULL
-            break
-        time = get32(table, k.EXPIRY if op == _MUTATION else k.DELETE_TIME, row)
-        o = put_head(
-            out + written, op, prefix + klen, extlen, datatype, get16(table, k.VBUCKET, row), vlen,
-            get32(table, k.OPAQUE, row), get64(table, k.CAS, row), sid,
-        )  # fmt: skip
-        o = put_extras(
-            o, op, extlen, get64(table, k.SEQNO, row), get64(table, k.REV, row),
-            get32(table, k.FLAGS, row), time, get32(table, k.LOCK_TIME, row),
-            get8(table, k.NRU, row),
-        )  # fmt: skip
-        if prefix:
-            o += put_prefix(o, collection)
-        k.copy_over(o, word(table, k.KEY) + key, klen, word(table, k.KEY_SAFE))
-        k.copy_over(o + klen, word(table, k.VALUE) + value, vlen, word(table, k.VALUE_SAFE))
-        written += frame
-        row += 1
-    state[OFFSET], state[WRITTEN], state[RECORDS], state[REASON] = row, written, row - first, reason
 
 
 @kernel(types.void(I64, I64, I64, I64, I64, I64, ARRAY))

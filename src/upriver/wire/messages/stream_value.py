@@ -39,11 +39,6 @@ class StreamValue:
     purge_seqno: int | None = None
     cts: CacheTransferSettings | None = None
 
-    @property
-    def is_filter(self) -> bool:
-        """Does it pass less than everything?"""
-        return self.collections is not None or self.scope is not None
-
     @classmethod
     def parse(cls, value: bytes, offset: int = 0) -> StreamValue:
         """Read a request's value; ``InvalidMessage`` has the status that a producer answers.

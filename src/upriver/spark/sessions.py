@@ -1,4 +1,4 @@
-"""A Spark session that just works, and the registration of ``format("dcp")`` in one that exists."""
+"""A Spark session with everything set up, and the registration of ``format("dcp")`` in an existing one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
-    # A task's hand-over to Python is several times cheaper over a Unix socket than over TCP.
+    # A Unix socket between the JVM and Python is several times cheaper per task than TCP.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Keep compiled kernels and connections when the stream pauses for a moment.
+    # Workers keep compiled kernels and connections while a stream pauses.
     "spark.python.worker.reuse": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+# Documents of a sync do not pass through the JVM, so thorough compilation gains nothing: during a load it took as much
+# CPU as reading the bucket.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1"
 
 
 def session(master: str = "local[*]", app: str = "upriver", settings: dict[str, str] | None = None) -> SparkSession:
-    """A local session in which ``format("dcp")`` is registered, with Java and Python found or provided."""
+    """A local session that knows ``format("dcp")``; a Java is found or provided, and workers use this Python.
+
+    ``settings`` are Spark's own, such as ``spark.ui.enabled``.
+    """
     prepare()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -38,18 +44,26 @@ def session(master: str = "local[*]", app: str = "upriver", settings: dict[str, 
     for name, value in (SETTINGS | (settings or {})).items():
         builder = builder.config(name, value)
     made: SparkSession = builder.getOrCreate()
-    return made if is_new and _finds_it_by_itself() else register(made)
+    return made if is_new and _finds_format_itself() else register(made)
 
 
-def _finds_it_by_itself() -> bool:
-    """Spark asks the Python that it starts for modules named ``pyspark_*``, and finds ``pyspark_dcp``. Registering the
-    format once more makes it warn that something was replaced."""
+def sync_session(master: str, *, ui: bool = False) -> SparkSession:
+    """The session for ``upriver sync``: the one that ``spark-submit`` has prepared, or one of our own."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        from pyspark.sql import SparkSession
+
+        return register(SparkSession.builder.getOrCreate())
+    return session(master, settings={"spark.driver.extraJavaOptions": QUICK_JAVA, "spark.ui.enabled": str(ui).lower()})
+
+
+def _finds_format_itself() -> bool:
+    """Whether Spark's Python will find ``pyspark_dcp``; registering the format again would make Spark warn."""
     asked = os.environ.get("PYSPARK_DRIVER_PYTHON") or os.environ.get("PYSPARK_PYTHON")
     return asked == sys.executable and find_spec("pyspark_dcp") is not None
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make ``format("dcp")`` known to a session, also a Spark Connect one; returns the session."""
+    """Make ``format("dcp")`` known to a session, also one of Spark Connect; the same session."""
     from upriver.spark.source import DcpSource
 
     spark.dataSource.register(DcpSource)
@@ -57,7 +71,7 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def prepare() -> None:
-    """Set the environment so that Spark, started later, finds a Java, and this Python for its workers."""
+    """Set environment variables so that Spark finds a Java and uses this Python for its workers."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -9,14 +9,24 @@ from pathlib import Path
 import pytest
 
 from upriver.errors import ConfigError
-from upriver.lake.change_log import Written
+from upriver.lake.change_log import WrittenFiles
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
 from upriver.protocol.filters import Filter
 from upriver.protocol.offsets import Offset
 from upriver.protocol.position import Position
 from upriver.spark.reader.planning import Known
-from upriver.spark.sync.reached import Checkpoint, Reached, Reports, check, filter_of, keep, note, recall, take_over
+from upriver.spark.sync.committed import (
+    BatchReports,
+    CommittedBatch,
+    SparkCheckpoint,
+    check,
+    filter_of,
+    keep,
+    note,
+    recall,
+    take_over,
+)
 
 OFFSET = Offset.earliest(4).to_json()
 
@@ -50,7 +60,7 @@ def test_the_next_plan_knows_what_tasks_reported_of_the_last_batch(tmp_path):
     """A run that ends leaves its consistent points behind, so that a failover costs the next one little."""
     lake = Lake(str(tmp_path))
     plan(lake, 1, committed=False)
-    told = keep(lake, 1, Written(complete=[0, 3], unread={2: 0}))
+    told = keep(lake, 1, WrittenFiles(complete=[0, 3], unread={2: 0}))
     note(lake, 1, options(tmp_path), told)
     known = recall(str(tmp_path))(OFFSET)
     assert known == Known({0: (0, 0), 3: (0, 0)}, {2: 0}, heard=True)
@@ -60,7 +70,7 @@ def test_the_next_plan_knows_what_tasks_reported_of_the_last_batch(tmp_path):
 def test_vbuckets_that_lack_something_are_told(tmp_path):
     positions = tuple(Position(1, 5, 0, 5, filter=each) for each in (None, Filter(scope=8), None, None))
     offset = Offset(positions, unread=frozenset({2}), filters=(Filter(), Filter(scope=8))).to_json()
-    Reached(4, offset, {"scope": "", "collections": []}, Reports(unread={3: 1})).store(Lake(str(tmp_path)))
+    CommittedBatch(4, offset, {"scope": "", "collections": []}, BatchReports(unread={3: 1})).store(Lake(str(tmp_path)))
     told = json.loads((tmp_path / "_upriver" / "offsets.json").read_text())
     assert told["behind"] == f"{0b1110:x}"
 
@@ -68,9 +78,9 @@ def test_vbuckets_that_lack_something_are_told(tmp_path):
 def test_of_a_batch_that_was_run_twice_only_what_both_runs_say_holds(tmp_path):
     """The first may have committed a part of the log before it died; the second leaves that part as it is."""
     lake = Lake(str(tmp_path))
-    keep(lake, 0, Written(complete=[5]))
-    keep(lake, 1, Written(complete=[0, 3], unread={2: 9}))
-    assert keep(lake, 1, Written(complete=[3, 2], unread={1: 4})) == Reports(frozenset({3}), {1: 4, 2: 9})
+    keep(lake, 0, WrittenFiles(complete=[5]))
+    keep(lake, 1, WrittenFiles(complete=[0, 3], unread={2: 9}))
+    assert keep(lake, 1, WrittenFiles(complete=[3, 2], unread={1: 4})) == BatchReports(frozenset({3}), {1: 4, 2: 9})
 
 
 def test_a_lake_of_an_earlier_version_has_reached_what_its_checkpoint_says_is_committed(tmp_path):
@@ -79,12 +89,12 @@ def test_a_lake_of_an_earlier_version_has_reached_what_its_checkpoint_says_is_co
     plan(lake, 10, committed=True)
     plan(lake, 11, committed=False)
     take_over(lake, options(tmp_path))
-    assert Reached.load(lake) == Reached(10, OFFSET, {"scope": "", "collections": []}, query="q1")
+    assert CommittedBatch.load(lake) == CommittedBatch(10, OFFSET, {"scope": "", "collections": []}, query="q1")
 
 
 def test_a_new_lake_has_reached_nothing(tmp_path):
     take_over(Lake(str(tmp_path)), options(tmp_path))
-    assert Reached.load(Lake(str(tmp_path))) is None
+    assert CommittedBatch.load(Lake(str(tmp_path))) is None
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
@@ -92,7 +102,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     plan(lake, 0, committed=True)
     (Path(lake.checkpoint) / "offsets" / "0").write_text("v1\n{}\n{half")
     with pytest.raises(ConfigError, match="offsets/0 is damaged"):
-        Checkpoint(lake.checkpoint).offset(0)
+        SparkCheckpoint(lake.checkpoint).offset(0)
 
 
 @pytest.mark.parametrize("harm", ["another query", "an older one", "lost", "lost before anything was noted"])
@@ -100,7 +110,7 @@ def test_a_checkpoint_that_is_not_the_lakes_is_refused(tmp_path, harm):
     """Spark would begin again with batch 0, and the tables have a batch 0."""
     lake = Lake(str(tmp_path))
     plan(lake, 0, committed=True)
-    told = keep(lake, 0, Written())
+    told = keep(lake, 0, WrittenFiles())
     if harm != "lost before anything was noted":
         note(lake, 0, options(tmp_path), told)
     check(lake, 0)
@@ -110,7 +120,7 @@ def test_a_checkpoint_that_is_not_the_lakes_is_refused(tmp_path, harm):
         (Path(lake.checkpoint) / "offsets" / "0").unlink()
     else:
         shutil.rmtree(lake.checkpoint)
-    with pytest.raises(ConfigError, match="missing, old or another one's"):
+    with pytest.raises(ConfigError, match="missing, old or of another lake"):
         check(lake, 0)
 
 

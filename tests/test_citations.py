@@ -123,6 +123,8 @@ def _broken_span(path: Path, text: str) -> Iterator[str]:
             yield f"{text}: there is no such place"
     elif PATH.fullmatch(text) and not text.startswith(("/", ".", "HOST", "ADDRESS")):
         bases = [ROOT, SOURCE, PACKAGE, ROOT / "docs", path.parent, path.parent.parent]
+        if path.parent == ROOT / "docs":
+            bases.append(PACKAGE / path.stem)  # the page of a room speaks of its files
         if _is_ours(text) and not any((base / text).exists() for base in bases):
             yield f"{text}: there is no such file"
     elif (found := DOTTED.fullmatch(text)) and _names_code(found[1]) and not _is_known(found[1]):

@@ -30,7 +30,7 @@ MOST_WAITING, FEW_WAITING = 4, 2  # bundles; between them reading stops and goes
 
 
 class _Link:
-    """What one connection does when bytes come, or the connection goes."""
+    """What a connection tells the feed: bytes have come, or it is gone."""
 
     def __init__(self, feed: AsyncFeed[Any], address: Address) -> None:
         self.feed, self.address = feed, address
@@ -47,10 +47,10 @@ class _Link:
 
 
 class AsyncFeed(Generic[T]):
-    """An async iterable of items, which also knows its position.
+    """An async iterable of items, which also knows its positions.
 
     ``async for`` opens it, and closes it when the loop is left. Inside ``async with``, a loop may be left and another
-    one goes on where it was. A feed that is closed still tells its position, and is not opened again.
+    one goes on where it was. A closed feed still tells its positions, and is not opened again.
     """
 
     def __init__(self, database: AsyncDatabase, make: MakeBundles, read: dict[str, Any], *, batches: bool) -> None:
@@ -68,7 +68,7 @@ class AsyncFeed(Generic[T]):
         self._failure: Exception | None = None
         self._closed = False
         self._quiet_since = 0.0  # not before all streams are open
-        self._earlier: list[AsyncFeed[T]] = []  # they bring what the position lacks, because its filter was narrower
+        self._earlier: list[AsyncFeed[T]] = []  # they read what the positions lack, because their filter was narrower
 
     @property
     def subscription(self) -> Subscription:
@@ -137,11 +137,11 @@ class AsyncFeed(Generic[T]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def positions(self) -> Positions:
-        """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""
+        """Where the caller is with what was yielded so far; a mapping from vbucket to ``Position``."""
         return self.subscription.positions()
 
     async def confirm(self) -> None:
-        """Save the position: the caller is done with everything that it has been given."""
+        """Save the positions: the caller is done with everything that it was given."""
         if self._checkpoint:
             await asyncio.to_thread(self._checkpoint.save, self.positions())
 
@@ -189,7 +189,7 @@ class AsyncFeed(Generic[T]):
 
     @property
     def catching_up(self) -> bool:
-        """Whether what comes is older than the position: saving that now would bring it again."""
+        """Whether what comes is older than the positions: if they were saved now, it would come again."""
         return bool(self._earlier)
 
     def _is_over(self, outbox: Outbox, now: float) -> bool:
@@ -285,7 +285,7 @@ class AsyncFeed(Generic[T]):
     def _drop_dead(self, now: float) -> None:
         for address, connection in list(self._connections.items()):
             if connection.paused and (link := self.subscription.feed.links.get(address)):
-                link.heard_at = now  # nobody listens: that silence is not the peer's
+                link.heard_at = now  # we do not listen, so the silence is not the node's
         for address, error in self.policy.dead(now):
             self._lost(address, error)
 

@@ -1,4 +1,4 @@
-"""A feed that is pumped by the calling thread, and delivered to it item by item."""
+"""A feed that the calling thread pumps, and takes items from."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ROUND_S = 0.05
 
 
 class BlockingFeed:
-    """A ``ClusterFeed`` with its pump and its outbox; a context manager.
+    """A subscription with its pump; a context manager.
 
-    ``earlier`` feeds bring what the position lacks, because it was reached with a narrower filter. They come first.
+    ``earlier`` feeds read what the positions lack, because their filter was narrower. They come first.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BlockingFeed:
 
     @property
     def catching_up(self) -> bool:
-        """Whether what comes is older than the position: saving that now would bring it again."""
+        """Whether what comes is older than the positions: if they were saved now, it would come again."""
         return bool(self._earlier)
 
     @property
@@ -69,11 +69,11 @@ class BlockingFeed:
         return self.subscription.reconnects.count
 
     def positions(self) -> Positions:
-        """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""
+        """Where the caller is with what was yielded so far; a mapping from vbucket to ``Position``."""
         return self.subscription.positions()
 
     def confirm(self) -> None:
-        """Save the position: the caller is done with everything that it has been given."""
+        """Save the positions: the caller is done with everything that it was given."""
         if self._checkpoint:
             self._checkpoint.save(self.positions())
 

@@ -184,9 +184,14 @@ class Producer:
     @property
     def is_ready(self) -> bool:
         """Whether ``data_to_send`` has something to do."""
-        if self._answers or self._encoded is not None or self._failure is not None:
+        if self._answers or self.has_encoded:
             return True
         return len(self._turns) > 0 and self.options.window.is_open
+
+    @property
+    def has_encoded(self) -> bool:
+        """Whether ``data_to_send`` returns what a live turn has encoded, or raises what went wrong there."""
+        return self._encoded is not None or self._failure is not None
 
     def sent(self) -> None:
         """What ``data_to_send`` returned last has been sent, and its memory may be used again."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError, Status, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log, tracing
+from upriver.node.dispatch import command
 from upriver.protocol.consumer.machine import Consumer, StateSet, StreamClosed
 from upriver.protocol.consumer.negotiation import ConsumerOptions
 from upriver.protocol.roles import Foreign
-from upriver.wire import Message
 from upriver.wire.constants import DurabilityLevel
 from upriver.wire.messages import dcp, upr
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from upriver.node.buckets import NodeBucket
     from upriver.node.connection import ClientConnection
-    from upriver.node.dispatch import Handler
     from upriver.store import VBucket
 
 
@@ -203,5 +202,4 @@ def _upr_status(status: int) -> int:
     return status if status in upr.UPR_STREAM_STATUSES else Status.EINTERNAL
 
 
-HANDLERS: dict[type, Handler] = {upr.UprAddStreams: add_streams}
-BUCKETLESS: frozenset[type[Message]] = frozenset()
+COMMANDS = (command(upr.UprAddStreams, add_streams),)

@@ -16,7 +16,7 @@ Done = Callable[[int, int], None]
 """Called with the vbucket and the status when a handshake has ended."""
 
 
-class Replication(Protocol):
+class ReplicationTarget(Protocol):
     """How a vbucket takes what a producer sends."""
 
     def begin_snapshot(self, start: int, end: int, flags: int = 1, purge_seqno: int = 0) -> None: ...
@@ -47,7 +47,7 @@ class ReplicaVbucket(Protocol):
     @property
     def manifest_uid(self) -> int: ...
     @property
-    def replication(self) -> Replication: ...
+    def replication(self) -> ReplicationTarget: ...
     def rollback(self, to: int) -> int: ...
 
 

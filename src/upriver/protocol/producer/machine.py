@@ -167,7 +167,9 @@ class Producer:
     def wake(self, now: float) -> None:
         """Time has passed, or the store has called: take in what is new, and do what is due."""
         while self._woken:
-            self._queue(self._woken.popleft())
+            stream = self._woken.popleft()
+            stream.is_woken = False
+            self._queue(stream)
         timer = self.options.noop
         if timer.due_at <= now and not self._is_closed:  # not subject to flow control
             self._answers += DcpNoop(opaque=timer.sent(now)).encode()
@@ -270,6 +272,7 @@ class Producer:
         """The callback for the store: cheap, and safe in any thread."""
 
         def wake() -> None:
+            stream.is_woken = True  # first: ``go_live`` looks at it last, so one of the two sees the other
             if stream.live is not None:
                 self.live_table.mute(stream.vbucket_id)  # it was ended: what comes now may be of another branch
             self._woken.append(stream)

@@ -47,6 +47,9 @@ class TurnEnd(Enum):
     ENDED = auto()  # the stream end is in the buffer
 
 
+_STUCK = {Stop.WINDOW: TurnEnd.WINDOW, Stop.FULL: TurnEnd.FULL}
+
+
 class ProducerStream:
     """Made for a request that was granted; ``fill`` it until it ends. Kept small: there can be 100,000 of them."""
 
@@ -54,8 +57,8 @@ class ProducerStream:
         "_can_be_live", "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_items_sent", "_last_advanced",
         "_last_read", "_last_sent", "_live_encoder", "_marker", "_marker_end", "_offset", "_oso_greatest", "_partial",
         "_run", "_snapshot", "can_advance", "dialect", "end_seqno", "ended", "filter", "flags", "frames",
-        "is_woken", "live", "opaque", "options", "producer", "queued", "snap_end", "snap_start", "source", "start_seqno", "stream_id",
-        "takeover", "vbucket", "vbucket_id", "vbuuid",
+        "is_woken", "live", "opaque", "options", "producer", "queued", "snap_end", "snap_start", "source",
+        "start_seqno", "stream_id", "takeover", "vbucket", "vbucket_id", "vbuuid",
     )  # fmt: skip
 
     def __init__(self, producer: Producer, attempt: Attempt, opaque: int) -> None:
@@ -138,14 +141,8 @@ class ProducerStream:
     def go_live(self) -> None:
         """Become a live stream, if it has everything, is of the usual kind and nothing of it waits."""
         encoder = self._live_encoder
-        if (
-            encoder is None
-            or self.is_woken
-            or self._run is not None
-            or self._frames
-            or self._partial
-            or self.takeover is not None
-        ):
+        waits = self.is_woken or self._run is not None or self._frames or self._partial
+        if encoder is None or waits or self.takeover is not None:
             return
         producer = self.producer
         if not len(producer.live_table):
@@ -342,13 +339,9 @@ class ProducerStream:
     def _after_encode(self, run: Run, done: Encoded) -> TurnEnd | None:
         if done.stop is Stop.SPECIAL:
             self._take_single(run)
-            return None
-        if done.stop is Stop.WINDOW:
-            return TurnEnd.WINDOW
-        if done.stop is Stop.FULL:
-            return TurnEnd.FULL
-        self._run_finished(run)
-        return None
+        elif done.stop not in _STUCK:
+            self._run_finished(run)
+        return _STUCK.get(done.stop)
 
     def _take_single(self, run: Run) -> None:
         """The record at the offset, as a frame of its own if this stream sees it."""

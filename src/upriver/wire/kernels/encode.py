@@ -55,7 +55,7 @@ _SUPERSEDED = packed.SUPERSEDED
 _KIND_MASK = 0x7F
 _LAST_DOCUMENT_KIND = int(packed.RecordKind.EXPIRATION)
 _SYSTEM_EVENT, _COMMIT = int(packed.RecordKind.SYSTEM_EVENT), int(packed.RecordKind.COMMIT)
-UNSEEN = -1  # a prepare or an abort, to who sees only what they lead to
+UNSEEN = -1  # a prepare or an abort, for readers that see only commits
 
 
 @njit(**INLINE)

@@ -1,8 +1,8 @@
 """Packed records whose values have to change on the way to a stream: the numba kernel behind ``bulk_shape``.
 
 What OPEN and CONTROL ask for (``protocol.md`` section 3): bodies and extended attributes left out, compressed values
-inflated for who cannot read them, all others compressed for who wants that. The records come out packed again, so
-that the one encoder makes all frames.
+inflated for readers that cannot read them, all others compressed for readers that want that. The records come out
+packed again, so that the one encoder makes all frames.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 

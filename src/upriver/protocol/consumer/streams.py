@@ -13,7 +13,7 @@ from upriver.wire.constants import Dialect
 ACK_EVERY_S = 5.0
 
 Done = Callable[[int, int], None]
-"""Told the vbucket and the status once a handshake has ended."""
+"""Called with the vbucket and the status when a handshake has ended."""
 
 
 class ReplicationTarget(Protocol):
@@ -100,7 +100,7 @@ class StreamOwner(Protocol):
 
 @dataclass(slots=True)
 class Registry:
-    """The live passive streams of a bucket over all its consumer connections: one per vbucket at most (2.3)."""
+    """The streams that a bucket consumes, over all its consumer connections: at most one per vbucket (2.3)."""
 
     owners: dict[int, StreamOwner] = field(default_factory=dict)
 

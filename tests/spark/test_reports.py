@@ -7,65 +7,67 @@ import socket
 import pytest
 
 from upriver.spark.reader.planning import Known
-from upriver.spark.reader.reports import Channel, DriverUnreachable, Reporter, ReportServer, Summary
+from upriver.spark.reader.reports import Channel, DriverUnreachable, Reporter, ReportServer, TaskSummary
 
 
 @pytest.fixture
-def desk():
+def server():
     made = ReportServer("127.0.0.1")
     yield made
     made.close()
 
 
-def learned(desk: ReportServer) -> Known:
+def learned(server: ReportServer) -> Known:
     known = Known()
-    desk.learn(known)
+    server.learn(known)
     return known
 
 
-def test_a_report_reaches_the_driver(desk):
-    reporter = Reporter(desk.open_plan(1)[0])
+def test_a_report_reaches_the_driver(server):
+    reporter = Reporter(server.open_plan(1)[0])
     reporter.begin()
-    reporter.end(Summary([(3, 0xA, 17)], [(4, 2)], 1000, 64_000))
-    known = learned(desk)
+    reporter.end(TaskSummary([(3, 0xA, 17)], [(4, 2)], 1000, 64_000))
+    known = learned(server)
     assert (known.complete, known.unread) == ({3: (0xA, 17)}, {4: 2})
-    assert desk.row_bytes == 64
+    assert server.row_bytes == 64
 
 
-def test_heavier_rows_are_believed_at_once_and_lighter_ones_by_and_by(desk):
+def test_heavier_rows_are_believed_at_once_and_lighter_ones_by_and_by(server):
     for rows, size, weight in ((1000, 100_000, 100), (1000, 900_000, 900), (1000, 100_000, 500), (1, 10**6, 10_495)):
-        attempts(desk, Summary(rows=rows, size_bytes=size))
-        assert desk.row_bytes == weight
+        attempts(server, TaskSummary(rows=rows, size_bytes=size))
+        assert server.row_bytes == weight
 
 
-def attempts(desk: ReportServer, *summaries: Summary) -> Known:
+def attempts(server: ReportServer, *summaries: TaskSummary) -> Known:
     """A batch of one task that is tried several times; nobody tells whose rows Spark keeps."""
-    channel = desk.open_plan(1)[0]
+    channel = server.open_plan(1)[0]
     reporters = [Reporter(channel) for _ in summaries]
     for reporter in reporters:
         reporter.begin()
     for reporter, summary in zip(reporters, summaries, strict=True):
         reporter.end(summary)
-    return learned(desk)
+    return learned(server)
 
 
-def test_a_second_reader_makes_reports_worthless_as_long_as_a_third_may_not_be_heard(desk):
-    assert attempts(desk, Summary([(3, 0xA, 17)]), Summary([(3, 0xA, 17)])).complete == {}
+def test_a_second_reader_makes_reports_worthless_as_long_as_a_third_may_not_be_heard(server):
+    assert attempts(server, TaskSummary([(3, 0xA, 17)]), TaskSummary([(3, 0xA, 17)])).complete == {}
 
 
-def test_of_several_attempts_all_must_have_found_a_vbucket_complete_and_any_may_have_left_one(desk):
-    attempts(desk, Summary())
-    known = attempts(desk, Summary([(3, 0xA, 17), (5, 0xA, 9)], [(4, 2)]), Summary([(3, 0xA, 17)], [(4, 0), (6, 1)]))
+def test_of_several_attempts_all_must_have_found_a_vbucket_complete_and_any_may_have_left_one(server):
+    attempts(server, TaskSummary())
+    known = attempts(
+        server, TaskSummary([(3, 0xA, 17), (5, 0xA, 9)], [(4, 2)]), TaskSummary([(3, 0xA, 17)], [(4, 0), (6, 1)])
+    )
     assert known.complete == {3: (0xA, 17)}
     assert known.unread == {4: 0, 6: 1}
 
 
-def test_reports_on_an_older_batch_are_refused(desk):
-    late = Reporter(desk.open_plan(1)[0])
-    desk.open_plan(1)
+def test_reports_on_an_older_batch_are_refused(server):
+    late = Reporter(server.open_plan(1)[0])
+    server.open_plan(1)
     late.begin()
-    late.end(Summary([(3, 0xA, 17)]))  # it never began for this desk, so nobody counts on it
-    assert learned(desk).complete == {}
+    late.end(TaskSummary([(3, 0xA, 17)]))  # it never began for this server, so nobody counts on it
+    assert learned(server).complete == {}
 
 
 def test_nobody_listening_is_harmless_until_somebody_was_heard():
@@ -74,21 +76,21 @@ def test_nobody_listening_is_harmless_until_somebody_was_heard():
         port = deaf.getsockname()[1]
         quiet = Reporter(Channel("127.0.0.1", port, "plan", 0, required=False))
         quiet.begin()
-        quiet.end(Summary([(3, 0xA, 17)]))
+        quiet.end(TaskSummary([(3, 0xA, 17)]))
         with pytest.raises(DriverUnreachable, match="vbucket 5 could not be read; executors must be able to connect"):
-            quiet.end(Summary(unread=[(5, 17)]))
+            quiet.end(TaskSummary(unread=[(5, 17)]))
         with pytest.raises(DriverUnreachable, match="cannot report to the driver"):
             Reporter(Channel("127.0.0.1", port, "plan", 0, required=True)).begin()
 
 
-def test_nonsense_does_not_stop_the_desk(desk):
-    channel = desk.open_plan(1)[0]
+def test_nonsense_does_not_stop_the_desk(server):
+    channel = server.open_plan(1)[0]
     for nonsense in (b"\n", b"{}\n", b"GET / HTTP/1.0\r\n\r\n", b'{"plan": 3}\n'):
-        with socket.create_connection((desk.host, desk.port)) as sock:
+        with socket.create_connection((server.host, server.port)) as sock:
             sock.sendall(nonsense)
             sock.shutdown(socket.SHUT_WR)
             assert sock.recv(10) == b""
     reporter = Reporter(channel)
     reporter.begin()
-    reporter.end(Summary([(1, 2, 3)]))
-    assert learned(desk).complete == {1: (2, 3)}
+    reporter.end(TaskSummary([(1, 2, 3)]))
+    assert learned(server).complete == {1: (2, 3)}

@@ -18,7 +18,7 @@ class PersistenceWaits:
         self._store = store
         self._loop = loop
         self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}
-        store.on_persisted = self._from_flusher
+        store.listeners.on_persisted = self._from_flusher
 
     def until(self, vbucket_id: int, seqno: int) -> asyncio.Future[None]:
         """A future that is done when ``seqno`` is on disk; cancel it to stop waiting."""

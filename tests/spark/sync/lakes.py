@@ -38,7 +38,7 @@ class LakeWorld:
         return {"connection": self.world.node.connection_string, "to": self.lake, "once": True, **more}
 
     def sync(self, spark: Any, **more: Any) -> Any:
-        return upriver.spark.sync(spark, self.options(**more))
+        return upriver.spark.sync(spark, **self.options(**more))
 
     def truth(self) -> dict[str, object]:
         return {key.decode(): normal(value) for key, value in self.world.state().items()}

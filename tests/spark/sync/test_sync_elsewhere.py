@@ -22,7 +22,7 @@ import upriver.spark
 
 builder = SparkSession.builder.remote(sys.argv[3]) if len(sys.argv) > 3 else SparkSession.builder
 spark = upriver.spark.register(builder.getOrCreate())
-live = upriver.spark.sync(spark, {"connection": sys.argv[1], "to": sys.argv[2], "once": True})
+live = upriver.spark.sync(spark, connection=sys.argv[1], to=sys.argv[2], once=True)
 print("rows", live.rows, "fresh", upriver.spark.read_table(spark, sys.argv[2], "_default._default").count())
 spark.stop()
 """

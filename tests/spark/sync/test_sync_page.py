@@ -54,7 +54,7 @@ def cluster_block(about: str, connection: str, lake: str) -> str:
 def test_the_job_for_a_cluster_syncs(spark, lake, monkeypatch) -> None:
     lake.world.put(5)
     run = upriver.spark.sync
-    monkeypatch.setattr(upriver.spark, "sync", lambda spark, options: run(spark, {**options, "once": True}))
+    monkeypatch.setattr(upriver.spark, "sync", lambda spark, **options: run(spark, **options, once=True))
     text = cluster_block("upriver.spark.sync(", lake.world.node.connection_string, lake.lake)
     exec(compile(text, "docs/sync.md", "exec"), {})
     lake.assert_equal()

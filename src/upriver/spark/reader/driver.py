@@ -60,12 +60,12 @@ class Driver:
         self._most: int | None = None
         self._full = False  # whether the last batch took all that its limit allowed
         self._stretch = 1.0
-        self._desk: ReportServer | None = None
+        self._report_server: ReportServer | None = None
 
     def close(self) -> None:
         self.cluster.close()
-        if self._desk:
-            self._desk.close()
+        if self._report_server:
+            self._report_server.close()
 
     # ---------------------------------------------------------------------------------------------- where to start
 
@@ -218,10 +218,10 @@ class Driver:
         """What became of the batch that ended at ``at``, if this driver ran it or somebody has kept the reports."""
         if self.options.on_rollback is OnRollback.FAIL:
             self.known.heard = True  # tasks fail rather than leave anything unread
-        if at == self._ran and self._desk:
+        if at == self._ran and self._report_server:
             self.known.heard = True
-            self._desk.learn(self.known)
-            self._weigh(self._desk.rows)
+            self._report_server.learn(self.known)
+            self._weigh(self._report_server.rows)
         elif self._recall is not None:
             self.known = self._recall(at.to_json()) or self.known
         self._misses = {vb: self._misses.get(vb, 0) + 1 for vb in self.known.left(at)}
@@ -296,10 +296,10 @@ class Driver:
         return self._wanted
 
     def _reports(self) -> ReportServer:
-        if self._desk is None:
+        if self._report_server is None:
             seed = self.options.connect_options().seeds[0]
-            self._desk = ReportServer(own_address(seed.host, seed.port))
-        return self._desk
+            self._report_server = ReportServer(own_address(seed.host, seed.port))
+        return self._report_server
 
 
 def _position(wanted: Any, high: int, log: FailoverLog) -> Position:

@@ -70,7 +70,7 @@ class Reporter:
         self._begun = self._send("begin", {}, TRIES)
         if channel.required and not self._begun:
             raise DriverUnreachable(
-                f"cannot tell the driver at {channel.host}:{channel.port} that this task begins to read"
+                f"cannot report to the driver at {channel.host}:{channel.port} that this task begins"
             )
 
     def end(self, summary: TaskSummary) -> None:

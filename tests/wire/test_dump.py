@@ -75,7 +75,7 @@ def test_any_bytes_with_gaps_can_be_shown(pieces, gaps):
     assert len(list(reader.receive_eof())) <= 1
 
 
-def test_the_dialect_of_a_stream_is_told_by_its_request():
+def test_the_dialect_of_a_stream_is_learned_from_its_request():
     talk = CapturedConversation()
     asked = [upr.UprStreamRequest(opaque=1), dcp.StreamRequest(opaque=2)]
     ended = [upr.UprStreamEnd(1, opaque=1), dcp.StreamEnd(1, opaque=2)]
@@ -91,7 +91,7 @@ def test_bytes_that_only_one_dialect_knows_are_read_in_it_without_being_told():
     assert CapturedConversation(Dialect.DCP).dump(upr.UprFlush().frame()).error.field == "opcode"
 
 
-def test_collections_are_told_by_the_hello_response():
+def test_collections_are_learned_from_the_hello_response():
     talk = CapturedConversation()
     before = as_json(talk.dump(MUTATION.frame()))
     talk.dump(session.HelloResponse((Feature.COLLECTIONS,)).frame())

@@ -1,4 +1,4 @@
-"""Connections that say nothing, requests that never end and answers that nobody reads hurt only those who make them."""
+"""Silent connections, requests that never end and answers that are not read do no harm to other clients."""
 
 from __future__ import annotations
 

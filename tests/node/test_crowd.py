@@ -1,4 +1,4 @@
-"""Fairness and limits over real sockets: who asks for too much, or gives nothing back, slows only itself."""
+"""Fairness and limits over real sockets: a client that asks for too much, or does not read, slows only itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which maps a member takes: none that is older than the newest it ever had, and none of another cluster."""
+"""Which maps a member accepts: none older than the newest it ever had, and none of another cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents that cannot be read: none gets in, and one that an older version let in hurts only who asks for it."""
+"""Documents that cannot be read: none gets in, and one from an older version fails only the requests for it."""
 
 from __future__ import annotations
 

@@ -110,9 +110,9 @@ def _request(rounds: int) -> dict[str, Any]:
 
 
 def blocking_arrow(port: int, total: int, rounds: int) -> int:
-    from upriver.client.blocking import connect
+    import upriver
 
-    with connect(f"couchbase://127.0.0.1:{port}") as db:
+    with upriver.connect(f"couchbase://127.0.0.1:{port}") as db:
         return sum(batch.num_rows for batch in db.change_batches(**_request(rounds)))
 
 
@@ -123,7 +123,7 @@ def arrow(port: int, total: int, rounds: int) -> int:
 
     async def read() -> int:
         rows = 0
-        async with upriver.connect(f"couchbase://127.0.0.1:{port}") as db:
+        async with upriver.aio.connect(f"couchbase://127.0.0.1:{port}") as db:
             async for batch in db.change_batches(**_request(rounds)):
                 rows += batch.num_rows
         return rows
@@ -138,7 +138,7 @@ def objects(port: int, total: int, rounds: int) -> int:
 
     async def read() -> int:
         rows = 0
-        async with upriver.connect(f"couchbase://127.0.0.1:{port}") as db:
+        async with upriver.aio.connect(f"couchbase://127.0.0.1:{port}") as db:
             async for _ in db.changes(**_request(rounds)):
                 rows += 1
         return rows
@@ -150,7 +150,7 @@ def plain_asyncio_arrow(port: int, total: int, rounds: int) -> int:
     import upriver
 
     async def read() -> int:
-        async with upriver.connect(f"couchbase://127.0.0.1:{port}") as db:
+        async with upriver.aio.connect(f"couchbase://127.0.0.1:{port}") as db:
             return sum([batch.num_rows async for batch in db.change_batches(**_request(rounds))])
 
     return asyncio.run(read())

@@ -73,16 +73,12 @@ class InMemoryReader(DataSourceReader):
 
 def keep_batches(database: Database, folder: Path) -> int:
     """The rows of the bucket as files, one for each task that ``dcp`` would make; their size in bytes."""
-    from upriver.protocol.feed.cluster_feed import FeedRequest
-    from upriver.protocol.position import Position
-
     highs = database.high_seqnos()
     size = 0
     for part in range(CORES):
         mine = {vb: high for vb, high in highs.items() if vb % CORES == part}
-        request = FeedRequest({vb: Position() for vb in mine}, mine)
-        with database.feed(request) as feed:
-            batches = pa.Table.from_batches(feed.batches(rows=32_768)).combine_chunks().to_batches(32_768)
+        feed = database.change_batches(vbuckets=mine, end=mine, rows=32_768)
+        batches = pa.Table.from_batches(feed).combine_chunks().to_batches(32_768)
         with pa.OSFile(str(folder / f"{part}.arrow"), "wb") as file, pa.ipc.new_file(file, batches[0].schema) as out:
             for batch in batches:
                 out.write_batch(batch)

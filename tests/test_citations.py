@@ -122,9 +122,8 @@ def _broken_span(path: Path, text: str) -> Iterator[str]:
         if file is None or not defines(file, found[2]):
             yield f"{text}: there is no such place"
     elif PATH.fullmatch(text) and not text.startswith(("/", ".", "HOST", "ADDRESS")):
-        if _is_ours(text) and not any(
-            (base / text).exists() for base in (ROOT, SOURCE, PACKAGE, path.parent, ROOT / "docs")
-        ):
+        bases = [ROOT, SOURCE, PACKAGE, ROOT / "docs", path.parent, path.parent.parent]
+        if _is_ours(text) and not any((base / text).exists() for base in bases):
             yield f"{text}: there is no such file"
     elif (found := DOTTED.fullmatch(text)) and _names_code(found[1]) and not _is_known(found[1]):
         yield f"{text}: there is no such name"
@@ -143,13 +142,14 @@ def _is_ours(path: str) -> bool:
 def _names_code(dotted: str) -> bool:
     """Whether a dotted name claims to be code of ours: from ``upriver`` on, or ``module.Class``."""
     first, second = dotted.split(".")[:2]
-    return first == "upriver" or (first in _stems() and CAMEL.fullmatch(second) is not None)
+    is_class = first in _stems() and CAMEL.fullmatch(second) is not None
+    return first == "upriver" or is_class or f"upriver.{first}.{second}" in modules()
 
 
 def _is_known(dotted: str) -> bool:
-    if dotted.startswith("upriver."):
-        return resolves(dotted)
     first, rest = dotted.split(".", 1)
+    if first == "upriver" or f"upriver.{first}.{rest.split('.')[0]}" in modules():
+        return resolves(dotted if first == "upriver" else f"upriver.{dotted}")
     return any(resolves(f"{name}.{rest}") for name in modules() if name.rsplit(".", 1)[-1] == first)
 
 
@@ -174,6 +174,7 @@ def test_every_citation_leads_somewhere() -> None:
 @pytest.mark.parametrize("text", [
     "as docs/protocol/nowhere.md says", "see docs/protocol/rollback.md#nowhere", "see NOWHERE.md", "see ``nowhere.py``",
     "``lake/nowhere.py`` has it", "``upriver.testing.nowhere``", "``upriver.nowhere``", "``framing.NoSuchThing``",
+    "``wire.framing.nowhere``",
     "``NoSuchThing``", "``no_such_thing``", "``node/dispatch.py:nowhere``", "the decision (5.6)", "the rules of 5.6",
     "(5.4, step 10)",
     "protocol.md 3", "``design.md``", "clients.md", "trap 44", "section 3",
@@ -185,6 +186,7 @@ def test_a_wrong_citation_is_found(text: str) -> None:
 @pytest.mark.parametrize("text", [
     "docs/protocol/rollback.md#decision, rule D", "``upriver.testing.node``", "``node/dispatch.py:dispatch``",
     "a factor between 0.5 and 1.5", "documents of 1.4 MB", "marker version 2.2", "``upriver.wire.framing.Frame.size``",
+    "``wire.framing``",
     "``lake/`` and ``wire/framing.py``", "RFC 5802 section 5", "``FrameSplitter``",
 ])  # fmt: skip
 def test_a_right_one_is_not(text: str) -> None:

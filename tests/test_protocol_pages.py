@@ -10,7 +10,8 @@ import pytest
 
 from tests.code_index import ROOT
 from upriver.errors import Status
-from upriver.model import VbucketState, vbucket_of
+from upriver.model import Claim, FailoverEntry, FailoverLog, VbucketState, vbucket_of
+from upriver.protocol.history import History, RollbackTo, decide
 from upriver.protocol.producer import controls
 from upriver.wire.constants import (
     DCP_OPCODES,
@@ -134,3 +135,22 @@ def test_keys_have_the_vbuckets_of_the_page() -> None:
     examples = re.findall(r"`(\w+)` (\d+)[,;]", text)
     assert len(examples) == 6
     assert all(vbucket_of(key.encode(), 1024) == int(number) for key, number in examples)
+
+
+def test_the_rollback_decision_is_that_of_the_page() -> None:
+    branches = {"A": 0xA, "B": 0xB, "C": 0xC, "unknown": 0xDEAD, "0": 0}
+    log = FailoverLog(tuple(FailoverEntry(branches[name], at) for name, at in (("C", 900), ("B", 500), ("A", 0))))
+    examples = [row for row in rows("rollback.md", "examples") if row[0].isdigit()]
+    assert len(examples) == 24
+    for start, branch, snap_start, snap_end, besides, result in examples:
+        said = dict(re.findall(r"(purge|known|coll_high) (\d+)", besides))
+        high = int(said["coll_high"]) if "coll_high" in said else None
+        history = History(log, 1200, int(said.get("purge", 0)), high)
+        claim = Claim(branches[branch], int(start), int(snap_start), int(snap_end))
+        decision = decide(history, claim, strict="strict" in besides, known_purge_seqno=int(said.get("known", 0)))
+        expected = result.split()[0]
+        assert (str(decision.seqno) if isinstance(decision, RollbackTo) else "accept") == expected, (
+            start,
+            branch,
+            besides,
+        )

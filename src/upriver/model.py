@@ -50,6 +50,7 @@ class FailoverLog:
 
     @property
     def uuid(self) -> int:
+        """The vbuuid of the current branch."""
         return self.entries[0].uuid
 
     @classmethod

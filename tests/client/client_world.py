@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from upriver.client._feed.blocking_feed import BlockingFeed
+from upriver.client._feed.blocking_feed import ChangeFeed
 from upriver.client._requests.operations import Ask, Operation
 from upriver.client.blocking import Database
 from upriver.client.changes import Deletion, Mutation
@@ -21,16 +21,16 @@ def keys_of(changes: Any) -> set[bytes]:
     return {change.key for change in changes if isinstance(change, Mutation | Deletion)}
 
 
-def read_until(feed: BlockingFeed, enough: Callable[[list[Any]], bool], within_s: float = 60.0) -> list[Any]:
+def read_until(feed: ChangeFeed, enough: Callable[[list[Any]], bool], within_s: float = 60.0) -> list[Any]:
     """Changes until there are enough, however long that takes; and for a while longer, in case there are too many."""
     deadline = time.monotonic() + within_s
-    found = list(feed.changes(idle_s=0.3))
+    found = list(feed.items(idle_s=0.3))
     while not enough(found) and time.monotonic() < deadline:
-        found += feed.changes(idle_s=0.3)
+        found += feed.items(idle_s=0.3)
     return found
 
 
-def read_keys(feed: BlockingFeed, wanted: set[bytes]) -> set[bytes]:
+def read_keys(feed: ChangeFeed, wanted: set[bytes]) -> set[bytes]:
     """The keys that come until all of these have, and for a while longer."""
     return keys_of(read_until(feed, lambda found: wanted <= keys_of(found)))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tests.by_id import ById
 from upriver.cli.rendering import event_of
-from upriver.client.blocking import Database
+from upriver.client.blocking import Database, collection_names
 from upriver.client.changes import Deletion, Mutation, RolledBack
 from upriver.errors import KeyNotFound
 
@@ -71,11 +72,11 @@ class Log:
 
 def documents_of(db: Database, keys: Iterable[tuple[int, bytes]]) -> Documents:
     """What key-value requests give, of collections that exist."""
-    existing, found = db.collection_names(), {}
+    existing, found = collection_names(db), {}
     for number, key in keys:
         if number in existing:
             try:
-                found[number, key] = db.get(key, number).value
+                found[number, key] = ById(db, number).get(key).value
             except KeyNotFound:
                 continue
     return found

@@ -85,7 +85,7 @@ def truth(db: Database, keys: set[bytes]) -> dict[bytes, bytes]:
 
 def begin_now(db: Database, checkpoint: CheckpointStore) -> None:
     """Nothing of what earlier readers were told matters to this one."""
-    with db.feed(start="now") as feed:
+    with db.changes(start="now") as feed:
         checkpoint.save(feed.positions())
 
 

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from upriver.client._feed.blocking_feed import BlockingFeed
+from upriver.client._feed.blocking_feed import ChangeFeed
 from upriver.client.checkpoints import SqliteCheckpoint
 
 _DOCUMENTS = ("mutation", "deletion", "expiration")
@@ -22,7 +22,7 @@ class Table:
         self.checkpoint = SqliteCheckpoint(connection=self.sql)
         self.rollbacks: list[tuple[int, int]] = []
 
-    def take(self, batch: Any, feed: BlockingFeed) -> None:
+    def take(self, batch: Any, feed: ChangeFeed) -> None:
         """Apply a batch and save the position, both or neither."""
         self.sql.execute("BEGIN")
         self.apply(batch.to_pylist())

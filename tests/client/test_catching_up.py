@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import upriver
+from tests.by_id import ById
 from tests.client.client_world import provoke, set_manifest
 from tests.client.feed_model import Log, documents_of
 from tests.client.losing_reader import until_persisted
@@ -44,16 +45,16 @@ def ids(db: Database) -> tuple[int, int]:
 def fill(db: Database, ids: tuple[int, int]) -> None:
     """Both collections, with tombstones among them that can be purged."""
     for number in ids:
-        db.set_many(dict.fromkeys(KEYS, b"v" * 900), number)
+        ById(db, number).set_many(dict.fromkeys(KEYS, b"v" * 900))
         for key in KEYS[:5]:
-            db.delete(key, number)
+            ById(db, number).delete(key)
     for number in ids:
-        db.set_many(dict.fromkeys(KEYS[20:], b"w" * 900), number)
+        ById(db, number).set_many(dict.fromkeys(KEYS[20:], b"w" * 900))
 
 
 def read(db: Database, log: Log, meanwhile: Callable[[int], Any] = lambda n: None, **what: Any) -> Positions:
-    with db.feed(end="now", **what) as feed:
-        for n, change in enumerate(feed.changes()):
+    with db.changes(end="now", **what) as feed:
+        for n, change in enumerate(feed):
             log.take(change)
             meanwhile(n)
         return feed.positions()
@@ -89,8 +90,8 @@ def test_a_reader_that_stops_behind_such_a_rollback_begins_at_the_beginning(
     fill(db, ids)
     log = Log()
     start = read(db, log, collections="shop.a")
-    with db.feed(start=start, end="now", scope="shop") as feed:
-        for n, change in enumerate(feed.changes()):
+    with db.changes(start=start, end="now", scope="shop") as feed:
+        for n, change in enumerate(feed):
             log.take(change)
             if n == 5:
                 purge(server)
@@ -110,7 +111,7 @@ def test_the_asynchronous_feed_brings_the_rest_again_too(
     start = read(db, log, collections="shop.a")
 
     async def widen() -> None:
-        async with upriver.connect(server.connection_string, window_bytes=SMALL) as aio:
+        async with upriver.aio.connect(server.connection_string, window_bytes=SMALL) as aio:
             batches = 0
             async for batch in aio.change_batches(start=start, end="now", scope="shop", rows=2):
                 log.take(batch)
@@ -130,9 +131,9 @@ def test_who_is_told_by_an_error_can_go_on_from_the_position(
     log = Log()
     at, met = read(db, log, collections="shop.a"), 0
     while True:
-        with db.feed(start=at, end="now", scope="shop", on_rollback="fail") as feed:
+        with db.changes(start=at, end="now", scope="shop", on_rollback="fail") as feed:
             try:
-                for n, change in enumerate(feed.changes()):
+                for n, change in enumerate(feed):
                     log.take(change)
                     if n == 5 and not met:
                         purge(server)
@@ -152,8 +153,8 @@ def test_older_points_of_a_position_do_not_count_for_what_was_read_later(
     a, b = ids
     log, start = Log(), None
     for n in range(4):
-        db.set_many(dict.fromkeys(KEYS[10 * n : 10 * n + 10], b"%d" % n), a)
-        db.set_many(dict.fromkeys(KEYS[:10], b"%d" % n), b)
+        ById(db, a).set_many(dict.fromkeys(KEYS[10 * n : 10 * n + 10], b"%d" % n))
+        ById(db, b).set_many(dict.fromkeys(KEYS[:10], b"%d" % n))
         until_persisted(db)
         start = read(db, log, collections="shop.a", **({"start": start} if start else {}))
     assert start is not None

@@ -67,7 +67,7 @@ def read_blocking(connection: str, **read: Any) -> list[Any]:
 
 def read_async(connection: str, **read: Any) -> list[Any]:
     async def changes() -> list[Any]:
-        async with upriver.connect(connection) as db:
+        async with upriver.aio.connect(connection) as db:
             return [change async for change in db.changes(end=ENDS, **read)]
 
     return asyncio.run(changes())

@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_bucket_is_refused(db: Database, tmp_path: Path)
     foreign = FileCheckpoint(tmp_path / "c.json")
     foreign.save(Positions({0: Position()}, "f00", db.topology.vbuckets))
     with pytest.raises(ForeignCheckpoint, match="use another checkpoint name, or delete it"):
-        db.feed(checkpoint=foreign)
+        list(db.changes(checkpoint=foreign))
     foreign.save(Positions({0: Position()}, db.topology.bucket_uuid, 4))
     with pytest.raises(ForeignCheckpoint, match="4 vbuckets"):
-        db.feed(checkpoint=foreign)
+        list(db.changes(checkpoint=foreign))

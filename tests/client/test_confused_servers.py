@@ -65,7 +65,7 @@ def test_a_bucket_that_is_not_there_again_yet_is_waited_for(status: Status) -> N
 @pytest.mark.parametrize("status", [Status.KEY_ENOENT, Status.NO_BUCKET, Status.EACCESS])
 def test_the_asynchronous_client_waits_for_it_too(status: Status) -> None:
     async def reconnect(connection: str) -> str:
-        async with upriver.connect(connection) as db:
+        async with upriver.aio.connect(connection) as db:
             db._drop(db.topology.nodes[0])
             Restarting.refusals = [status] * 3
             return str((await db.manifest())["uid"])
@@ -77,10 +77,10 @@ def test_the_asynchronous_client_waits_for_it_too(status: Status) -> None:
 def test_a_feed_survives_a_restart_that_takes_a_while() -> None:
     """Its connection is cut, and then neither it nor the one for key-value requests may select the bucket."""
     with serving(everything, Behaviour(0, [900]), make=Restarting) as connection, connect(connection) as db:
-        with db.feed(end=ENDS) as feed:
+        with db.changes(end=ENDS) as feed:
             Restarting.refusals = []
             found = []
-            for change in feed.changes():
+            for change in feed:
                 if not found:
                     db._drop(db.topology.nodes[0])
                     Restarting.refusals = [Status.KEY_ENOENT] * 4
@@ -125,7 +125,7 @@ def test_the_answer_to_another_request_is_not_taken_for_ours() -> None:
             db.get("k")
 
         async def get() -> None:
-            async with upriver.connect(connection) as db:
+            async with upriver.aio.connect(connection) as db:
                 await db.get("k")
 
         with pytest.raises(RemoteProtocolError, match="not the one that waits"):
@@ -183,7 +183,7 @@ def test_connecting_takes_no_longer_than_its_timeout_however_slowly_the_peer_spe
             Database(options)
 
         async def open_it() -> None:
-            async with upriver.connect(options):
+            async with upriver.aio.connect(options):
                 pass
 
         with pytest.raises(ConnectFailed, match="did not answer"):
@@ -202,7 +202,7 @@ def test_a_request_takes_no_longer_than_its_timeout_however_slowly_the_answer_co
 
     with serving(everything, Slow(), make=Answering) as connection, connect(connection) as db:
         db.options = replace(db.options, request_timeout_s=0.5)
-        db._operations.options = db.options
+        db.operations.options = db.options
         db._drop(db.topology.nodes[0])
         with pytest.raises(ConnectFailed, match="did not answer in time"):
             db.get("k")
@@ -252,7 +252,7 @@ def waiting_web() -> Iterator[str]:
 @pytest.mark.parametrize("serve", [waiting_web, closing_web])
 def test_a_management_port_is_recognized_and_the_right_one_named(serve: Any) -> None:
     async def open_it(connection: str) -> None:
-        async with upriver.connect(connection):
+        async with upriver.aio.connect(connection):
             pass
 
     with serve() as connection:

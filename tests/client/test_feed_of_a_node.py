@@ -41,15 +41,15 @@ def test_documents_are_written_read_and_removed(db: Database) -> None:
 
 def test_from_now_means_only_what_comes_after(db: Database) -> None:
     db.set("before", b"1")
-    with db.feed(start="now") as feed:
+    with db.changes(start="now") as feed:
         db.set("after", b"2")
         assert read_keys(feed, {b"after"}) == {b"after"}
 
 
 def test_to_now_ends_there_and_a_position_goes_on(db: Database) -> None:
     db.set("now:1", b"1")
-    with db.feed(end="now") as feed:
-        assert b"now:1" in keys_of(feed.changes())
+    with db.changes(end="now") as feed:
+        assert b"now:1" in keys_of(feed)
         saved = feed.positions()
     db.set("now:2", b"2")
     assert keys_of(db.changes(start=saved, end="now")) == {b"now:2"}
@@ -60,9 +60,9 @@ def test_a_position_between_two_changes_covers_exactly_what_was_given(db: Databa
     db.set_many({b"mid:%d" % n: b"x" for n in range(100)})
     everything = [(c.vbucket, c.seqno) for c in db.changes(end="now")]
     for stop in (1, 7, 50, len(everything) - 1):
-        with db.feed(end="now") as feed:
+        with db.changes(end="now") as feed:
             seen = []
-            for change in feed.changes():
+            for change in feed:
                 seen.append((change.vbucket, change.seqno))
                 if len(seen) == stop:
                     break
@@ -93,13 +93,13 @@ def test_batches_have_about_as_many_rows_as_asked_for(db: Database) -> None:
 
 def test_a_collection_is_followed_when_it_is_created_again(shop: Database) -> None:
     set_manifest(shop, 1, orders=0x10, carts=0x11)
-    shop.set("order:1", b"1", 0x10)
+    shop.collection("shop.orders").set("order:1", b"1")
     shop.set("elsewhere", b"1")
-    with shop.feed(collections="shop.orders") as feed:
+    with shop.changes(collections="shop.orders") as feed:
         assert read_keys(feed, {b"order:1"}) == {b"order:1"}
         set_manifest(shop, 2, carts=0x11)
         set_manifest(shop, 3, carts=0x11, orders=0x12)
-        shop.set("order:2", b"2", 0x12)
+        shop.collection("shop.orders").set("order:2", b"2")
         found = read_until(feed, lambda changes: b"order:2" in keys_of(changes))
     assert keys_of(found) == {b"order:2"}
     events = [c.collection for c in found if isinstance(c, CollectionChanged)]
@@ -110,13 +110,13 @@ def test_a_collection_is_followed_when_it_is_created_again(shop: Database) -> No
 def test_one_of_several_collections_is_followed_without_missing_anything(shop: Database) -> None:
     uid = int(shop.manifest()["uid"], 16)
     set_manifest(shop, uid + 1, left=0x20, right=0x21)
-    with shop.feed(collections=("shop.left", "shop.right")) as feed:
-        list(feed.changes(idle_s=0.3))
+    with shop.changes(collections=("shop.left", "shop.right")) as feed:
+        list(feed.items(idle_s=0.3))
         set_manifest(shop, uid + 2, left=0x20)
-        shop.set("left:1", b"1", 0x20)
+        shop.collection("shop.left").set("left:1", b"1")
         assert b"left:1" in read_keys(feed, {b"left:1"})
         set_manifest(shop, uid + 3, left=0x20, right=0x22)
-        shop.set("right:2", b"2", 0x22)
+        shop.collection("shop.right").set("right:2", b"2")
         assert b"right:2" in read_keys(feed, {b"right:2"})
 
 
@@ -124,15 +124,15 @@ def test_a_position_saved_while_one_of_several_collections_is_gone_misses_nothin
     uid = int(shop.manifest()["uid"], 16)
     set_manifest(shop, uid + 1, stays=0x50, goes=0x51)
     names = ("shop.stays", "shop.goes")
-    with shop.feed(collections=names) as feed:
-        list(feed.changes(idle_s=0.3))
+    with shop.changes(collections=names) as feed:
+        list(feed.items(idle_s=0.3))
         set_manifest(shop, uid + 2, stays=0x50)
         feed.subscription._filter_at = time.monotonic() + 3600  # it does not hear of the new one before it dies
-        list(feed.changes(idle_s=0.3))
+        list(feed.items(idle_s=0.3))
         set_manifest(shop, uid + 3, stays=0x50, goes=0x52)
         for n in range(20):
-            shop.set(f"came:{n}", b"1", 0x52)
-            shop.set(f"stayed:{n}", b"1", 0x50)
+            shop.collection("shop.goes").set(f"came:{n}", b"1")
+            shop.collection("shop.stays").set(f"stayed:{n}", b"1")
         stayed = {b"stayed:%d" % n for n in range(20)}
         assert read_keys(feed, stayed) == stayed
         saved = feed.positions()
@@ -143,58 +143,58 @@ def test_a_position_saved_while_one_of_several_collections_is_gone_misses_nothin
 def test_a_scope_includes_collections_that_come_later(shop: Database) -> None:
     uid = int(shop.manifest()["uid"], 16)
     set_manifest(shop, uid + 1, first=0x30)
-    with shop.feed(scope="shop", start="now") as feed:
-        list(feed.changes(idle_s=0.2))
+    with shop.changes(scope="shop", start="now") as feed:
+        list(feed.items(idle_s=0.2))
         set_manifest(shop, uid + 2, first=0x30, second=0x31)
-        shop.set("in second", b"1", 0x31)
+        shop.collection("shop.second").set("in second", b"1")
         assert read_keys(feed, {b"in second"}) == {b"in second"}
 
 
 def test_an_unknown_collection_is_an_error_with_its_name(shop: Database) -> None:
     with pytest.raises(UnknownCollection, match=r"shop\.nope"):
-        shop.feed(collections="shop.nope")
+        list(shop.changes(collections="shop.nope"))
 
 
 def test_changes_wait_until_they_are_on_disk(db: Database) -> None:
-    with db.feed(start="now", wait_for_disk=True) as feed:
+    with db.changes(start="now", wait_for_disk=True) as feed:
         db.set("safe", b"1")
         assert read_keys(feed, {b"safe"}) == {b"safe"}
         assert feed.subscription.read.wait_for_disk
 
 
 def test_a_dropped_connection_is_made_again_and_nothing_is_lost(db: Database, fault: Fault) -> None:
-    with db.feed(start="now") as feed:
+    with db.changes(start="now") as feed:
         db.set("drop:1", b"1")
         assert read_keys(feed, {b"drop:1"}) == {b"drop:1"}
         fault("drop-connection")
         db.set("drop:2", b"2")
         assert read_keys(feed, {b"drop:2"}) == {b"drop:2"}
-        assert feed.reconnects >= 1
+        assert feed.metrics().reconnects >= 1
 
 
 def test_a_node_that_falls_silent_is_left_and_found_again(server: RunningNode, fault: Fault) -> None:
-    with connect(server.connection_string, noop_interval_s=0.4) as db, db.feed(start="now") as feed:
-        list(feed.changes(idle_s=0.2))
+    with connect(server.connection_string, noop_interval_s=0.4) as db, db.changes(start="now") as feed:
+        list(feed.items(idle_s=0.2))
         fault("stall", seconds=60)
         db.set("stall:1", b"1")
         assert read_keys(feed, {b"stall:1"}) == {b"stall:1"}
-        assert feed.reconnects >= 1
+        assert feed.metrics().reconnects >= 1
         assert "silent" in str(feed.subscription.reconnects.last_error)
 
 
 def test_a_slow_caller_is_not_taken_for_a_dead_node(server: RunningNode) -> None:
-    with connect(server.connection_string, noop_interval_s=1.0) as db, db.feed(start="now") as feed:
-        list(feed.changes(idle_s=0.2))
+    with connect(server.connection_string, noop_interval_s=1.0) as db, db.changes(start="now") as feed:
+        list(feed.items(idle_s=0.2))
         db.set("slow:1", b"1")
         time.sleep(3.0)  # longer than the node may be silent
         assert read_keys(feed, {b"slow:1"}) == {b"slow:1"}
-        assert feed.reconnects == 0
+        assert feed.metrics().reconnects == 0
 
 
 def test_a_killed_node_is_waited_for() -> None:
     with node(vbuckets=4) as running, connect(running.connection_string) as db:
         db.set("kill:1", b"1")
-        with db.feed() as feed:
+        with db.changes() as feed:
             assert b"kill:1" in read_keys(feed, {b"kill:1"})
             again = threading.Thread(target=running.restart, kwargs={"kill": True})
             again.start()
@@ -203,11 +203,11 @@ def test_a_killed_node_is_waited_for() -> None:
             assert b"kill:2" in read_keys(feed, {b"kill:2"})
 
 
-def test_the_window_bounds_what_a_caller_that_takes_nothing_is_sent(db: Database) -> None:
-    db.set_many({b"window:%d" % n: b"x" * 1000 for n in range(500)})
+def test_the_window_bounds_what_a_caller_that_takes_nothing_is_sent(server: RunningNode) -> None:
     window = 50_000
-    with db.feed(window=window) as feed:
-        batches = feed.batches(rows=5)
+    with connect(server.connection_string, window_bytes=window) as db, db.change_batches(rows=5) as feed:
+        db.set_many({b"window:%d" % n: b"x" * 1000 for n in range(500)})
+        batches = feed.items()
         next(batches)
         for _ in range(20):
             feed._round(None)
@@ -215,7 +215,7 @@ def test_the_window_bounds_what_a_caller_that_takes_nothing_is_sent(db: Database
         assert link.charged <= link.acknowledged + window + 2_000
         rows, deadline = 0, time.monotonic() + 60
         while rows < 400 and time.monotonic() < deadline:
-            rows += sum(batch.num_rows for batch in feed.batches(rows=5, idle_s=0.3))
+            rows += sum(batch.num_rows for batch in feed.items(idle_s=0.3))
         assert rows >= 400
 
 
@@ -226,7 +226,7 @@ def test_no_node_is_said_with_host_and_port() -> None:
 
 def test_the_async_client_does_the_same(server: RunningNode, fault: Fault) -> None:
     async def scenario() -> None:
-        async with upriver.connect(server.connection_string) as db:
+        async with upriver.aio.connect(server.connection_string) as db:
             await db.set("async:1", b"1")
             assert (await db.get("async:1")).value == b"1"
             await asyncio.gather(*(db.set(f"async:{n}", b"x") for n in range(50)))
@@ -247,7 +247,7 @@ def test_the_async_client_does_the_same(server: RunningNode, fault: Fault) -> No
 
 def test_the_async_client_reconnects_and_hears_of_rollbacks(server: RunningNode, fault: Fault) -> None:
     async def scenario() -> None:
-        async with upriver.connect(server.connection_string) as db:
+        async with upriver.aio.connect(server.connection_string) as db:
             await db.set_many({b"again:%d" % n: b"x" for n in range(50)})
             last = (await db.high_seqnos())[0]
             async with db.changes() as feed:
@@ -273,8 +273,8 @@ def test_a_position_between_two_batches_covers_exactly_what_was_given(db: Databa
     everything = sorted(place for batch in db.change_batches(end="now") for place in places(batch))
     for stop in (1, 2, 5, 9):
         seen = []
-        with db.feed(end="now", rows=10) as feed:
-            for count, batch in enumerate(feed.batches(), 1):
+        with db.change_batches(end="now", rows=10) as feed:
+            for count, batch in enumerate(feed, 1):
                 seen += places(batch)
                 if count == stop:
                     break
@@ -298,8 +298,8 @@ def test_an_expired_document_is_an_event_of_its_own(db: Database) -> None:
 
 def test_a_reader_that_missed_purged_deletions_starts_again_unless_it_does_not_care(db: Database, fault: Fault) -> None:
     db.set_many({b"purge:%d" % n: b"x" for n in range(50)})
-    with db.feed(end="now") as feed:
-        keys_of(feed.changes())
+    with db.changes(end="now") as feed:
+        keys_of(feed)
         saved = feed.positions()
     for n in range(50):
         db.delete(f"purge:{n}")
@@ -335,8 +335,8 @@ def test_extended_attributes_come_in_a_map_of_their_own(db: Database) -> None:
 
 def test_a_filter_that_lets_nothing_pass_still_moves_the_position(db: Database) -> None:
     db.set_many({b"filtered:%d" % n: b"x" for n in range(100)})
-    with db.feed(end="now", where=lambda change: False) as feed:
-        assert keys_of(feed.changes()) == set()
+    with db.changes(end="now", where=lambda change: False) as feed:
+        assert keys_of(feed) == set()
         saved = feed.positions()
     assert keys_of(db.changes(start=saved, end="now")) == set()
     assert keys_of(db.changes(end="now", where=lambda change: change.key == b"filtered:7")) == {b"filtered:7"}

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import upriver
+from tests.by_id import ById
 from tests.client.client_world import keys_of, set_manifest
 from upriver.cli import cli
 from upriver.client.blocking import Database, connect
@@ -39,7 +40,7 @@ def shop() -> Iterator[RunningNode]:
         with connect(running.connection_string) as db:
             set_manifest(db, 1, a=A, b=B)
             for name, number in (("a", A), ("b", B), ("d", 0)):
-                db.set_many(dict.fromkeys(KEYS[name], b"{}"), number)
+                ById(db, number).set_many(dict.fromkeys(KEYS[name], b"{}"))
         yield running
 
 
@@ -56,8 +57,8 @@ def store(tmp_path: Path) -> FileCheckpoint:
 
 def read(db: Database, store: Any, **what: Any) -> set[bytes]:
     """What comes until now, saved at the end; nothing may come twice."""
-    with db.feed(checkpoint=store, end="now", **what) as feed:
-        keys = [change.key for change in feed.changes() if hasattr(change, "key")]
+    with db.changes(checkpoint=store, end="now", **what) as feed:
+        keys = [change.key for change in feed if hasattr(change, "key")]
         feed.confirm()
     assert len(keys) == len(set(keys))
     return set(keys)
@@ -100,7 +101,7 @@ def test_a_narrower_filter_goes_on_where_the_wider_one_was(shop_db: Database, st
 def test_the_asynchronous_client_reads_what_is_new_too(shop: RunningNode, store: FileCheckpoint) -> None:
     async def keys(**what: Any) -> set[bytes]:
         async with (
-            upriver.connect(shop.connection_string) as db,
+            upriver.aio.connect(shop.connection_string) as db,
             db.changes(checkpoint=store, end="now", **what) as feed,
         ):
             found = set()
@@ -121,8 +122,8 @@ def test_a_reader_that_stops_while_it_catches_up_begins_with_that_again(
     shop_db: Database, store: FileCheckpoint
 ) -> None:
     read(shop_db, store, collections="shop.a")
-    with shop_db.feed(checkpoint=store, end="now", scope="shop") as feed:
-        for _ in feed.changes():
+    with shop_db.changes(checkpoint=store, end="now", scope="shop") as feed:
+        for _ in feed:
             assert feed.catching_up
             feed.confirm()
             break
@@ -141,11 +142,11 @@ def test_a_group_remembers_what_each_vbucket_was_read_for(shop_db: Database, tmp
 def test_a_collection_made_after_the_reader_began_is_seen_by_its_scope(shop: RunningNode, tmp_path: Path) -> None:
     with node(vbuckets=4, lazy=True) as running, connect(running.connection_string) as db:
         set_manifest(db, 1, a=A)
-        db.set_many(dict.fromkeys(KEYS["a"], b"{}"), A)
+        ById(db, A).set_many(dict.fromkeys(KEYS["a"], b"{}"))
         store = FileCheckpoint(tmp_path / "c.json")
         assert read(db, store, scope="shop") == KEYS["a"]
         set_manifest(db, 2, a=A, c=C)
-        db.set_many(dict.fromkeys(KEYS["c"], b"{}"), C)
+        ById(db, C).set_many(dict.fromkeys(KEYS["c"], b"{}"))
         assert read(db, store, scope="shop") == KEYS["c"]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.by_id import ById
 from tests.client.client_world import provoke, set_manifest
 from tests.client.reader_table import Table
 from upriver.client.blocking import Database, connect
@@ -28,7 +29,7 @@ def shop() -> Iterator[RunningNode]:
         with connect(running.connection_string) as db:
             set_manifest(db, 1, small=SMALL)
             db.set_many({b"other:%d" % n: b"o" for n in range(240 * DOCUMENTS)})
-            db.set_many({b"small:%d" % n: b"s" * 300 for n in range(DOCUMENTS)}, SMALL)
+            ById(db, SMALL).set_many({b"small:%d" % n: b"s" * 300 for n in range(DOCUMENTS)})
         running.restart()
         yield running
 
@@ -50,8 +51,8 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def test_the_node_sends_a_small_collection_out_of_order(shop: RunningNode, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = received(monkeypatch)
     with connect(shop.connection_string) as db:
-        with db.feed(end="now", **READ) as feed:
-            keys = {change.key for change in feed.changes() if hasattr(change, "key")}
+        with db.changes(end="now", **READ) as feed:
+            keys = {change.key for change in feed if hasattr(change, "key")}
             reached = feed.positions()
         assert keys == {b"small:%d" % n for n in range(DOCUMENTS)}
         assert {vb: position.seqno for vb, position in reached.items()} == db.high_seqnos()
@@ -65,8 +66,11 @@ def test_the_node_sends_a_small_collection_out_of_order(shop: RunningNode, monke
 def read_and_die(connection: str, path: Path, batches: int) -> None:
     """Take some batches of documents, each with its position, and die without warning in the middle of a snapshot."""
     table = Table(path)
-    with connect(connection, window_bytes=3000) as db, db.feed(checkpoint=table.checkpoint, rows=5, **READ) as feed:
-        for batch in feed.batches():
+    with (
+        connect(connection, window_bytes=3000) as db,
+        db.change_batches(checkpoint=table.checkpoint, rows=5, **READ) as feed,
+    ):
+        for batch in feed:
             table.take(batch, feed)
             batches -= "mutation" in batch["event"].to_pylist()
             if batches <= 0 and unfinished(table):  # how batches are cut is a matter of time: one may end a snapshot
@@ -82,8 +86,8 @@ def unfinished(table: Table) -> set[int]:
 
 def finish(db: Database, path: Path) -> Table:
     table = Table(path)
-    with db.feed(checkpoint=table.checkpoint, end="now", **READ) as feed:
-        for batch in feed.batches():
+    with db.change_batches(checkpoint=table.checkpoint, end="now", **READ) as feed:
+        for batch in feed:
             table.take(batch, feed)
     return table
 

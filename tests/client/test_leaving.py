@@ -76,7 +76,7 @@ LOOPS = pytest.mark.parametrize("fast", [False, True], ids=["asyncio", "uvloop"]
 @pytest.mark.parametrize("after", [1, 7, 400])
 def test_breaking_out_of_a_loop_closes_the_feed(server: RunningNode, fast: bool, after: int) -> None:
     async def scenario() -> None:
-        async with upriver.connect(server.connection_string) as db:
+        async with upriver.aio.connect(server.connection_string) as db:
             seen = 0
             async for _ in db.changes():
                 seen += 1
@@ -92,7 +92,7 @@ def test_breaking_out_of_a_loop_closes_the_feed(server: RunningNode, fast: bool,
 @pytest.mark.usefixtures("nothing_left")
 def test_an_error_of_the_caller_passes_through_and_closes_the_feed(server: RunningNode, fast: bool) -> None:
     async def read() -> None:
-        async with upriver.connect(server.connection_string) as db:
+        async with upriver.aio.connect(server.connection_string) as db:
             async for _ in db.changes():
                 raise ZeroDivisionError
 
@@ -107,7 +107,7 @@ def test_an_error_of_the_caller_passes_through_and_closes_the_feed(server: Runni
 @pytest.mark.usefixtures("nothing_left")
 def test_a_reader_can_be_cancelled_at_any_moment(server: RunningNode, fast: bool) -> None:
     async def read(connection: str) -> None:
-        async with upriver.connect(connection) as db:
+        async with upriver.aio.connect(connection) as db:
             async for _ in db.changes():
                 pass
 
@@ -126,7 +126,7 @@ def test_a_reader_can_be_cancelled_at_any_moment(server: RunningNode, fast: bool
 @pytest.mark.usefixtures("nothing_left")
 def test_a_request_that_is_cancelled_does_not_mix_up_the_answers_of_others(server: RunningNode, fast: bool) -> None:
     async def scenario() -> None:
-        async with upriver.connect(server.connection_string) as db:
+        async with upriver.aio.connect(server.connection_string) as db:
             asked = [asyncio.create_task(db.get(f"leaving:{n}")) for n in range(100)]
             await asyncio.sleep(0)
             for task in asked[::3]:
@@ -144,7 +144,7 @@ def test_a_request_that_is_cancelled_does_not_mix_up_the_answers_of_others(serve
 @pytest.mark.usefixtures("nothing_left")
 def test_inside_async_with_a_loop_may_be_left_and_another_goes_on(server: RunningNode, fast: bool) -> None:
     async def scenario() -> None:
-        async with upriver.connect(server.connection_string) as db:
+        async with upriver.aio.connect(server.connection_string) as db:
             everything = sorted([(c.vbucket, c.seqno) async for c in db.changes(end="now")])
             seen = []
             async with db.changes(end="now") as feed:
@@ -162,12 +162,12 @@ def test_inside_async_with_a_loop_may_be_left_and_another_goes_on(server: Runnin
 @LOOPS
 @pytest.mark.usefixtures("nothing_left")
 def test_a_closed_feed_says_so_and_still_knows_its_position(server: RunningNode, fast: bool) -> None:
-    async def close_inside(db: upriver.AsyncDatabase) -> None:
+    async def close_inside(db: upriver.aio.AsyncDatabase) -> None:
         async for _ in db.changes():
             await db.close()
 
     async def scenario() -> None:
-        async with upriver.connect(server.connection_string) as db:
+        async with upriver.aio.connect(server.connection_string) as db:
             feed = db.changes(end="now")
             everything = [change async for change in feed]
             assert sum(position.seqno for position in feed.positions().values()) >= len(everything)
@@ -185,12 +185,12 @@ def test_a_closed_feed_says_so_and_still_knows_its_position(server: RunningNode,
 def test_a_connection_that_cannot_be_made_leaves_nothing_behind(server: RunningNode, fast: bool) -> None:
     async def scenario() -> None:
         with pytest.raises(UpriverError):
-            async with upriver.connect(server.connection_string, bucket="nope"):
+            async with upriver.aio.connect(server.connection_string, bucket="nope"):
                 pass
         with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
             address = f"couchbase://127.0.0.1:{silent.getsockname()[1]}"
             with pytest.raises(UpriverError):
-                async with upriver.connect(address, request_timeout_s=0.1):
+                async with upriver.aio.connect(address, request_timeout_s=0.1):
                     pass
 
     run(scenario(), fast)
@@ -218,7 +218,7 @@ def fail(db: Database) -> None:
 
 def never_read(db: Database) -> None:
     db.changes()
-    with db.feed():
+    with db.changes():
         pass
 
 
@@ -236,13 +236,13 @@ def test_leaving_a_blocking_loop_closes_its_sockets(server: RunningNode, leave: 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_closed_blocking_feed_says_so_and_still_knows_its_position(server: RunningNode) -> None:
     with connect(server.connection_string) as db:
-        with db.feed(end="now") as feed:
-            assert list(feed.changes())
+        with db.changes(end="now") as feed:
+            assert list(feed)
         assert sum(position.seqno for position in feed.positions().values()) > 0
         with pytest.raises(LocalProtocolError, match="closed"):
-            next(feed.changes())
-        endless = db.feed()
-        changes = endless.changes()
+            next(iter(feed))
+        endless = db.changes()
+        changes = iter(endless)
         next(changes)
         endless.close()
         with pytest.raises(LocalProtocolError, match="closed"):
@@ -262,7 +262,7 @@ def test_a_program_that_leaves_in_the_middle_ends_without_a_word(server: Running
 
         async def main():
             asyncio.get_running_loop().slow_callback_duration = 100  # of kernels being loaded it may speak
-            db = upriver.connect(sys.argv[1])
+            db = upriver.aio.connect(sys.argv[1])
             await db.__aenter__()
             async for change in db.changes():
                 break
@@ -272,7 +272,7 @@ def test_a_program_that_leaves_in_the_middle_ends_without_a_word(server: Running
             await db.close()
 
         asyncio.run(main())
-        with upriver.connect_blocking(sys.argv[1]) as db:
+        with upriver.connect(sys.argv[1]) as db:
             for change in db.changes():
                 break
     """

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from tests.by_id import ById
 from tests.client.client_world import provoke, set_manifest
 from upriver.cli import cli
 from upriver.client.blocking import Database, connect
@@ -37,9 +38,9 @@ def run(server: RunningNode, command: str, *arguments: Any, ok: bool = True) -> 
     return result.output
 
 
-def has(db: Database, key: str, collection_id: int = 0) -> bool:
+def has(db: Database, key: str) -> bool:
     try:
-        db.get(key, collection_id)
+        db.get(key)
     except KeyNotFound:
         return False
     return True
@@ -51,8 +52,8 @@ def test_a_dump_comes_back_without_what_was_undone(shop: RunningNode, db: Databa
     set_manifest(db, uid, **{f"{kind}_a": 16 * uid, f"{kind}_b": 16 * uid + 1})
     values = {b"text": b"a", b"string": b'"a"', b"null": b"null", b"number": b"7", b"raw": b"\xff", b"empty": b""}
     db.set_many(values)
-    db.set_many({b"same": b"1"}, 16 * uid)
-    db.set_many({b"same": b"2", b"of b": b"3"}, 16 * uid + 1)
+    ById(db, 16 * uid).set_many({b"same": b"1"})
+    ById(db, 16 * uid + 1).set_many({b"same": b"2", b"of b": b"3"})
     dump = ("dump", "--out", tmp_path, "--format", kind, "--json")
     run(shop, *dump)
     high = db.high_seqnos()[0]
@@ -64,10 +65,10 @@ def test_a_dump_comes_back_without_what_was_undone(shop: RunningNode, db: Databa
     run(shop, *dump)
     for key in values:
         db.delete(key)
-    db.delete("same", 16 * uid)
+    ById(db, 16 * uid).delete("same")
     run(shop, "load", *sorted(tmp_path.glob("part-*")), "--json")
     assert {key: db.get(key).value for key in values} == values
-    assert db.get("same", 16 * uid).value == b"1"
+    assert ById(db, 16 * uid).get("same").value == b"1"
     assert has(db, "happened")
     assert not has(db, "never happened")
     assert not has(db, "same")

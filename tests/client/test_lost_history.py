@@ -40,9 +40,9 @@ def live(connection: str, path: Path, policy: OnRollback, step: Callable[[str], 
     table = Table(path)
     with connect(connection) as db:
         while True:
-            with db.feed(checkpoint=table.checkpoint, end="now", on_rollback=policy, rows=ROWS) as feed:
+            with db.change_batches(checkpoint=table.checkpoint, end="now", on_rollback=policy, rows=ROWS) as feed:
                 try:
-                    for batch in feed.batches():
+                    for batch in feed:
                         step("given")
                         table.sql.execute("BEGIN")
                         table.apply(batch.to_pylist())
@@ -114,8 +114,8 @@ def live_and_save_after(connection: str, path: Path, kind: str, step: Callable[[
     table, database, store = Table(path), connect(connection), store_of(kind, connection, path)
     if store.checkpoint.load() is None:
         table.forget_everything()  # nobody can tell any more what of it has happened
-    with database as db, closing(store), db.feed(checkpoint=store.checkpoint, end="now", rows=ROWS) as feed:
-        for batch in feed.batches():
+    with database as db, closing(store), db.change_batches(checkpoint=store.checkpoint, end="now", rows=ROWS) as feed:
+        for batch in feed:
             step("given")
             table.sql.execute("BEGIN")
             table.apply(batch.to_pylist())

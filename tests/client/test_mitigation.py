@@ -12,7 +12,6 @@ from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, ever
 from upriver.client._feed.subscription import _chore
 from upriver.client._requests.operations import Ask, Operations
 from upriver.client.blocking import Database, connect
-from upriver.client.changes import ObjectMaker
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConnectFailed, NotMyVbucket
 from upriver.protocol.topology import Address, parse_topology
@@ -46,8 +45,9 @@ def test_changes_come_once_the_disk_has_them() -> None:
 
 def test_changes_that_are_never_written_are_never_told() -> None:
     never = serving(everything, Behaviour())
-    with never as server, connect(server) as db, db.feed(end=ENDS, wait_for_disk=True) as feed:
-        outbox = feed.subscription.deliver(ObjectMaker)
+    with never as server, connect(server) as db, db.changes(end=ENDS, wait_for_disk=True) as feed:
+        outbox = feed.subscription.outbox
+        assert outbox is not None
         while feed.subscription.rows < VBUCKETS * SEQNOS:
             feed._round(None)
         for _ in range(5):
@@ -63,8 +63,9 @@ def test_a_bucket_without_a_disk_is_not_waited_for() -> None:
 
 
 def test_a_bucket_that_only_lacks_views_is_waited_for() -> None:
-    with serving(everything, Behaviour(), bucketCapabilities=["dcp"]) as connection, connect(connection) as db:
-        assert db.feed(wait_for_disk=True).subscription.read.wait_for_disk
+    lacking = serving(everything, Behaviour(), bucketCapabilities=["dcp"])
+    with lacking as connection, connect(connection) as db, db.changes(wait_for_disk=True) as feed:
+        assert feed.subscription.read.wait_for_disk
 
 
 HERE, THERE, DOWN = (Address(f"10.0.0.{n}", 11210) for n in (1, 2, 3))

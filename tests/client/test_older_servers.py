@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import upriver
+from tests.by_id import ById
 from tests.client.scripted_producer import ScriptedProducer, marker
 from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, serving
 from upriver.cli import cli
@@ -91,24 +92,24 @@ def older() -> Iterator[str]:
 
 def test_a_server_without_collections_has_one_and_its_changes_are_read(older: str) -> None:
     with connect(older) as db:
-        assert db.collection_names() == {0: ("_default", "_default")}
-        assert db.collection_id("_default._default") == 0
+        assert db.collections() == ["_default._default"]
+        assert db.run(db.operations.collection_id("_default._default")) == 0
         changes = list(db.changes(end=ENDS))
         assert len(changes) == VBUCKETS * SEQNOS
         assert {(c.scope, c.collection, c.collection_id) for c in changes} == {("_default", "_default", 0)}
         assert sorted(c.seqno for c in changes if c.key.startswith(b"0:")) == list(range(1, SEQNOS + 1))
         assert sum(b.num_rows for b in db.change_batches(end="now", scope="_default")) == VBUCKETS * SEQNOS
         assert sum(b.num_rows for b in db.change_batches(end="now", collections="_default._default")) == 80
-        assert sum(db.high_seqnos(0).values()) == VBUCKETS * SEQNOS
+        assert sum(db.collection("_default").high_seqnos().values()) == VBUCKETS * SEQNOS
 
 
 def test_the_asynchronous_client_reads_it_too(older: str) -> None:
-    async def read() -> tuple[dict[int, tuple[str, str]], int]:
-        async with upriver.connect(older) as db:
+    async def read() -> tuple[list[str], int]:
+        async with upriver.aio.connect(older) as db:
             found = [change async for change in db.changes(end="now")]
-            return await db.collection_names(), len(found)
+            return await db.collections(), len(found)
 
-    assert asyncio.run(read()) == ({0: ("_default", "_default")}, VBUCKETS * SEQNOS)
+    assert asyncio.run(read()) == (["_default._default"], VBUCKETS * SEQNOS)
 
 
 def test_documents_have_bare_keys_there(older: str) -> None:
@@ -122,13 +123,13 @@ def test_documents_have_bare_keys_there(older: str) -> None:
 def test_a_collection_that_it_cannot_have_is_unknown(older: str) -> None:
     with connect(older) as db:
         with pytest.raises(UnknownCollection, match="no collections but"):
-            db.collection_id("shop.orders")
+            db.collection("shop.orders").get("k")
         with pytest.raises(UnknownScope, match="no collections but"):
-            db.feed(scope="shop")
+            list(db.changes(scope="shop"))
         with pytest.raises(UnknownCollection, match="no collections but the default one"):
-            db.get("k", 8)
+            ById(db, 8).get("k")
         with pytest.raises(UnknownCollection, match="only the default one"):
-            db.set_many({b"k": b"v"}, 8)
+            ById(db, 8).set_many({b"k": b"v"})
 
 
 def run(*arguments: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import upriver
-from upriver.client._feed.blocking_feed import BlockingFeed
+from upriver.client._feed.blocking_feed import ChangeFeed
 from upriver.client.blocking import connect
 from upriver.client.changes import Deletion, Mutation, RolledBack
 from upriver.cluster.local import LocalCluster, local_cluster
@@ -36,11 +36,11 @@ class Table:
         elif isinstance(change, Mutation | Deletion):
             self.changes[change.vbucket, change.seqno] = change
 
-    def follow(self, feed: BlockingFeed, wanted: dict[bytes, bytes]) -> None:
+    def follow(self, feed: ChangeFeed, wanted: dict[bytes, bytes]) -> None:
         """Read until these are the documents, however long that takes."""
         deadline = time.monotonic() + 60
         while self.documents != wanted and time.monotonic() < deadline:
-            for change in feed.changes(idle_s=0.2):
+            for change in feed.items(idle_s=0.2):
                 self.apply(change)
 
     @property
@@ -57,7 +57,7 @@ def test_a_reader_survives_the_death_of_a_node(cluster: LocalCluster) -> None:
         db.set_many(before)
         cluster.sync()  # let the replicas catch up: what they do not have is lost
         table = Table()
-        with db.feed() as feed:
+        with db.changes() as feed:
             table.follow(feed, before)
             assert table.documents == before
             assert len(feed.feed.links) == 2
@@ -75,7 +75,7 @@ def test_the_async_client_survives_it_too(cluster: LocalCluster) -> None:
 
     async def scenario() -> None:
         table, killed = Table(), False
-        async with upriver.connect(cluster.connection_string) as db:
+        async with upriver.aio.connect(cluster.connection_string) as db:
             await db.set_many(before)
             await asyncio.to_thread(cluster.sync)
             async for change in db.changes():
@@ -92,15 +92,15 @@ def test_the_async_client_survives_it_too(cluster: LocalCluster) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def follow(feed: BlockingFeed, seen: list[tuple[int, int]], count: int) -> None:
+def follow(feed: ChangeFeed, seen: list[tuple[int, int]], count: int) -> None:
     """Read on until so many changes were seen."""
     deadline = time.monotonic() + 60
     while len(seen) < count and time.monotonic() < deadline:
-        seen += [(change.vbucket, change.seqno) for change in feed.changes(idle_s=0.3)]
+        seen += [(change.vbucket, change.seqno) for change in feed.items(idle_s=0.3)]
 
 
 def test_vbuckets_that_move_are_followed_without_a_gap_or_a_repetition(cluster: LocalCluster) -> None:
-    with connect(cluster.connection_string) as db, db.feed() as feed:
+    with connect(cluster.connection_string) as db, db.changes() as feed:
         seen: list[tuple[int, int]] = []
         db.set_many({b"first:%d" % n: b"x" for n in range(200)})
         follow(feed, seen, 200)

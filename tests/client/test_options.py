@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import upriver
-from upriver.cli.management import Management
+from upriver.cli.admin.management import Management
 from upriver.client.options import ConnectOptions, has_password, parse_connection_string, redacted
-from upriver.client.reading import Content, ReadOptions
+from upriver.client.reading import Content, FeedOptions
 from upriver.errors import ConfigError, RemoteProtocolError
 from upriver.model import OnRollback
 from upriver.protocol.topology import Address, parse_topology
@@ -118,15 +118,15 @@ def test_a_mistake_in_a_file_names_file_and_option(tmp_path: Path, line: str, wh
 
 
 def test_connect_takes_the_bucket_from_wherever_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert upriver.connect("couchbase://h?bucket=x").options.bucket == "x"
-    assert upriver.connect("couchbase://h").options.bucket == "default"
+    assert upriver.aio.connect("couchbase://h?bucket=x").options.bucket == "x"
+    assert upriver.aio.connect("couchbase://h").options.bucket == "default"
     monkeypatch.setenv("UPRIVER_BUCKET", "y")
-    assert upriver.connect("couchbase://h").options.bucket == "y"
-    assert upriver.connect("couchbase://h", "z").options.bucket == "z"
+    assert upriver.aio.connect("couchbase://h").options.bucket == "y"
+    assert upriver.aio.connect("couchbase://h", "z").options.bucket == "z"
     options = ConnectOptions.parse("couchbase://h", ca_file=Path("some") / "ca.pem")
-    assert upriver.connect(options).options.ca_file == "some/ca.pem"
+    assert upriver.aio.connect(options).options.ca_file == "some/ca.pem"
     with pytest.raises(ConfigError, match="bucket"):
-        upriver.connect(options, "z")
+        upriver.aio.connect(options, "z")
 
 
 def test_tls_cannot_be_talked_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_tls_cannot_be_talked_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_secrets_do_not_show() -> None:
     secret = {"username": "u", "password": "hunter2", "client_cert": "c", "client_key": "k9"}
     options = ConnectOptions.parse("couchbase://h", **secret)
-    for shown in (repr(options), str(options), f"{upriver.connect(options)!r}"):
+    for shown in (repr(options), str(options), f"{upriver.aio.connect(options)!r}"):
         assert "hunter2" not in shown
         assert "k9" not in shown
 
@@ -191,12 +191,12 @@ def test_the_way_to_a_node_takes_no_longer_than_sparks_timeout() -> None:
 
 
 def test_reading_options_take_words_for_enums() -> None:
-    read = ReadOptions.of(content="keys", on_rollback="fail", collections="shop.orders")
+    read = FeedOptions.of(content="keys", on_rollback="fail", collections="shop.orders")
     assert (read.content, read.on_rollback, read.paths) == (Content.KEYS, OnRollback.FAIL, {("shop", "orders")})
     both = {"scope": "s", "collections": "a.b"}
     for wrong in ({"start": "yesterday"}, {"end": "never"}, {"content": "x"}, {"nope": 1}, both):
         with pytest.raises(ConfigError):
-            ReadOptions.of(**wrong)
+            FeedOptions.of(**wrong)
 
 
 def _config(**node: object) -> dict[str, object]:

@@ -182,18 +182,18 @@ def test_points_of_a_branch_that_the_caller_has_not_heard_of_are_not_the_callers
 def test_a_caller_that_leaves_its_loop_and_comes_back_misses_nothing(db: Database) -> None:
     db.set_many({b"leave:%d" % n: b"x" for n in range(300)})
     everything = sorted((c.vbucket, c.seqno) for c in db.changes(end="now"))
-    with db.feed(end="now", rows=10) as feed:
+    with db.change_batches(end="now", rows=10) as feed:
         found: list[tuple[int, int]] = []
         while len(found) < len(everything):
-            for batch in feed.batches():
+            for batch in feed:
                 found += zip(batch["vbucket"].to_pylist(), batch["seqno"].to_pylist(), strict=True)
                 assert sum(p.seqno for p in feed.positions().values()) == sum(reached(found).values())
                 break
     assert sorted(found) == everything
-    with db.feed(end="now") as feed:
+    with db.changes(end="now") as feed:
         seen: list[tuple[int, int]] = []
         while len(seen) < len(everything):
-            for change in feed.changes():
+            for change in feed:
                 seen.append((change.vbucket, change.seqno))
                 if len(seen) % 7 == 0:
                     break
@@ -201,5 +201,8 @@ def test_a_caller_that_leaves_its_loop_and_comes_back_misses_nothing(db: Databas
     assert sorted(seen) == everything
 
 
-def reached(places: list[tuple[int, int]]) -> dict[int, int]:
-    return {vb: max(seqno for at, seqno in places if at == vb) for vb, _ in places}
+def reached(changes: list[tuple[int, int]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for vb, seqno in changes:
+        found[vb] = max(seqno, found.get(vb, 0))
+    return found

@@ -20,7 +20,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 import upriver
 from tests.client.client_world import read_until
 from upriver.client.blocking import Database, connect
-from upriver.client.metrics import serve_metrics
 from upriver.errors import AuthenticationFailed, KeyNotFound
 from upriver.testing import RunningNode, node
 
@@ -64,7 +63,7 @@ def test_a_request_that_fails_is_a_span_that_says_so(db: Database, spans: Callab
 
 def test_the_async_client_has_the_same_spans(server: RunningNode, spans: Callable[[], list[ReadableSpan]]) -> None:
     async def scenario() -> None:
-        async with upriver.connect(server.connection_string) as db:
+        async with upriver.aio.connect(server.connection_string) as db:
             await asyncio.gather(db.set("traced:1", b"1"), db.set("traced:2", b"2"))
             assert [change async for change in db.changes(end="now")]
 
@@ -74,8 +73,8 @@ def test_the_async_client_has_the_same_spans(server: RunningNode, spans: Callabl
 
 def test_what_a_feed_does_by_itself_is_not_traced(db: Database, spans: Callable[[], list[ReadableSpan]]) -> None:
     db.set("traced", b"1")
-    with db.feed(wait_for_disk=True) as feed:
-        assert list(feed.changes(idle_s=0.5))
+    with db.changes(wait_for_disk=True) as feed:
+        assert list(feed.items(idle_s=0.5))
     assert not [span.name for span in spans() if "_" in span.name.removeprefix("upriver.")[:1]]
 
 
@@ -87,8 +86,8 @@ def test_nobody_pays_for_opentelemetry_who_does_not_use_it() -> None:
 
 def test_prometheus_sees_rows_rollbacks_and_lag(db: Database, fault: Fault) -> None:
     db.set_many({b"metrics:%d" % n: b"x" for n in range(50)})
-    with db.feed() as feed:
-        endpoint = serve_metrics(feed.subscription, 0)
+    with db.changes() as feed:
+        endpoint = feed.serve_metrics(0)
         try:
             last = db.high_seqnos()[0]
             read_until(feed, lambda changes: (0, last) in {(c.vbucket, c.seqno) for c in changes})
@@ -118,8 +117,8 @@ def test_logs_name_hosts_and_reasons_but_no_documents(
     db: Database, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with db.feed(start="now") as feed:
-        list(feed.changes(idle_s=0.2))
+    with db.changes(start="now") as feed:
+        list(feed.items(idle_s=0.2))
         fault("drop-connection")
         db.set("logged key", b"logged value")
         assert [change.key for change in read_until(feed, bool)] == [b"logged key"]

@@ -31,7 +31,7 @@ def read_blocking(connection: str, objects: bool) -> list[tuple[int, int]]:
 
 def read_async(connection: str, objects: bool) -> list[tuple[int, int]]:
     async def read() -> list[tuple[int, int]]:
-        async with upriver.connect(connection) as db:
+        async with upriver.aio.connect(connection) as db:
             if objects:
                 return [(c.vbucket, c.seqno) async for c in db.changes(end=ENDS)]
             batches = [batch async for batch in db.change_batches(end=ENDS, rows=7)]
@@ -93,6 +93,6 @@ def test_whoever_insists_on_the_inner_addresses_gets_them() -> None:
         serving(everything, Behaviour(), describe=behind_a_gateway) as connection,
         connect(connection + "?network=default") as db,
     ):
-        db._operations.options = replace(db.options, request_timeout_s=0.1)  # it is tried so long
+        db.operations.options = replace(db.options, request_timeout_s=0.1)  # it is tried so long
         with pytest.raises(ConnectFailed, match=r"127\.1\.2\.3:1"):
             db.manifest()

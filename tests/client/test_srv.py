@@ -28,7 +28,7 @@ def test_a_name_without_a_port_is_looked_up_and_the_cluster_is_read(
     server: RunningNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def read() -> bytes:
-        async with upriver.connect("couchbase://cluster.test") as db:
+        async with upriver.aio.connect("couchbase://cluster.test") as db:
             return (await db.get("by name")).value
 
     with name_server({PLAIN: [(0, 0, server.kv_port, "localhost")]}) as dns:

@@ -63,7 +63,7 @@ def test_documents_and_changes_travel_encrypted(secure: tuple[RunningNode, str],
         assert sum(batch.num_rows for batch in db.change_batches(end="now")) >= 2000
 
     async def read() -> int:
-        async with upriver.connect(secure[1], **login) as db:
+        async with upriver.aio.connect(secure[1], **login) as db:
             return len([change async for change in db.changes(end="now")])
 
     assert asyncio.run(read()) >= 2000
@@ -81,7 +81,7 @@ def test_a_certificate_that_nobody_signed_is_no_login(secure: tuple[RunningNode,
     given = {name: str(certificates / file) for name, file in files.items()}
 
     async def read() -> None:
-        async with upriver.connect(secure[1], **given):
+        async with upriver.aio.connect(secure[1], **given):
             raise AssertionError
 
     with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1"):

@@ -236,7 +236,7 @@ class Reader(threading.Thread):
     def _visit(self, database: Database, positions: Any) -> Any:
         """One stay with the feed; where it has got to."""
         try:
-            feed = database.feed(start=positions)
+            feed = database.changes(start=positions).__enter__()
         except (ConnectFailed, StatusError):  # nobody to be read from just now
             time.sleep(0.05)
             return positions
@@ -244,7 +244,7 @@ class Reader(threading.Thread):
         self.visits += 1
         with feed:
             while not self._done(feed.positions()) and time.monotonic() < until:
-                for change in feed.changes(idle_s=0.1):
+                for change in feed.items(idle_s=0.1):
                     self._take(change)
                     if time.monotonic() > until:
                         break

@@ -96,7 +96,7 @@ class ForkedNode(RunningNode):
 def _serve_forks(requests: socket.socket) -> None:
     """Import all that a node would import, and then fork for as long as somebody asks."""
     import_module("uvloop")
-    import_module("upriver.cli.commands.serve")
+    import_module("upriver.cli.admin.serve")
     import_module("upriver.node.server")
     from upriver.cli import cli
     from upriver.node import warmup

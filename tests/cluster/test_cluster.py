@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.by_id import ById
 from tests.cluster.chaos_clients import Client, Reader
 from upriver.cli import cli
 from upriver.client.blocking import connect
@@ -140,13 +141,13 @@ def test_a_node_that_was_stopped_in_good_order_goes_on_as_it_was(pair: LocalClus
 def test_a_reader_resumes_with_its_positions_at_whichever_node_it_asks_first(pair: LocalCluster) -> None:
     """The bucket has one uuid, so its checkpoints are good everywhere."""
     addresses = [f"couchbase://{node.member}" for node in pair.nodes]
-    with connect(addresses[0]) as database, database.feed(end="now") as feed:
-        before = [change for change in feed.changes() if isinstance(change, Mutation)]
+    with connect(addresses[0]) as database, database.changes(end="now") as feed:
+        before = [change for change in feed if isinstance(change, Mutation)]
         positions = feed.positions()
     with connect(addresses[1]) as database:
         database.set(b"later", b"[1]")
-        with database.feed(start=positions, end="now") as feed:
-            after = [change.key for change in feed.changes() if isinstance(change, Mutation)]
+        with database.changes(start=positions, end="now") as feed:
+            after = [change.key for change in feed if isinstance(change, Mutation)]
     assert after == [b"later"]
     assert b"later" not in {change.key for change in before}
 
@@ -214,7 +215,7 @@ def test_a_collection_made_at_one_node_is_there_at_all_and_at_those_that_were_aw
     pair.sync()
     [orders] = [int(line.split()[1], 16) for line in listed(pair, 0) if line.startswith("shop.orders")]
     with connect(pair.connection_string) as database:
-        database.set_many({b"order%d" % n: b"[1]" for n in range(50)}, orders)
+        ById(database, orders).set_many({b"order%d" % n: b"[1]" for n in range(50)})
     collections(pair, 1, "create", "shop.returns")
     assert names(pair, 0) == ["_default._default", "shop.orders", "shop.returns"]
     refused = CliRunner().invoke(cli, ["collections", "create", str(pair.nodes[0].member), "shop.returns"])
@@ -223,7 +224,7 @@ def test_a_collection_made_at_one_node_is_there_at_all_and_at_those_that_were_aw
     pair.nodes[0].kill()
     pair.fail_over(0)
     with connect(pair.connection_string) as database:
-        assert {database.get(b"order%d" % n, orders).value for n in range(50)} == {b"[1]"}
+        assert {ById(database, orders).get(b"order%d" % n).value for n in range(50)} == {b"[1]"}
     collections(pair, 1, "drop", "shop", "--yes")
     pair.nodes[0].restart()
     assert names(pair, 0) == ["_default._default"]

@@ -50,8 +50,8 @@ class Synced:
 
     def sync(self, *, apply: bool = True, note: bool = True, lag: int = 0) -> None:
         """A batch with everything that is new. Without ``apply`` it is lost, without ``note`` its offset is."""
-        with self.db.feed(start=self.positions or "beginning", end="now") as feed:
-            batches = list(feed.batches())
+        with self.db.change_batches(start=self.positions or "beginning", end="now") as feed:
+            batches = list(feed)
             self.positions = feed.positions()
         if apply:
             rows = list(Epochs(Lake(self.root).epochs()).lift(batches))

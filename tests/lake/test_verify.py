@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.by_id import ById
 from tests.lake.synced import DEFAULT, Synced
 from upriver.cli import cli
 from upriver.client.blocking import connect
@@ -158,12 +159,12 @@ def test_a_batch_that_the_tables_have_and_spark_has_not_noted_is_no_difference(l
 def test_documents_that_went_with_their_collection_are_gone(lake: Synced) -> None:
     orders = {"name": "orders", "uid": "20"}
     lake.set_manifest(next(UIDS), orders)
-    lake.db.set_many({b"o%d" % n: b'{"n": 1}' for n in range(100)}, 0x20)
+    ById(lake.db, 0x20).set_many({b"o%d" % n: b'{"n": 1}' for n in range(100)})
     lake.sync()
     again = {"name": "orders", "uid": "21"}
     lake.set_manifest(next(UIDS))
     lake.set_manifest(next(UIDS), again)
-    lake.db.set_many({b"o%d" % n: b'{"n": 2}' for n in range(5)}, 0x21)
+    ById(lake.db, 0x21).set_many({b"o%d" % n: b'{"n": 2}' for n in range(5)})
     found = lake.verify("_default.orders")["_default.orders"]
     assert (found.bucket_rows, found.equal, found.late) == (5, True, 100)
     lake.sync(apply=False)
@@ -173,7 +174,7 @@ def test_documents_that_went_with_their_collection_are_gone(lake: Synced) -> Non
 
 def test_a_flush_is_honoured(lake: Synced) -> None:
     lake.set_manifest(next(UIDS), {"name": "flushed", "uid": "30"})
-    lake.db.set_many({b"o%d" % n: b'{"n": 1}' for n in range(20)}, 0x30)
+    ById(lake.db, 0x30).set_many({b"o%d" % n: b'{"n": 1}' for n in range(20)})
     lake.sync()
     uid = next(UIDS)
     lake.set_manifest(uid, {"name": "flushed", "uid": "30", "flush_uid": f"{uid:x}"})
@@ -186,7 +187,7 @@ def test_a_flush_is_honoured(lake: Synced) -> None:
 
 def test_a_table_of_a_collection_that_is_no_more_has_too_many_rows(lake: Synced) -> None:
     lake.set_manifest(next(UIDS), {"name": "old", "uid": "40"})
-    lake.db.set_many({b"o%d" % n: b'{"n": 1}' for n in range(20)}, 0x40)
+    ById(lake.db, 0x40).set_many({b"o%d" % n: b'{"n": 1}' for n in range(20)})
     lake.sync()
     lake.set_manifest(next(UIDS))
     assert lake.verify("_default.old")["_default.old"].late == 20
@@ -197,7 +198,7 @@ def test_a_table_of_a_collection_that_is_no_more_has_too_many_rows(lake: Synced)
 def test_a_collection_that_was_never_loaded_is_named(lake: Synced) -> None:
     lake.set_manifest(next(UIDS), {"name": "unloaded", "uid": "50"}, {"name": "empty", "uid": "51"})
     lake.sync()
-    lake.db.set_many({b"o%d" % n: b'{"n": 1}' for n in range(20)}, 0x50)
+    ById(lake.db, 0x50).set_many({b"o%d" % n: b'{"n": 1}' for n in range(20)})
     found = lake.verify()
     assert (found["_default.unloaded"].equal, found["_default.unloaded"].late) == (True, 20)
     assert (found["_default.empty"].equal, found["_default.empty"].has_table) == (True, False)
@@ -297,7 +298,7 @@ def test_the_view_that_was_asked_for_is_judged(running: RunningNode, tmp_path: P
 
 def test_the_offsets_that_a_sync_writes_count_before_its_checkpoint(lake: Synced) -> None:
     lake.set_manifest(next(UIDS), {"name": "left", "uid": "60"})
-    lake.db.set("o", b"{}", 0x60)
+    ById(lake.db, 0x60).set("o", b"{}")
     lake.sync(note=False)
     lake.note_as_now(filter={"scope": "", "collections": [DEFAULT]})
     assert [found.name for found in lake.verify().values()] == [DEFAULT]
@@ -351,7 +352,7 @@ def test_writes_that_go_on_make_no_difference(lake: Synced) -> None:
 
 def test_what_a_wider_filter_has_not_brought_yet_is_late(lake: Synced) -> None:
     lake.set_manifest(next(UIDS), {"name": "wider", "uid": "61"})
-    lake.db.set_many({b"o%d" % n: b"{}" for n in range(20)}, 0x61)
+    ById(lake.db, 0x61).set_many({b"o%d" % n: b"{}" for n in range(20)})
     lake.sync(note=False)
     lake.delta("current", "_default.wider").delete()
     lake.note_as_now({"filters": ["*", "0"], "filter_of": "1111"})

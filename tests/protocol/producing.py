@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.producer.controls import ProducerOptions, apply_control
@@ -11,7 +10,7 @@ from upriver.protocol.producer.live import LiveStreams
 from upriver.protocol.producer.machine import Producer
 from upriver.protocol.producer.memory import ProducerMemory
 from upriver.protocol.producer.source import SourceVbucket
-from upriver.store import Bucket, Manifest, NewSnapshot, VBucket, live_after
+from upriver.store import Bucket, Manifest, NewSnapshot, VBucket, follow
 from upriver.wire import FrameSplitter, Opcode
 from upriver.wire.framing import Frame
 from upriver.wire.message import Message
@@ -28,10 +27,6 @@ class SourceBucket:
         self.held: set[int] = set()
 
     @property
-    def lock(self) -> AbstractContextManager[object]:
-        return self.bucket.lock
-
-    @property
     def manifest(self) -> Manifest:
         return self.bucket.manifest
 
@@ -41,9 +36,11 @@ class SourceBucket:
     def memory_floor(self, vbucket: SourceVbucket) -> int:
         return self.bucket.vbucket(vbucket.id).memory.floor
 
-    def live_after(self, vbucket: SourceVbucket, seqno: int) -> NewSnapshot | None:
+    def follow(
+        self, vbucket: SourceVbucket, seqno: int, most_bytes: int, wake: Callable[[], None]
+    ) -> tuple[bool, NewSnapshot | None]:
         assert isinstance(vbucket, VBucket)
-        return live_after(vbucket, seqno)
+        return follow(vbucket, seqno, most_bytes, wake)
 
     def acknowledged(self, vbucket: int, consumer: str, prepared_seqno: int) -> None: ...
 

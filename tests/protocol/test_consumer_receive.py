@@ -263,7 +263,7 @@ def test_under_memory_pressure_documents_are_taken_and_acknowledgements_withheld
     assert talk.vb().high_seqno == 1
     assert talk.machine.backoffs > 0
     store.under_pressure = False
-    talk.machine.tick(11.0)
+    talk.machine.wake(11.0)
     expected = len(marker(0, 9, opaque).encode()) + len(mutation(1, opaque).encode())
     assert acknowledged(talk.heard()) == expected
 

@@ -10,7 +10,6 @@ from typing import Any
 from upriver.client.blocking import Database, connect
 from upriver.cluster.local import LocalCluster
 from upriver.model import vbucket_of
-from upriver.protocol.feed.cluster_feed import FeedRequest
 from upriver.testing import RunningNode
 
 PATIENCE_S = 600  # nobody waits so long unless something is broken, or the machine has far too much to do
@@ -81,8 +80,8 @@ class World:
                     found.pop(key, None)
         return found
 
-    def read(self, request: FeedRequest) -> list[dict[str, Any]]:
-        return [row for batch in self.db.change_batches(request) for row in batch.to_pylist()]
+    def read(self, **options: Any) -> list[dict[str, Any]]:
+        return [row for batch in self.db.change_batches(**options) for row in batch.to_pylist()]
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for batch in self.db.change_batches(end="now") for row in batch.to_pylist()]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.by_id import ById
 from tests.spark.spark_batches import Batches
 from tests.spark.spark_model import at
 from tests.spark.spark_world import DOCUMENT, World
@@ -130,7 +131,7 @@ def manifest(uid: int, shop: dict[str, int], other: dict[str, int] | None = None
 
 
 def put(world: World, collection: int, count: int, prefix: str) -> None:
-    world.db.set_many({f"{prefix}{n}".encode(): b"1" for n in range(count)}, collection)
+    ById(world.db, collection).set_many({f"{prefix}{n}".encode(): b"1" for n in range(count)})
 
 
 def documents(rows: list[dict[str, Any]]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as f
 
+from tests.by_id import ById
 from tests.spark.spark_world import Collected, World, drain, read, stream
 
 pytestmark = pytest.mark.spark
@@ -32,7 +33,7 @@ def test_collections_and_scopes_come_and_go_as_rows(spark, world: World, tmp_pat
     """Every vbucket says it, at a seqno of its own, before or after the documents that it concerns."""
     rows, frame = Collected(), stream(spark, world)
     world.set_manifest(manifest(1, ORDERS))
-    world.db.set_many({f"o{n}".encode(): b"1" for n in range(40)}, 9)
+    ById(world.db, 9).set_many({f"o{n}".encode(): b"1" for n in range(40)})
     drain(frame, rows, tmp_path)
     assert told(rows) == {
         ("scope_created", "shop", None, None, 4),
@@ -55,12 +56,12 @@ def test_collections_and_scopes_come_and_go_as_rows(spark, world: World, tmp_pat
 
 def test_a_dropped_collection_that_was_filtered_for_ends_the_stream_in_order(spark, world: World, tmp_path):
     world.set_manifest(manifest(1, ORDERS, {"name": "items", "uid": "a"}))
-    world.db.set_many({f"o{n}".encode(): b"1" for n in range(40)}, 9)
+    ById(world.db, 9).set_many({f"o{n}".encode(): b"1" for n in range(40)})
     rows, frame = Collected(), stream(spark, world, collections="shop.orders,shop.items")
     drain(frame, rows, tmp_path)
     assert sum(row["event"] == "mutation" for row in rows.rows) == 40
     world.set_manifest(manifest(2, {"name": "items", "uid": "a"}))
-    world.db.set_many({f"i{n}".encode(): b"1" for n in range(20)}, 10)
+    ById(world.db, 10).set_many({f"i{n}".encode(): b"1" for n in range(20)})
     rows.batches.clear()
     drain(stream(spark, world, collections="shop.items"), rows, tmp_path)
     assert sum(row["event"] == "mutation" for row in rows.rows) == 20

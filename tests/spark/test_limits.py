@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.by_id import ById
 from tests.spark.spark_batches import Batches
 from tests.spark.spark_world import World, fold
 
@@ -48,7 +49,7 @@ def shop(world: World) -> World:
 def test_a_limit_of_rows_with_a_filter_makes_few_empty_batches(shop: World):
     for turn in range(4):
         shop.put(1000, f"other{turn}")
-        shop.db.set_many({b"rare%d%d" % (turn, n): b"1" for n in range(10)}, 8)
+        ById(shop.db, 8).set_many({b"rare%d%d" % (turn, n): b"1" for n in range(10)})
     shop.put(1000, "at the end")
     batches = Batches(shop, collections="rare", maxRowsPerTrigger="20")
     batches.most = 20, None
@@ -64,5 +65,5 @@ def test_changes_that_the_filter_hides_make_no_batches_while_a_query_runs(shop: 
     at = batches.at
     shop.put(100)
     assert batches.driver.latest_offset(at, batches.most) == at
-    shop.db.set(b"rare", b"1", 8)
+    ById(shop.db, 8).set(b"rare", b"1")
     assert [row["key"] for row in batches.next() if row["event"] == "mutation"] == [b"rare"]

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.by_id import ById
 from tests.spark.spark_world import (
     PATIENCE_S,
     ClusterWorld,
@@ -21,7 +22,6 @@ from tests.spark.spark_world import (
 )
 from upriver.cluster.local import local_cluster
 from upriver.model import vbucket_of
-from upriver.protocol.feed.cluster_feed import FeedRequest
 from upriver.protocol.offsets import Offset
 from upriver.protocol.position import Position
 
@@ -206,10 +206,10 @@ def test_a_failover_inside_a_snapshot_brings_the_hidden_version_back(spark, hist
 def test_the_naive_claim_loses_that_version_for_ever(history):
     """The same history, resumed as "I have everything up to 10": the node lets the reader in, and is right to."""
     world, vb = history.world, history.vbucket
-    first = world.read(FeedRequest({vb: Position()}, {vb: 10}))
+    first = world.read(vbuckets=[vb], end={vb: 10})
     branch = world.db.failover_logs([vb])[vb].uuid
     history.fail_over()
-    rest = world.read(FeedRequest({vb: Position(branch, 10, 10, 10)}, {vb: 21}))
+    rest = world.read(vbuckets=[vb], start={vb: Position(branch, 10, 10, 10)}, end={vb: 21})
     assert [row["seqno"] for row in rest] == list(range(11, 22))  # no rollback, no complaint
     assert history.document not in fold(first + rest)
 
@@ -267,7 +267,7 @@ def test_a_collection_filter_delivers_only_that_collection(spark, world: World, 
     }
     world.set_manifest(manifest)
     world.put(50)
-    world.db.set_many({f"w{n}".encode(): b"1" for n in range(30)}, 8)
+    ById(world.db, 8).set_many({f"w{n}".encode(): b"1" for n in range(30)})
     rows = Collected()
     drain(stream(spark, world, collections="wanted"), rows, tmp_path)
     documents = [row for row in rows.rows if row["event"] == "mutation"]

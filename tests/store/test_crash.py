@@ -46,7 +46,7 @@ def operation(vbucket: int, seqno: int) -> tuple[bytes, bytes | None]:
 def write(path: Path, report: int) -> None:
     """The writer: never stops by itself."""
     bucket = open_bucket(path, OPTIONS, VBUCKETS)
-    bucket.on_persisted = lambda told: tell(report, told)
+    bucket.listeners.on_persisted = lambda told: tell(report, told)
     for number in range(VBUCKETS):
         bucket.set_state(number, VbucketState.ACTIVE)
     os.write(report, READY)

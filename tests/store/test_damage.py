@@ -116,7 +116,7 @@ def test_damage_ends_the_request_that_meets_it_and_the_other_vbuckets_go_on(tmp_
     assert {finding.vbucket for finding in findings} == {1}
     heard: list[DamagedVbucket] = []
     with open_bucket(tmp_path) as bucket:
-        bucket.on_damage = heard.append
+        bucket.listeners.on_damage = heard.append
 
         def read(number: int) -> list[bytes]:
             vb = bucket.vbucket(number)

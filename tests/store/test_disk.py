@@ -121,7 +121,7 @@ def test_a_full_disk_refuses_writes_and_loses_nothing(tmp_path, small_files):
 def test_the_background_flusher_recovers_from_a_full_disk_by_itself(tmp_path, small_files):
     told = []
     with open_bucket(tmp_path, BACKGROUND) as bucket:
-        bucket.on_trouble = told.append
+        bucket.listeners.on_trouble = told.append
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         small_files(1 << 20)
         vb.bulk.set_many([b"b%d" % i for i in range(4000)], [bytes(1000)] * 4000)
@@ -172,7 +172,7 @@ def test_writes_are_held_back_when_the_disk_cannot_follow(tmp_path):
             write_on()
         assert bucket.dirty_bytes < 4 << 20
         room = []
-        bucket.on_room = lambda: room.append(1)
+        bucket.listeners.on_room = lambda: room.append(1)
         bucket.flush()
         assert room == [1]
         vb.documents.set(b"k", b"1")
@@ -182,7 +182,7 @@ def test_persisted_seqnos_are_told_after_the_commit(tmp_path):
     with open_bucket(tmp_path) as bucket:
         told = []
         vb = bucket.set_state(0, VbucketState.ACTIVE)
-        bucket.on_persisted = told.extend
+        bucket.listeners.on_persisted = told.extend
         vb.documents.set(b"k", b"1")
         assert vb.persisted_seqno == 0
         bucket.flush()

@@ -60,7 +60,7 @@ def test_the_background_thread_writes_by_itself_once_persistence_is_started(buck
         written.extend(told)
         done.set()
 
-    bucket.on_persisted = persisted
+    bucket.listeners.on_persisted = persisted
     bucket.start_persistence()
     assert done.wait(30)
     assert (2, 1) in written
@@ -97,9 +97,9 @@ def test_stopping_or_starting_twice_says_that_nothing_changed(bucket):
     assert not bucket.start_persistence()
     assert bucket.stop_persistence()
     assert not bucket.stop_persistence()
-    assert bucket.persistence_stopped
+    assert bucket.stats()["paused"]
     assert bucket.start_persistence()
-    assert not bucket.persistence_stopped
+    assert not bucket.stats()["paused"]
 
 
 def _write_for_ever(bucket):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.store.store_support import SMALL, changes, events, markers, open_bucket, records
 from upriver.model import VbucketState
-from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, live_after
+from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, follow, live_after
 
 FIRST_MEMORY, MORE_MEMORY, DISK = 0x05, 0x01, 0x06
 LARGE = bytes(15_000)  # some of them are more than a step of a scan takes
@@ -470,3 +470,15 @@ def test_a_small_collection_may_come_out_of_order(bucket, vb):
     vb.documents.set(b"more", b"1", 9)
     source = vb.stream(0, collections=frozenset([0]), oso=True)
     assert isinstance(source.poll(), SnapshotStart)
+
+
+def test_followers_are_told_what_is_new_and_woken_for_what_comes_next(vb):
+    woken = []
+    vb.documents.set(b"a", b"1")
+    assert follow(vb, 0, 0, lambda: woken.append("too much")) == (False, None)
+    simple, new = follow(vb, 0, 1000, lambda: woken.append("more"))
+    assert simple
+    assert (new.first, new.last) == (1, 1)
+    assert follow(vb, 1, 1000, lambda: woken.append("more of it")) == (True, None)
+    vb.documents.set(b"a", b"2")
+    assert woken == ["more", "more of it"]

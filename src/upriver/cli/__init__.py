@@ -1,7 +1,7 @@
 """The ``upriver`` command. Subcommands load when they are called, so that ``--help`` answers at once.
 
-To add a command, write it as a click command in ``cli/commands`` and add one line to ``GROUPS``: its name, where it is
-(``module:attribute``), its one-line help, and the extra that installs what it needs, if any.
+To add a command, write it as a click command in ``cli/commands`` or ``cli/admin`` and add one line to ``GROUPS``: its
+name, where it is (``module:attribute``), its one-line help, and the extra that installs what it needs, if any.
 """
 
 from __future__ import annotations
@@ -27,32 +27,34 @@ class LazyCommand(NamedTuple):
 
 GROUPS = {
     "Read and write a bucket": {
-        "tail": LazyCommand("tail:tail", "Print the changes of a bucket."),
-        "dump": LazyCommand("dump:dump", "Write the changes of a bucket to Parquet or JSON lines."),
-        "load": LazyCommand("load:load", "Write documents from files into a bucket."),
-        "inspect": LazyCommand("inspect:inspect", "Show vbuckets, seqnos, failover logs and lag."),
+        "tail": LazyCommand("commands.tail:tail", "Print the changes of a bucket."),
+        "dump": LazyCommand("commands.dump:dump", "Write the changes of a bucket to Parquet or JSON lines."),
+        "load": LazyCommand("commands.load:load", "Write documents from files into a bucket."),
+        "inspect": LazyCommand("commands.inspect:inspect", "Show vbuckets, seqnos, failover logs and lag."),
     },
     "Keep tables equal to a bucket": {
-        "sync": LazyCommand("sync:sync", "Keep lake tables equal to a bucket.", "spark"),
-        "verify": LazyCommand("verify:verify", "Compare lake tables with a bucket.", "spark"),
+        "sync": LazyCommand("commands.sync:sync", "Keep lake tables equal to a bucket.", "spark"),
+        "verify": LazyCommand("commands.verify:verify", "Compare lake tables with a bucket.", "spark"),
     },
     "Run nodes": {
-        "serve": LazyCommand("serve:serve", "Run a node."),
-        "user": LazyCommand("user:user", "Manage the users of a node."),
-        "buckets": LazyCommand("buckets:buckets", "List, create and drop buckets."),
-        "collections": LazyCommand("collections:collections", "List, create, alter and drop scopes and collections."),
-        "stats": LazyCommand("stats:stats", "Show the statistics of a node."),
-        "fault": LazyCommand("fault:fault", "Make a running node misbehave, to test its consumers."),
+        "serve": LazyCommand("admin.serve:serve", "Run a node."),
+        "user": LazyCommand("admin.user:user", "Manage the users of a node."),
+        "buckets": LazyCommand("admin.buckets:buckets", "List, create and drop buckets."),
+        "collections": LazyCommand(
+            "admin.collections:collections", "List, create, alter and drop scopes and collections."
+        ),
+        "stats": LazyCommand("admin.stats:stats", "Show the statistics of a node."),
+        "fault": LazyCommand("admin.fault:fault", "Make a running node misbehave, to test its consumers."),
     },
     "Run clusters": {
-        "cluster": LazyCommand("cluster:cluster", "Run a cluster: failover, add, remove, rebalance."),
-        "move": LazyCommand("move:move", "Hand vbuckets over to another node."),
-        "replicate": LazyCommand("replicate:replicate", "Carry the changes of one cluster to another."),
+        "cluster": LazyCommand("admin.cluster:cluster", "Run a cluster: failover, add, remove, rebalance."),
+        "move": LazyCommand("admin.move:move", "Hand vbuckets over to another node."),
+        "replicate": LazyCommand("admin.replicate:replicate", "Carry the changes of one cluster to another."),
     },
     "Learn more": {
-        "demo": LazyCommand("demo:demo", "Run the whole pipeline on this machine.", "spark"),
-        "wire": LazyCommand("wire:wire", "Take frames of the protocol apart."),
-        "compile": LazyCommand("compile:compile_kernels", "Compile now what a first start would compile."),
+        "demo": LazyCommand("commands.demo:demo", "Run the whole pipeline on this machine.", "spark"),
+        "wire": LazyCommand("commands.wire:wire", "Take frames of the protocol apart."),
+        "compile": LazyCommand("commands.compile:compile_kernels", "Compile now what a first start would compile."),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
@@ -76,7 +78,7 @@ class LazyGroup(click.Group):
             return None
         module, _, attribute = COMMANDS[cmd_name].target.partition(":")
         try:
-            command = getattr(import_module(f"upriver.cli.commands.{module}"), attribute)
+            command = getattr(import_module(f"upriver.cli.{module}"), attribute)
         except ModuleNotFoundError as error:
             raise CommandFailed(_missing(cmd_name, error)) from error
         assert isinstance(command, click.Command)

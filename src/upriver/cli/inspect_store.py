@@ -14,16 +14,16 @@ from upriver.cli.progress import progress_bar
 from upriver.errors import ConfigError
 
 if TYPE_CHECKING:
-    from upriver.store.upkeep.check import Finding, Looked
+    from upriver.store.upkeep.check import CheckedAmount, StoreFinding
 
 
 def check_directory(path: Path, as_json: bool) -> bool:
     """Print what is damaged in a data directory of a node, or of one bucket; True if nothing is."""
-    from upriver.store.upkeep.check import Looked, check_bucket
+    from upriver.store.upkeep.check import CheckedAmount, check_bucket
 
     buckets = _buckets(path)
-    looked = Looked()
-    findings: list[Finding] = []
+    looked = CheckedAmount()
+    findings: list[StoreFinding] = []
     with progress_bar("checking", 1000 * len(buckets), quiet=as_json, unit="bytes") as advance:
         for number, bucket in enumerate(buckets):
             at_this, found = check_bucket(bucket, partial(_tell, advance, 1000 * number))
@@ -47,7 +47,7 @@ def _buckets(path: Path) -> list[Path]:
     return found
 
 
-def _print(buckets: int, looked: Looked, findings: list[Finding], as_json: bool) -> None:
+def _print(buckets: int, looked: CheckedAmount, findings: list[StoreFinding], as_json: bool) -> None:
     if as_json:
         checked = {"buckets": buckets, **looked._asdict()}
         click.echo(json.dumps({"checked": checked, "damage": [each._asdict() for each in findings]}, indent=2))

@@ -1,55 +1,105 @@
-"""The asyncio client: ``async with upriver.connect(...) as db``, then documents, seqnos and the change feed."""
+"""The client for asyncio: ``async with upriver.aio.connect(...) as db``, then documents, seqnos and the change feed.
+
+``upriver.client.blocking`` has the same names with the same parameters for threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from upriver.client._requests.connections import converse_async
 from upriver.client._requests.operations import AskRun, Connect, Features, Operation, Operations, Pause, Step
-from upriver.client.options import ConnectOptions
+from upriver.client.filters import path_of
+from upriver.client.names import CollectionIds
+from upriver.client.options import ConnectKeywords, ConnectOptions
+from upriver.client.reading import FeedKeywords, FeedOptions
 from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
-from upriver.model import Document, FailoverLog
+from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog
 from upriver.net.aio_conversation import AsyncConversation
 from upriver.protocol.topology import Address, Topology
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from upriver.client._feed.aio_feed import AsyncFeed
+    from upriver.client._feed.aio_feed import AsyncChangeFeed
     from upriver.client.changes import Change
 
 T = TypeVar("T")
 
 
 def connect(
-    connection: str | ConnectOptions,
-    bucket: str | None = None,
-    username: str | None = None,
-    password: str | None = None,
-    **options: Any,
+    connection: str | ConnectOptions, bucket: str | None = None, **options: Unpack[ConnectKeywords]
 ) -> AsyncDatabase:
-    """A bucket of a cluster, to be used with ``async with``. Options as in ``ConnectOptions``."""
-    return AsyncDatabase(ConnectOptions.of(connection, bucket=bucket, username=username, password=password, **options))
+    """A bucket of a cluster, for ``async with``, which connects and closes. Nothing is connected before.
+
+    ``connection`` is ``couchbase://host1,host2:port?option=value`` (``couchbases://``: with TLS), or ``ConnectOptions``
+    with everything in it. ``ConfigError`` for options that cannot work; ``async with`` raises ``ConnectFailed`` if no
+    node answers, and ``AuthenticationFailed`` for a wrong name or password.
+    """
+    return AsyncDatabase(ConnectOptions.of(connection, bucket, **options))
 
 
-class AsyncDatabase:
-    """One bucket of a cluster; any number of tasks may use it."""
+class AsyncKeyValue(ABC):
+    """Documents of one collection. Requests follow documents that move to another node, and retry what is temporary."""
+
+    def __init__(self, operations: Operations) -> None:
+        self.operations = operations
+
+    @abstractmethod
+    async def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:
+        """Run what ``make`` gives for the collection's id; ``name`` is for tracing."""
+
+    async def get(self, key: str | bytes) -> Document:
+        """The document with its CAS; ``KeyNotFound`` if there is none."""
+        return await self._ask("get", lambda number: self.operations.get(key, number))
+
+    async def set(self, key: str | bytes, value: bytes, *, expiry: int = 0, cas: int = 0) -> int:
+        """Write a document; returns its new CAS.
+
+        With ``cas``, only if that is still the document's CAS (``KeyExists`` if not, ``KeyNotFound`` if it is gone).
+        ``expiry``: seconds from now, or a Unix time; 0 is never.
+        """
+        return await self._ask("set", lambda number: self.operations.set(key, value, number, expiry, cas))
+
+    async def add(self, key: str | bytes, value: bytes, *, expiry: int = 0) -> int:
+        """Write a document that must not exist yet (``KeyExists`` if it does); returns its CAS."""
+        return await self._ask("add", lambda number: self.operations.add(key, value, number, expiry))
+
+    async def delete(self, key: str | bytes, *, cas: int = 0) -> int:
+        """Remove a document (``KeyNotFound`` if there is none); returns the CAS of its tombstone."""
+        return await self._ask("delete", lambda number: self.operations.delete(key, number, cas))
+
+    async def set_many(self, documents: Mapping[bytes, bytes]) -> None:
+        """Write many documents, pipelined per node, in no particular order.
+
+        The first refusal that no other try can mend is raised; other documents may have been written then.
+        """
+        await self._ask("set_many", lambda number: self.operations.set_many(documents, number))
+
+
+class AsyncDatabase(AsyncKeyValue):
+    """One bucket; any number of tasks may use it.
+
+    Its document methods mean the default collection; ``collection`` gives the others.
+    """
 
     def __init__(self, options: ConnectOptions) -> None:
+        super().__init__(Operations(options, options.seeds))
         self.options = options
         self._connections: dict[Address, AsyncConversation] = {}
         self._opening: dict[Address, asyncio.Lock] = {}
-        self._operations = Operations(options, options.seeds)
-        self._feeds: set[AsyncFeed[Any]] = set()
+        self._ids = CollectionIds(self.operations)
+        self._feeds: set[AsyncChangeFeed[Any]] = set()
 
     async def __aenter__(self) -> AsyncDatabase:
         try:
-            self._operations.seeds = await asyncio.to_thread(srv_seeds, self.options)
-            await self.run(self._operations.bootstrap())
+            self.operations.seeds = await asyncio.to_thread(srv_seeds, self.options)
+            await self.run(self.operations.bootstrap())
         except BaseException:
             await self.close()
             raise
@@ -59,25 +109,77 @@ class AsyncDatabase:
         await self.close()
 
     async def close(self) -> None:
+        """Close all connections, and all feeds of this database; their positions stay readable."""
         for feed in list(self._feeds):
             await feed.close()
         for address in list(self._connections):
             self._drop(address)
+
+    def collection(self, name: str) -> AsyncCollection:
+        """A collection by its name, ``"scope.collection"``, or ``"collection"`` in the default scope.
+
+        Nothing is asked now. The first request looks the name up, and raises ``UnknownCollection`` or
+        ``UnknownScope`` if the bucket has none; one that is dropped and created again is found again.
+        """
+        return AsyncCollection(self, name)
+
+    async def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:
+        return await self.run(make(DEFAULT_COLLECTION), name)
 
     # ---------------------------------------------------------------------------------------------- cluster
 
     @property
     def topology(self) -> Topology:
         """The newest cluster map that we have seen."""
-        return self._operations.topology
+        return self.operations.topology
 
     async def refresh(self) -> Topology:
         """Ask for the newest cluster map."""
-        return await self.run(self._operations.bootstrap())
+        return await self.run(self.operations.bootstrap())
 
-    async def run(self, operation: Operation[T]) -> T:
-        """Do what an operation asks for until it has its result."""
-        with span(getattr(operation, "__name__", "operation"), self.options.bucket):
+    async def high_seqnos(self, *, complete: bool = True) -> dict[int, int]:
+        """The high seqno of every vbucket. ``complete`` waits for those on the move; without it, they are left out."""
+        return await self.run(self.operations.high_seqnos(complete=complete))
+
+    async def failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
+        """The failover log of each vbucket."""
+        return await self.run(self.operations.failover_logs(vbuckets))
+
+    async def persisted_seqnos(self, branches: Mapping[int, int]) -> dict[int, int]:
+        """Up to where each vbucket's branch (by its vbuuid) is on disk everywhere; 0 where that is not known."""
+        return await self.run(self.operations.persisted(branches))
+
+    async def manifest(self) -> dict[str, Any]:
+        """The collections manifest, as its JSON says it."""
+        return await self.run(self.operations.manifest())
+
+    async def collections(self) -> list[str]:
+        """The names of all collections, as ``collection`` takes them."""
+        return sorted(map(".".join, (await self.run(self.operations.collection_names())).values()))
+
+    async def stats(self, group: str = "") -> dict[str, dict[str, str]]:
+        """A group of statistics of every node, by its address."""
+        return await self.run(self.operations.stats(group))
+
+    # ---------------------------------------------------------------------------------------------- the feed
+
+    def changes(self, **options: Unpack[FeedKeywords]) -> AsyncChangeFeed[Change]:
+        """Changes one by one, as typed objects: ``async for change in db.changes(end="now")``."""
+        from upriver.client._feed.aio_feed import AsyncChangeFeed
+
+        return AsyncChangeFeed(self, FeedOptions.of(**options), batches=False)
+
+    def change_batches(self, **options: Unpack[FeedKeywords]) -> AsyncChangeFeed[pa.RecordBatch]:
+        """Changes as Arrow batches in the schema ``upriver.records.schema.CHANGES``."""
+        from upriver.client._feed.aio_feed import AsyncChangeFeed
+
+        return AsyncChangeFeed(self, FeedOptions.of(**options), batches=True)
+
+    # ---------------------------------------------------------------------------------------------- conversations
+
+    async def run(self, operation: Operation[T], name: str = "") -> T:
+        """For upriver's own modules: hold one of the conversations of ``operations``, traced as ``name``."""
+        with span(name or getattr(operation, "__name__", "operation"), self.options.bucket):
             return await self._run(operation)
 
     async def _run(self, operation: Operation[T]) -> T:
@@ -109,7 +211,7 @@ class AsyncDatabase:
         async with self._opening.setdefault(address, asyncio.Lock()):
             found = self._connections.get(address)
             if found is None or found.broken:
-                found = await converse_async(address, self.options, again=self._operations.connected)
+                found = await converse_async(address, self.options, again=self.operations.connected)
                 self._connections[address] = found
             return found
 
@@ -117,71 +219,18 @@ class AsyncDatabase:
         if connection := self._connections.pop(address, None):
             connection.close()
 
-    # ---------------------------------------------------------------------------------------------- documents
 
-    async def get(self, key: str | bytes, collection_id: int = 0) -> Document:
-        """A document; ``KeyNotFound`` if there is none."""
-        return await self.run(self._operations.get(key, collection_id))
+class AsyncCollection(AsyncKeyValue):
+    """The documents of one collection of an ``AsyncDatabase``, which made it."""
 
-    async def set(
-        self, key: str | bytes, value: bytes, collection_id: int = 0, *, expiry: int = 0, cas: int = 0
-    ) -> int:
-        """Write a document (with ``cas``: only if that is still its CAS); its new CAS."""
-        return await self.run(self._operations.set(key, value, collection_id, expiry, cas))
+    def __init__(self, database: AsyncDatabase, name: str) -> None:
+        super().__init__(database.operations)
+        self.name = ".".join(path_of(name))
+        self._database = database
 
-    async def add(self, key: str | bytes, value: bytes, collection_id: int = 0, *, expiry: int = 0) -> int:
-        """Write a document that must not exist yet (``KeyExists``); its CAS."""
-        return await self.run(self._operations.add(key, value, collection_id, expiry))
+    async def high_seqnos(self) -> dict[int, int]:
+        """The seqno of the collection's newest change in every vbucket; those on the move are left out."""
+        return await self._ask("high_seqnos", self.operations.high_seqnos)
 
-    async def delete(self, key: str | bytes, collection_id: int = 0, *, cas: int = 0) -> int:
-        """Remove a document; the CAS of its tombstone."""
-        return await self.run(self._operations.delete(key, collection_id, cas))
-
-    async def set_many(self, documents: Mapping[bytes, bytes], collection_id: int = 0) -> None:
-        """Write many documents, pipelined per node."""
-        await self.run(self._operations.set_many(documents, collection_id))
-
-    # ---------------------------------------------------------------------------------------------- history
-
-    async def high_seqnos(self, collection_id: int | None = None, *, complete: bool = True) -> dict[int, int]:
-        """The high seqno of every active vbucket (of one collection); ``complete`` waits for those on the move."""
-        return await self.run(self._operations.high_seqnos(collection_id, complete=complete))
-
-    async def failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
-        """The failover log of each vbucket."""
-        return await self.run(self._operations.failover_logs(vbuckets))
-
-    async def manifest(self) -> dict[str, Any]:
-        """The collections manifest."""
-        return await self.run(self._operations.manifest())
-
-    async def collection_names(self) -> dict[int, tuple[str, str]]:
-        """Scope and collection name by collection id."""
-        return await self.run(self._operations.collection_names())
-
-    async def collection_id(self, path: str) -> int:
-        """The id of ``scope.collection``."""
-        return await self.run(self._operations.collection_id(path))
-
-    async def stats(self, group: str = "") -> dict[str, dict[str, str]]:
-        """A group of statistics of every node, by its address."""
-        return await self.run(self._operations.stats(group))
-
-    # ---------------------------------------------------------------------------------------------- the feed
-
-    def changes(self, **read: Any) -> AsyncFeed[Change]:
-        """Changes one by one, as typed objects: ``async for change in db.changes(start="now")``.
-
-        Options as in ``ReadOptions``; ``checkpoint`` and ``request`` as in the blocking ``Database.feed``.
-        """
-        from upriver.client._feed.aio_feed import AsyncFeed
-        from upriver.client.changes import ObjectMaker
-
-        return AsyncFeed(self, ObjectMaker, read, batches=False)
-
-    def change_batches(self, **read: Any) -> AsyncFeed[pa.RecordBatch]:
-        """Changes as Arrow batches in the schema ``upriver.records.CHANGES``."""
-        from upriver.client._feed.aio_feed import AsyncFeed
-        from upriver.client._feed.arrow import BatchMaker
-
-        return AsyncFeed(self, BatchMaker, read, batches=True)
+    async def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:
+        return await self._database.run(self._database._ids.within(self.name, make), name)

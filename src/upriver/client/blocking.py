@@ -1,58 +1,103 @@
-"""The client for threads and Spark executors: documents, seqnos, and the change feed as Arrow batches.
+"""The client for threads: ``with upriver.connect(...) as db``, then documents, seqnos and the change feed.
 
-One thread pumps all connections of a feed. Memory is bounded by the flow-control window per node: its bytes are
-acknowledged when the caller comes back for more.
+``upriver.client.aio`` has the same names with the same parameters for asyncio.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from upriver.client._requests.connections import converse
 from upriver.client._requests.operations import AskRun, Connect, Features, Operation, Operations, Pause, Step
-from upriver.client.names import Names
-from upriver.client.options import ConnectOptions
+from upriver.client.filters import path_of
+from upriver.client.names import CollectionIds
+from upriver.client.options import ConnectKeywords, ConnectOptions
+from upriver.client.reading import FeedKeywords, FeedOptions
 from upriver.client.srv import srv_seeds
 from upriver.client.tracing import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
-from upriver.model import Document, FailoverLog
+from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog
 from upriver.net.conversation import Conversation
-from upriver.protocol.feed.cluster_feed import FeedRequest
 from upriver.protocol.topology import Address, Topology
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from upriver.client._feed.blocking_feed import BlockingFeed
+    from upriver.client._feed.blocking_feed import ChangeFeed
     from upriver.client.changes import Change
-    from upriver.client.checkpoints import CheckpointStore
-    from upriver.client.reading import ReadOptions
 
 T = TypeVar("T")
 
 
-def connect(connection: str | ConnectOptions, bucket: str | None = None, **options: Any) -> Database:
-    """A bucket of a cluster; a context manager. Options as in ``ConnectOptions``."""
-    return Database(ConnectOptions.of(connection, bucket=bucket, **options))
+def connect(
+    connection: str | ConnectOptions, bucket: str | None = None, **options: Unpack[ConnectKeywords]
+) -> Database:
+    """Connect to a bucket of a cluster, and wait until that is done. Use it in ``with``, which closes it.
+
+    ``connection`` is ``couchbase://host1,host2:port?option=value`` (``couchbases://``: with TLS), or ``ConnectOptions``
+    with everything in it. ``ConfigError`` for options that cannot work, ``ConnectFailed`` if no node answers,
+    ``AuthenticationFailed`` for a wrong name or password.
+    """
+    return Database(ConnectOptions.of(connection, bucket, **options))
 
 
-class Database:
+class KeyValue(ABC):
+    """Documents of one collection. Requests follow documents that move to another node, and retry what is temporary."""
+
+    def __init__(self, operations: Operations) -> None:
+        self.operations = operations
+
+    @abstractmethod
+    def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:
+        """Run what ``make`` gives for the collection's id; ``name`` is for tracing."""
+
+    def get(self, key: str | bytes) -> Document:
+        """The document with its CAS; ``KeyNotFound`` if there is none."""
+        return self._ask("get", lambda number: self.operations.get(key, number))
+
+    def set(self, key: str | bytes, value: bytes, *, expiry: int = 0, cas: int = 0) -> int:
+        """Write a document; returns its new CAS.
+
+        With ``cas``, only if that is still the document's CAS (``KeyExists`` if not, ``KeyNotFound`` if it is gone).
+        ``expiry``: seconds from now, or a Unix time; 0 is never.
+        """
+        return self._ask("set", lambda number: self.operations.set(key, value, number, expiry, cas))
+
+    def add(self, key: str | bytes, value: bytes, *, expiry: int = 0) -> int:
+        """Write a document that must not exist yet (``KeyExists`` if it does); returns its CAS."""
+        return self._ask("add", lambda number: self.operations.add(key, value, number, expiry))
+
+    def delete(self, key: str | bytes, *, cas: int = 0) -> int:
+        """Remove a document (``KeyNotFound`` if there is none); returns the CAS of its tombstone."""
+        return self._ask("delete", lambda number: self.operations.delete(key, number, cas))
+
+    def set_many(self, documents: Mapping[bytes, bytes]) -> None:
+        """Write many documents, pipelined per node, in no particular order.
+
+        The first refusal that no other try can mend is raised; other documents may have been written then.
+        """
+        self._ask("set_many", lambda number: self.operations.set_many(documents, number))
+
+
+class Database(KeyValue):
     """One bucket, reached by blocking sockets. Not for several threads at once.
 
-    ``again``: these options have worked before, so a bucket that is not there yet is ``ConnectFailed``, as any node
-    that is away. To others, it is an error of its own.
+    Its document methods mean the default collection; ``collection`` gives the others.
     """
 
     def __init__(self, options: ConnectOptions, *, again: bool = False) -> None:
+        """``again``: these options have worked before, so a bucket that is not there yet is ``ConnectFailed``, as any
+        node that is away. To others, it is an error of its own."""
+        super().__init__(Operations(options, srv_seeds(options)))
         self.options, self._again = options, again
         self._connections: dict[Address, Conversation] = {}
-        self._operations = Operations(options, srv_seeds(options))
+        self._ids = CollectionIds(self.operations)
+        self._feeds: set[ChangeFeed[Any]] = set()
         try:
-            self.run(self._operations.bootstrap())
+            self.run(self.operations.bootstrap())
         except BaseException:
             self.close()
             raise
@@ -64,23 +109,77 @@ class Database:
         self.close()
 
     def close(self) -> None:
+        """Close all connections, and all feeds of this database; their positions stay readable."""
+        for feed in list(self._feeds):
+            feed.close()
         for address in list(self._connections):
             self._drop(address)
+
+    def collection(self, name: str) -> Collection:
+        """A collection by its name, ``"scope.collection"``, or ``"collection"`` in the default scope.
+
+        Nothing is asked now. The first request looks the name up, and raises ``UnknownCollection`` or
+        ``UnknownScope`` if the bucket has none; one that is dropped and created again is found again.
+        """
+        return Collection(self, name)
+
+    def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:
+        return self.run(make(DEFAULT_COLLECTION), name)
 
     # ---------------------------------------------------------------------------------------------- cluster
 
     @property
     def topology(self) -> Topology:
         """The newest cluster map that we have seen."""
-        return self._operations.topology
+        return self.operations.topology
 
     def refresh(self) -> Topology:
         """Ask for the newest cluster map."""
-        return self.run(self._operations.bootstrap())
+        return self.run(self.operations.bootstrap())
 
-    def run(self, operation: Operation[T]) -> T:
-        """Do what an operation asks for until it has its result."""
-        with span(getattr(operation, "__name__", "operation"), self.options.bucket):
+    def high_seqnos(self, *, complete: bool = True) -> dict[int, int]:
+        """The high seqno of every vbucket. ``complete`` waits for those on the move; without it, they are left out."""
+        return self.run(self.operations.high_seqnos(complete=complete))
+
+    def failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
+        """The failover log of each vbucket."""
+        return self.run(self.operations.failover_logs(vbuckets))
+
+    def persisted_seqnos(self, branches: Mapping[int, int]) -> dict[int, int]:
+        """Up to where each vbucket's branch (by its vbuuid) is on disk everywhere; 0 where that is not known."""
+        return self.run(self.operations.persisted(branches))
+
+    def manifest(self) -> dict[str, Any]:
+        """The collections manifest, as its JSON says it."""
+        return self.run(self.operations.manifest())
+
+    def collections(self) -> list[str]:
+        """The names of all collections, as ``collection`` takes them."""
+        return sorted(map(".".join, self.run(self.operations.collection_names()).values()))
+
+    def stats(self, group: str = "") -> dict[str, dict[str, str]]:
+        """A group of statistics of every node, by its address."""
+        return self.run(self.operations.stats(group))
+
+    # ---------------------------------------------------------------------------------------------- the feed
+
+    def changes(self, **options: Unpack[FeedKeywords]) -> ChangeFeed[Change]:
+        """Changes one by one, as typed objects: ``for change in db.changes(end="now")``."""
+        from upriver.client._feed.blocking_feed import ChangeFeed
+
+        return ChangeFeed(self, FeedOptions.of(**options), batches=False)
+
+    def change_batches(self, **options: Unpack[FeedKeywords]) -> ChangeFeed[pa.RecordBatch]:
+        """Changes as Arrow batches in the schema ``upriver.records.schema.CHANGES``."""
+        from upriver.client._feed.blocking_feed import ChangeFeed
+
+        return ChangeFeed(self, FeedOptions.of(**options), batches=True)
+
+    # ---------------------------------------------------------------------------------------------- conversations
+
+    def run(self, operation: Operation[T], name: str = "") -> T:
+        """For upriver's own modules: hold one of the conversations of ``operations``, traced as ``name``."""
+        with span(name or getattr(operation, "__name__", "operation"), self.options.bucket):
             return self._run(operation)
 
     def _run(self, operation: Operation[T]) -> T:
@@ -116,7 +215,7 @@ class Database:
 
     def _connect(self, address: Address) -> Conversation:
         if address not in self._connections:
-            again = self._again or self._operations.connected
+            again = self._again or self.operations.connected
             self._connections[address] = converse(address, self.options, again=again)
         return self._connections[address]
 
@@ -124,115 +223,23 @@ class Database:
         if connection := self._connections.pop(address, None):
             connection.close()
 
-    # ---------------------------------------------------------------------------------------------- documents
 
-    def get(self, key: str | bytes, collection_id: int = 0) -> Document:
-        """A document; ``KeyNotFound`` if there is none."""
-        return self.run(self._operations.get(key, collection_id))
+class Collection(KeyValue):
+    """The documents of one collection of a ``Database``, which made it."""
 
-    def set(self, key: str | bytes, value: bytes, collection_id: int = 0, *, expiry: int = 0, cas: int = 0) -> int:
-        """Write a document (with ``cas``: only if that is still its CAS); its new CAS."""
-        return self.run(self._operations.set(key, value, collection_id, expiry, cas))
+    def __init__(self, database: Database, name: str) -> None:
+        super().__init__(database.operations)
+        self.name = ".".join(path_of(name))
+        self._database = database
 
-    def add(self, key: str | bytes, value: bytes, collection_id: int = 0, *, expiry: int = 0) -> int:
-        """Write a document that must not exist yet (``KeyExists``); its CAS."""
-        return self.run(self._operations.add(key, value, collection_id, expiry))
+    def high_seqnos(self) -> dict[int, int]:
+        """The seqno of the collection's newest change in every vbucket; those on the move are left out."""
+        return self._ask("high_seqnos", self.operations.high_seqnos)
 
-    def delete(self, key: str | bytes, collection_id: int = 0, *, cas: int = 0) -> int:
-        """Remove a document; the CAS of its tombstone."""
-        return self.run(self._operations.delete(key, collection_id, cas))
-
-    def set_many(self, documents: Mapping[bytes, bytes], collection_id: int = 0) -> None:
-        """Write many documents, pipelined per node; a refusal that no other try can mend is raised."""
-        self.run(self._operations.set_many(documents, collection_id))
-
-    # ---------------------------------------------------------------------------------------------- history
-
-    def high_seqnos(self, collection_id: int | None = None, *, complete: bool = True) -> dict[int, int]:
-        """The high seqno of every active vbucket (of one collection); ``complete`` waits for those on the move."""
-        return self.run(self._operations.high_seqnos(collection_id, complete=complete))
-
-    def failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
-        """The failover log of each vbucket."""
-        return self.run(self._operations.failover_logs(vbuckets))
-
-    def persisted_seqnos(self, branches: Mapping[int, int]) -> dict[int, int]:
-        """Up to where each vbucket's branch is on disk everywhere; 0 where that is not known."""
-        return self.run(self._operations.persisted(branches))
-
-    # ---------------------------------------------------------------------------------------------- the rest
-
-    def manifest(self) -> dict[str, Any]:
-        """The collections manifest."""
-        return self.run(self._operations.manifest())
-
-    def collection_names(self) -> dict[int, tuple[str, str]]:
-        """Scope and collection name by collection id."""
-        return self.run(self._operations.collection_names())
-
-    def collection_id(self, path: str) -> int:
-        """The id of ``scope.collection``."""
-        return self.run(self._operations.collection_id(path))
-
-    def stats(self, group: str = "") -> dict[str, dict[str, str]]:
-        """A group of statistics of every node, by its address."""
-        return self.run(self._operations.stats(group))
-
-    # ---------------------------------------------------------------------------------------------- the feed
-
-    def feed(
-        self,
-        request: FeedRequest | None = None,
-        *,
-        window: int | None = None,
-        name: str = "",
-        checkpoint: CheckpointStore | None = None,
-        **read: Any,
-    ) -> BlockingFeed:
-        """A feed that this thread will pump: what ``request`` says, or what ``ReadOptions`` say.
-
-        With a ``checkpoint`` store it starts at the saved position, if there is one, and ``confirm`` saves it.
-        """
-        from upriver.client.reading import ReadOptions, missed, settled
-
-        if checkpoint and (saved := checkpoint.load()):
-            read["start"] = saved
-        options = self.run(settled(self._operations, ReadOptions.of(**read, name=name)))
-        earlier = [] if request else self.run(missed(self._operations, options))
-        return self._feed(options, request, window, checkpoint, [self._feed(one, None, window) for one in earlier])
-
-    def _feed(
-        self,
-        read: ReadOptions,
-        request: FeedRequest | None,
-        window: int | None,
-        checkpoint: CheckpointStore | None = None,
-        earlier: Sequence[BlockingFeed] = (),
-    ) -> BlockingFeed:
-        from upriver.client._feed.blocking_feed import BlockingFeed
-        from upriver.client._feed.subscription import Subscription
-        from upriver.client.reading import plan, settings_of
-
-        settings = settings_of(self.options, read, read.name or default_name())
-        if window is not None:
-            settings = replace(settings, buffer_bytes=window)
-        known = None if request else read.filter
-        request = request or self.run(plan(self._operations, read))
-        names = Names.of_manifest(self.manifest())
-        subscription = Subscription(self._operations, request, settings, names, read, known)
-        return BlockingFeed(subscription, self, checkpoint, earlier)
-
-    def change_batches(self, request: FeedRequest | None = None, **options: Any) -> Iterator[pa.RecordBatch]:
-        """Changes as Arrow batches in the schema ``upriver.records.CHANGES``; options as in ``ReadOptions``."""
-        with self.feed(request, **options) as feed:
-            yield from feed.batches()
-
-    def changes(self, request: FeedRequest | None = None, **options: Any) -> Iterator[Change]:
-        """Changes one by one, as typed objects; options as in ``ReadOptions``."""
-        with self.feed(request, **options) as feed:
-            yield from feed.changes()
+    def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:
+        return self._database.run(self._database._ids.within(self.name, make), name)
 
 
-def default_name() -> str:
-    """A connection name that nobody else has: the same name twice would end the other connection."""
-    return f"upriver:{secrets.token_hex(6)}"
+def collection_names(database: Database) -> dict[int, tuple[str, str]]:
+    """For upriver's own modules, which speak of collections by id where changes do: scope and name by id."""
+    return database.run(database.operations.collection_names())

@@ -1,11 +1,11 @@
-"""Changes as typed objects, for callers who want one at a time; made from columns many at a time."""
+"""Changes as typed objects, for callers that take one at a time; made from columns, many at a time."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from upriver.client._feed.bundle import Bundle
 from upriver.client.names import Names
@@ -22,7 +22,11 @@ _WRAPPED = int(Datatype.SNAPPY | Datatype.XATTR)
 
 
 class Mutation(NamedTuple):
-    """A document was written. ``value`` is without xattrs and not compressed; None if values were not asked for."""
+    """A document was written.
+
+    ``value`` is without xattrs and not compressed; None if values were not asked for. ``vbuuid`` is the branch that the
+    change belongs to, ``epoch`` the number of rollbacks of the vbucket before it.
+    """
 
     vbucket: int
     seqno: int
@@ -42,7 +46,7 @@ class Mutation(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """A document was removed, or (as ``expired``) its time ran out."""
+    """A document was removed, or (``expired``) its time ran out."""
 
     vbucket: int
     seqno: int
@@ -60,7 +64,7 @@ class Deletion(NamedTuple):
 
 
 class CollectionChanged(NamedTuple):
-    """A collection or scope came, changed or went; ``content`` says which, per vbucket."""
+    """A collection or scope came, changed or went, which every vbucket tells; ``content`` says what happened."""
 
     vbucket: int
     seqno: int
@@ -72,6 +76,7 @@ class CollectionChanged(NamedTuple):
 
     @property
     def created(self) -> bool:
+        """Whether a collection exists from now on: it was created, changed or flushed."""
         return isinstance(self.content, CollectionBegun)
 
 
@@ -79,9 +84,9 @@ Change = Mutation | Deletion | RolledBack | CollectionChanged
 
 
 class ObjectMaker:
-    """Feed events to lists of changes, one list per run of rows."""
+    """Makes changes of feed events, one bundle per event."""
 
-    holds = False  # nothing waits here: every event is made at once
+    holds = False  # nothing waits here: every event becomes a bundle at once
 
     def __init__(
         self,
@@ -91,7 +96,7 @@ class ObjectMaker:
         values: bool = True,
         xattrs: bool = False,
         system_events: bool = True,
-        where: Callable[[Any], bool] | None = None,
+        where: Callable[[Mutation | Deletion], bool] | None = None,
     ) -> None:
         self.feed, self.names, self._where = feed, names, where
         self._values, self._xattrs, self._system_events = values, xattrs, system_events
@@ -122,7 +127,7 @@ class ObjectMaker:
             link.decoder.clear()
         return Bundle(changes, [event], self.feed.table.frozen(), single=True)
 
-    def _changes(self, columns: Columns, first: int, last: int) -> list[Any]:
+    def _changes(self, columns: Columns, first: int, last: int) -> list[Mutation | Deletion]:
         events = columns["event"][first:last].tolist()
         datatypes = columns["datatype"][first:last]
         if columns.dropped or (datatypes & _WRAPPED).any() or set(events) != {Opcode.DCP_MUTATION}:
@@ -135,11 +140,11 @@ class ObjectMaker:
         )  # fmt: skip
         return _uncollected(rows)
 
-    def _one_by_one(self, columns: Columns, first: int, last: int, events: list[int]) -> list[Any]:
+    def _one_by_one(self, columns: Columns, first: int, last: int, events: list[int]) -> list[Mutation | Deletion]:
         c = _Lists(columns, first, last, self.names)
         datatypes = columns["datatype"][first:last].tolist()
         delete_times = columns["delete_time"][first:last].tolist()
-        found: list[Any] = []
+        found: list[Mutation | Deletion] = []
         for n, event in enumerate(events):
             if not event:
                 continue
@@ -175,11 +180,10 @@ class ObjectMaker:
         return value, xattrs if self._xattrs else None, datatype & ~_WRAPPED
 
 
-def _uncollected(rows: Iterator[Any]) -> list[Any]:
+def _uncollected(rows: Iterator[tuple[object, ...]]) -> list[Mutation | Deletion]:
     """Mutations from their fields, in a third of the time of calling ``Mutation``.
 
-    Half of what is left would go to the garbage collector, which looks for cycles among thousands of new tuples that
-    cannot have any; so it pauses.
+    The garbage collector pauses: it would spend as long looking for cycles among tuples that cannot have any.
     """
     collecting = gc.isenabled()
     gc.disable()

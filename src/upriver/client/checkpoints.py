@@ -1,28 +1,37 @@
-"""Where positions are kept between two lives of a reader: a file, an SQLite database, or documents in a bucket.
+"""Checkpoints: positions that are kept between two lives of a reader, in a file, an SQLite database or a bucket.
 
 A store keeps one value per name. Saving replaces it in one step, so that a crash leaves the old or the new one. What
-cannot be read raises ``CorruptCheckpoint``; ``delete()`` is the way on, and means reading from the beginning.
+cannot be read raises ``CorruptCheckpoint``; after ``delete()``, everything is read from the beginning.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from upriver.client.positions import Positions
 from upriver.errors import CheckpointError, CorruptCheckpoint, KeyNotFound
 from upriver.files import replace_file
 
+if TYPE_CHECKING:
+    from upriver.client.blocking import KeyValue
+
 
 class CheckpointStore(Protocol):
-    """What a feed needs of a store."""
+    """What a feed needs of a store; any class with these methods will do."""
 
-    def load(self) -> Positions | None: ...
-    def save(self, positions: Positions) -> None: ...
-    def delete(self) -> None: ...
+    def load(self) -> Positions | None:
+        """The saved positions; None if there are none."""
+
+    def save(self, positions: Positions) -> None:
+        """Replace the saved positions in one step: a crash leaves the old or the new ones."""
+
+    def delete(self) -> None:
+        """Forget the positions: the next reader begins at the beginning."""
 
 
 def parse(text: str | bytes, where: str) -> Positions:
@@ -61,20 +70,24 @@ class FileCheckpoint:
         self.path = Path(path)
 
     def load(self) -> Positions | None:
+        """The saved positions; None if there is no file."""
         found = read_file(self.path)
         return None if found is None else parse(found, str(self.path))
 
-    def save(self, positions: Positions, **beside: Any) -> None:
+    def save(self, positions: Positions, beside: Mapping[str, object] | None = None) -> None:
         """Replace the file; ``beside`` is kept in the same JSON object, for whoever reads it."""
-        write_file(self.path, json.dumps({**positions.to_json(), **beside}, separators=(",", ":")))
+        write_file(self.path, json.dumps({**positions.to_json(), **(beside or {})}, separators=(",", ":")))
 
     def delete(self) -> None:
+        """Forget the positions: the next reader begins at the beginning."""
         self.path.unlink(missing_ok=True)
 
 
 class SqliteCheckpoint:
-    """A row of the table ``upriver_checkpoints``. With ``connection``, it is part of the caller's transactions:
-    commit positions together with what was made of the changes, and neither is ever ahead of the other.
+    """A row of the table ``upriver_checkpoints`` of an SQLite database.
+
+    With ``connection``, saving is part of the caller's transactions: commit the positions together with what was made
+    of the changes, and neither is ever ahead of the other.
     """
 
     def __init__(
@@ -85,14 +98,17 @@ class SqliteCheckpoint:
         self._do("CREATE TABLE IF NOT EXISTS upriver_checkpoints (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
 
     def load(self) -> Positions | None:
+        """The saved positions; None if there are none."""
         rows = self._do("SELECT value FROM upriver_checkpoints WHERE name = ?", self.name)
         return parse(rows[0][0], f"checkpoint {self.name!r} in {self._path or 'SQLite'}") if rows else None
 
     def save(self, positions: Positions) -> None:
+        """Replace the row, in the caller's transaction if it gave a connection."""
         value = json.dumps(positions.to_json(), separators=(",", ":"))
         self._do("INSERT OR REPLACE INTO upriver_checkpoints VALUES (?, ?)", self.name, value)
 
     def delete(self) -> None:
+        """Forget the positions: the next reader begins at the beginning."""
         self._do("DELETE FROM upriver_checkpoints WHERE name = ?", self.name)
 
     def _do(self, statement: str, *values: str) -> list[Any]:
@@ -107,34 +123,30 @@ class SqliteCheckpoint:
             raise CorruptCheckpoint(f"{self._path}: {error}; delete the file to start again") from error
 
 
-class Documents(Protocol):
-    """The part of a database that a checkpoint in documents uses: the blocking client's ``Database`` has it."""
-
-    def get(self, key: str, collection_id: int = 0) -> Any: ...
-    def set(self, key: str, value: bytes, collection_id: int = 0) -> int: ...
-    def delete(self, key: str, collection_id: int = 0) -> int: ...
-
-
 class BucketCheckpoint:
-    """A document of a bucket, which may be the one that is read: a reader sees its own checkpoints as changes then,
-    and should not save again because of them.
+    """A document of a bucket, in the default collection or in another one: ``BucketCheckpoint(db.collection("a.b"))``.
+
+    It may be the bucket that is read. A reader sees its own checkpoints as changes then, and should not save again
+    because of them. The database is a blocking one, also for feeds on asyncio, and is best used for nothing else there.
     """
 
-    def __init__(self, database: Documents, name: str = "default", collection_id: int = 0) -> None:
+    def __init__(self, documents: KeyValue, name: str = "default") -> None:
         self.key = f"_upriver:checkpoint:{name}"
-        self._database, self._collection_id = database, collection_id
+        self._documents = documents
 
     def load(self) -> Positions | None:
+        """The saved positions; None if there are none."""
         try:
-            found = self._database.get(self.key, self._collection_id)
+            found = self._documents.get(self.key)
         except KeyNotFound:
             return None
         return parse(found.value, f"document {self.key!r}")
 
     def save(self, positions: Positions) -> None:
-        value = json.dumps(positions.to_json(), separators=(",", ":")).encode()
-        self._database.set(self.key, value, self._collection_id)
+        """Replace the document."""
+        self._documents.set(self.key, json.dumps(positions.to_json(), separators=(",", ":")).encode())
 
     def delete(self) -> None:
+        """Forget the positions: the next reader begins at the beginning."""
         with suppress(KeyNotFound):
-            self._database.delete(self.key, self._collection_id)
+            self._documents.delete(self.key)

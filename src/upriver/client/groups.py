@@ -1,8 +1,8 @@
 """Consumer groups: several processes share a feed by ranges of vbuckets.
 
 One ``SharedValue`` holds the members, what each of them reads, and the positions. A member reads a vbucket only after
-whoever read it before has let go of it or has gone silent, and saves positions only of what it still holds, so a
-member that was thought dead cannot overwrite its successor's work. Nobody's clock is compared with anybody else's.
+the one that read it before has released it, or has been silent for too long. It saves positions only of what it still
+holds, so a member that was taken for dead cannot overwrite its successor's work. Clocks are never compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from upriver.client.checkpoints import parse
 from upriver.client.positions import Positions
@@ -20,15 +20,21 @@ from upriver.client.shared_values import SharedDocument, SharedFile, SharedRow, 
 from upriver.errors import CheckpointError, ForeignCheckpoint
 
 if TYPE_CHECKING:
-    from upriver.client._feed.blocking_feed import BlockingFeed
+    import pyarrow as pa
+
+    from upriver.client._feed.blocking_feed import ChangeFeed
     from upriver.client.blocking import Database
+    from upriver.client.reading import FeedKeywords
 
 __all__ = ["Group", "Share", "SharedDocument", "SharedFile", "SharedRow", "SharedValue", "read_as_member", "share_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a member may read now. Another ``term``: it was given up in between, and must go on from what is saved."""
+    """What a member may read now.
+
+    When ``term`` changes, the group has given the member up in between: it must go on from what is saved.
+    """
 
     vbuckets: tuple[int, ...]
     members: int
@@ -36,10 +42,10 @@ class Share:
 
 
 class Group:
-    """One member's view of its group.
+    """One member of a group of readers, and the store of their positions: a ``CheckpointStore``.
 
-    A member is alive while its count of beats grows; each of the others measures that with a clock of its own, which
-    only has to run on evenly.
+    A member is alive while its count of beats grows; each of the others measures that with a clock of its own. Without
+    a ``member`` name it gets one that nobody else has. One that is silent for ``ttl_s`` loses its vbuckets.
     """
 
     def __init__(
@@ -58,10 +64,9 @@ class Group:
         return not self._term
 
     def beat(self, vbuckets: int) -> Share:
-        """Say that we are alive; the answer is what we may read. Call it at least every third of ``ttl_s``.
+        """Tell the group that we are alive; the answer is what we may read. Call it at least every third of ``ttl_s``.
 
-        What was held before and is not in the answer must be let go of: stop reading it, then beat again. Only then
-        will others get it.
+        Stop reading what was held before and is not in the answer, then beat again: only then do others get it.
         """
         term = secrets.token_hex(8)
         value = self._value.update(lambda old: self._beaten(old, vbuckets, term))
@@ -84,7 +89,7 @@ class Group:
         return {**old, "members": members}
 
     def _entry(self, mine: Value | None, new_term: str) -> Value:
-        """Ours, or a new one: for a member that was given up, or a process that begins under the name of a dead one."""
+        """Our entry, or a new one if we were given up, or take over the name of a process that is dead."""
         if mine is not None and mine["term"] == self._term:
             return mine
         if mine is not None and self._term:
@@ -103,7 +108,7 @@ class Group:
         return parse(json.dumps(stored), "the group's checkpoint") if stored else None
 
     def save(self, positions: Positions) -> None:
-        """Save the positions of what we hold; ``CheckpointError`` if the group has given it to somebody else."""
+        """Save the positions of what we hold; ``CheckpointError`` if the group has given it to another member."""
         try:
             self._value.update(lambda old: self._saved(old, positions))
         except _Expelled:
@@ -127,7 +132,7 @@ class Group:
         self._value.update(lambda old: {name: entry for name, entry in old.items() if name != "positions"})
 
     def leave(self) -> None:
-        """Let go of everything at once, instead of by silence."""
+        """Release everything now, instead of after ``ttl_s``."""
         self._value.update(self._left)
         self._term, self._held = "", ()
 
@@ -150,12 +155,15 @@ def share_of(members: list[str], member: str, vbuckets: int) -> range:
     return range(vbuckets * index // count, vbuckets * (index + 1) // count)
 
 
-def read_as_member(db: Database, group: Group, **read: Any) -> Iterator[tuple[BlockingFeed, Any]]:
-    """Batches of our share of the feed, for ever; call ``feed.confirm()`` when done with what was given.
+def read_as_member(
+    db: Database, group: Group, **options: Unpack[FeedKeywords]
+) -> Iterator[tuple[ChangeFeed[pa.RecordBatch], pa.RecordBatch]]:
+    """Batches of our share of the bucket, for ever, each with its feed; call ``feed.confirm()`` when done with them.
 
-    When the shares change, the feed is closed after its position was saved as far as it was confirmed, and another is
-    opened; the caller only sees a different ``feed`` object. A caller that takes longer than ``ttl_s`` over a batch
-    loses its vbuckets, and ``confirm`` raises ``CheckpointError``; it may go on with the next batch, of a new feed.
+    When the shares change, the feed is closed and another one is opened at what was confirmed; the caller only sees a
+    different ``feed`` object. A caller that takes longer than ``ttl_s`` over a batch loses its vbuckets, and
+    ``confirm`` raises ``CheckpointError``; it may go on with the next batch, of a new feed. Leaving the loop leaves the
+    group. The options are those of ``change_batches``, without ``checkpoint`` and ``vbuckets``.
     """
     total, idle_s = db.topology.vbuckets, group.ttl_s / 3
     try:
@@ -164,18 +172,19 @@ def read_as_member(db: Database, group: Group, **read: Any) -> Iterator[tuple[Bl
             if not share.vbuckets:
                 time.sleep(idle_s / 4)
                 continue
-            with db.feed(checkpoint=group, vbuckets=share.vbuckets, **read) as feed:
+            mine: FeedKeywords = {**options, "checkpoint": group, "vbuckets": share.vbuckets}
+            with db.change_batches(**mine) as feed:
                 yield from _until_changed(feed, group, share, total, idle_s)
     finally:
         group.leave()
 
 
 def _until_changed(
-    feed: BlockingFeed, group: Group, share: Share, total: int, every_s: float
-) -> Iterator[tuple[BlockingFeed, Any]]:
+    feed: ChangeFeed[pa.RecordBatch], group: Group, share: Share, total: int, every_s: float
+) -> Iterator[tuple[ChangeFeed[pa.RecordBatch], pa.RecordBatch]]:
     beat_at = time.monotonic() + every_s
     while True:
-        for batch in feed.batches(idle_s=every_s):
+        for batch in feed.items(idle_s=every_s):
             yield feed, batch
             if group.expelled or time.monotonic() >= beat_at:
                 break

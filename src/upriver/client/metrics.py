@@ -1,11 +1,12 @@
-"""Figures of a feed for Prometheus: rows, bytes, rollbacks, reconnects and the lag of each vbucket.
+"""Figures of a feed, as a value and for Prometheus: rows, bytes, rollbacks, reconnects and the lag of each vbucket.
 
-Needs prometheus-client (the extra ``metrics``). Figures are read when somebody asks for them; reading costs nothing.
+Prometheus needs prometheus-client (the extra ``metrics``). Figures are read when somebody asks for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,22 @@ if TYPE_CHECKING:
     from upriver.client._feed.subscription import Subscription
 
 
-def _prometheus() -> Any:
-    try:
-        return import_module("prometheus_client")
-    except ImportError as error:
-        raise ConfigError("metrics need prometheus-client: pip install 'upriver[metrics]'") from error
+@dataclass(frozen=True, slots=True)
+class FeedMetrics:
+    """What a feed has done since it was opened."""
+
+    rows: int  # changes that came, wanted or not
+    bytes: int  # of these changes
+    rollbacks: int  # of vbuckets
+    reconnects: int  # connections that were lost or could not be made
+    connections: int  # that are ready now
+
+    @classmethod
+    def of(cls, subscription: Subscription) -> FeedMetrics:
+        """The figures of a feed as they are now."""
+        feed, reconnects = subscription.feed, subscription.reconnects.count
+        ready = sum(link.ready for link in feed.links.values())
+        return cls(subscription.rows, subscription.bytes, feed.rollbacks, reconnects, ready)
 
 
 class FeedCollector:
@@ -31,14 +43,12 @@ class FeedCollector:
         subscription.track_lag = True
 
     def collect(self) -> Iterator[Any]:
-        subscription, feed = self._subscription, self._subscription.feed
-        yield self._counter("rows", "Changes that came, wanted or not.", subscription.rows)
-        yield self._counter("bytes", "Bytes of changes that came.", subscription.bytes)
-        yield self._counter("rollbacks", "Rollbacks of vbuckets.", feed.rollbacks)
-        yield self._counter(
-            "reconnects", "Connections that were lost or could not be made.", subscription.reconnects.count
-        )
-        yield self._gauge("connections", "Connections that are ready.", sum(x.ready for x in feed.links.values()))
+        now = FeedMetrics.of(self._subscription)
+        yield self._counter("rows", "Changes that came, wanted or not.", now.rows)
+        yield self._counter("bytes", "Bytes of changes that came.", now.bytes)
+        yield self._counter("rollbacks", "Rollbacks of vbuckets.", now.rollbacks)
+        yield self._counter("reconnects", "Connections that were lost or could not be made.", now.reconnects)
+        yield self._gauge("connections", "Connections that are ready.", now.connections)
         yield self._lag()
 
     def _counter(self, name: str, what: str, value: float) -> Any:
@@ -60,21 +70,31 @@ class FeedCollector:
         return family
 
 
-def serve_metrics(subscription: Subscription, port: int, host: str = "127.0.0.1", name: str = "feed") -> Any:
-    """Answer Prometheus at ``http://host:port/metrics`` from a thread; the result's ``close()`` ends it."""
-    prometheus = _prometheus()
-    registry = prometheus.CollectorRegistry()
-    registry.register(FeedCollector(subscription, name))
-    server, thread = prometheus.start_http_server(port, host, registry)
-    return _Endpoint(server, thread)
+class MetricsEndpoint:
+    """Answers Prometheus at ``port`` until ``close()``."""
 
-
-class _Endpoint:
     def __init__(self, server: Any, thread: Any) -> None:
         self._server, self._thread = server, thread
         self.port: int = server.server_address[1]
 
     def close(self) -> None:
+        """Stop answering; returns when the port is free."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def serve_metrics(subscription: Subscription, port: int, host: str, name: str) -> MetricsEndpoint:
+    """Answer Prometheus from a thread."""
+    prometheus = _prometheus()
+    registry = prometheus.CollectorRegistry()
+    registry.register(FeedCollector(subscription, name))
+    server, thread = prometheus.start_http_server(port, host, registry)
+    return MetricsEndpoint(server, thread)
+
+
+def _prometheus() -> Any:
+    try:
+        return import_module("prometheus_client")
+    except ImportError as error:
+        raise ConfigError("metrics need prometheus-client: pip install 'upriver[metrics]'") from error

@@ -1,23 +1,27 @@
-"""Names of scopes and collections by id, kept up to date by the feed's own collection events."""
+"""Names and ids of collections: ``Names`` for what a feed brings, ``CollectionIds`` for what a caller asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from upriver.errors import RemoteProtocolError
+from upriver.client._requests.operations import Operation, Operations
+from upriver.errors import RemoteProtocolError, UnknownCollection
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, ScopeCreated
 
 Path = tuple[str, str]
+T = TypeVar("T")
 
 
 class Names:
-    """What a manifest said, and what events have changed since. Ids are never used twice, so names never go away."""
+    """Names by id: what a manifest said, and what events of the feed have changed since.
+
+    An id is never used twice, so no name goes away.
+    """
 
     def __init__(self, collections: Mapping[int, Path] | None = None, scopes: Mapping[int, str] | None = None) -> None:
         self.collections: dict[int, Path] = dict(collections or {0: ("_default", "_default")})
         self.scopes: dict[int, str] = dict(scopes or {0: "_default"})
-        self.flushes: dict[int, int] = {}
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> Names:
@@ -48,3 +52,25 @@ class Names:
 
     def ids_of(self, paths: set[Path]) -> set[int]:
         return {number for number, path in self.collections.items() if path in paths}
+
+
+class CollectionIds:
+    """Ids by name, looked up when a name is first used, and again when a node no longer knows the id.
+
+    A collection that was dropped and created again has another id.
+    """
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._known: dict[str, int] = {}
+
+    def within(self, name: str, make: Callable[[int], Operation[T]]) -> Operation[T]:
+        """What ``make`` asks with the collection's id; ``UnknownCollection`` or ``UnknownScope`` if there is none."""
+        known = self._known.get(name)
+        if known is not None:
+            try:
+                return (yield from make(known))
+            except UnknownCollection:
+                self._known.pop(name, None)
+        found = self._known[name] = yield from self._operations.collection_id(name)
+        return (yield from make(found))

@@ -13,7 +13,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 from upriver.errors import ConfigError
@@ -23,14 +23,39 @@ DEFAULT_PORT = 11210
 DEFAULT_TLS_PORT = 11207
 DEFAULT_WINDOW = 20 * 1024 * 1024
 ENVIRONMENT_PREFIX = "UPRIVER_"
-NETWORKS = ("auto", "default", "external")
+Network = Literal["auto", "default", "external"]
+NETWORKS: tuple[Network, ...] = get_args(Network)
 _OF_THE_STRING = ("seeds", "tls")  # said by couchbase:// or couchbases://, and by nothing else
 _SECONDS = ("connect_timeout_s", "request_timeout_s", "noop_interval_s")
 
 
+class ConnectKeywords(TypedDict, total=False):
+    """The keyword arguments of ``connect`` beside the bucket; ``ConnectOptions`` has their defaults.
+
+    None is the same as not to say it.
+    """
+
+    username: str | None
+    password: str | None
+    ca_file: str | os.PathLike[str] | None
+    client_cert: str | os.PathLike[str] | None
+    client_key: str | os.PathLike[str] | None
+    network: Network | None
+    dns_srv: bool | None
+    dns_nameserver: str | None
+    connect_timeout_s: float | None
+    request_timeout_s: float | None
+    noop_interval_s: float | None
+    window_bytes: int | None
+    allow_plain: bool | None
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """How to reach a cluster and who we are there."""
+    """How to reach a cluster and who we are there. A value: it compares, it hashes, and its ``repr`` has no secrets.
+
+    Make one with ``parse`` or ``from_toml``; ``dataclasses.replace`` makes another one of it.
+    """
 
     seeds: tuple[Address, ...]
     bucket: str = "default"
@@ -61,21 +86,30 @@ class ConnectOptions:
                 raise ConfigError(f"{name}: {getattr(self, name)} is not a number of seconds above 0")
 
     @classmethod
-    def of(cls, connection: str | ConnectOptions, **given: Any) -> ConnectOptions:
+    def of(
+        cls, connection: str | ConnectOptions, bucket: str | None = None, **given: Unpack[ConnectKeywords]
+    ) -> ConnectOptions:
         """From whatever ``connect`` was given: options as they are, or a connection string."""
         if not isinstance(connection, ConnectOptions):
-            return cls.parse(connection, **given)
-        if twice := [name for name, value in given.items() if value is not None]:
+            return cls.parse(connection, bucket, **given)
+        if twice := [name for name, value in {"bucket": bucket, **given}.items() if value is not None]:
             raise ConfigError(f"{twice[0]}: say it in the options; dataclasses.replace makes others of them")
         return connection
 
     @classmethod
-    def parse(cls, connection: str, **given: Any) -> ConnectOptions:
+    def parse(cls, connection: str, bucket: str | None = None, **given: Unpack[ConnectKeywords]) -> ConnectOptions:
         """From a connection string; keyword arguments win over its ``?query``, which wins over the environment."""
-        return cls._merge(connection, {}, given)
+        return cls._merge(connection, {}, {"bucket": bucket, **given})
 
     @classmethod
-    def from_toml(cls, path: str | Path, **given: Any) -> ConnectOptions:
+    def from_toml(
+        cls,
+        path: str | Path,
+        bucket: str | None = None,
+        *,
+        connection: str | None = None,
+        **given: Unpack[ConnectKeywords],
+    ) -> ConnectOptions:
         """From the ``[connection]`` table of a TOML file; its ``connection`` key is the connection string.
 
         Everything else wins over the file: keyword arguments, the ``?query``, and the environment.
@@ -83,7 +117,7 @@ class ConnectOptions:
         table = _connection_table(path)
         ours = table.pop("connection")
         try:
-            return cls._merge(given.pop("connection", None) or ours, table, given)
+            return cls._merge(connection or ours, table, {"bucket": bucket, **given})
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 

@@ -1,16 +1,17 @@
-"""What to read of a bucket, as one frozen dataclass, and how that becomes stream requests.
+"""What a feed reads of a bucket, as one frozen dataclass, and the stream requests that it leads to.
 
-Names of collections are looked up when reading begins, and again when they are gone, so that a collection which is
-dropped and created anew is followed.
+Names of collections are looked up when a feed is opened, and again when they are gone, so that a collection which is
+dropped and created again is followed.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from enum import Enum
-from typing import Any
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from upriver.client._requests.operations import Operation, Operations
 from upriver.client.filters import Path, beyond, covers, named, path_of
@@ -24,10 +25,14 @@ from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings
 from upriver.wire.constants import OpenFlag, StreamFlag
 
+if TYPE_CHECKING:
+    from upriver.client.changes import Deletion, Mutation
+    from upriver.client.checkpoints import CheckpointStore
+
 BEGINNING, NOW, FOREVER = "beginning", "now", "forever"
 
 
-class Content(Enum):
+class Content(StrEnum):
     """How much of each document comes."""
 
     VALUES = "values"
@@ -35,13 +40,39 @@ class Content(Enum):
     METADATA = "metadata"  # the same, but the datatype is that of the value that was left out
 
 
+class FeedKeywords(TypedDict, total=False):
+    """The keyword arguments of ``changes`` and ``change_batches``; ``FeedOptions`` has their defaults."""
+
+    start: Literal["beginning", "now"] | Mapping[int, Position]
+    end: Literal["forever", "now"] | Mapping[int, int] | Positions
+    vbuckets: Iterable[int] | None
+    scope: str
+    collections: str | Iterable[str]
+    content: Content | Literal["values", "keys", "metadata"]
+    xattrs: bool
+    expiry_events: bool
+    compressed: bool
+    system_events: bool
+    history: bool
+    out_of_order: bool
+    ignore_purged_tombstones: bool
+    where: Callable[[Mutation | Deletion], bool] | None
+    on_rollback: OnRollback | Literal["emit", "fail", "rewind"]
+    wait_for_disk: bool
+    rows: int
+    linger_s: float
+    idle_s: float | None
+    name: str
+    checkpoint: CheckpointStore | None
+
+
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What to read, from where to where, and what a rollback means."""
+class FeedOptions:
+    """What a feed reads, from where to where, and what a rollback means to it."""
 
     start: str | Mapping[int, Position] = BEGINNING  # "beginning", "now", or positions
     end: str | Mapping[int, int] | Positions = FOREVER  # "forever", "now", or seqnos or positions by vbucket
-    vbuckets: Iterable[int] | None = None  # all
+    vbuckets: tuple[int, ...] | None = None  # all
     scope: str = ""
     collections: tuple[str, ...] = ()  # "scope.collection"
     content: Content = Content.VALUES
@@ -52,33 +83,31 @@ class ReadOptions:
     history: bool = False  # every version of documents in collections that keep history
     out_of_order: bool = False  # let a first load of a collection come in any order, which is quicker
     ignore_purged_tombstones: bool = False
-    where: Callable[[Any], bool] | None = None  # which documents to hand over, as objects; the position moves anyway
+    where: Callable[[Mutation | Deletion], bool] | None = None  # which documents to give; the position moves anyway
     on_rollback: OnRollback = OnRollback.EMIT
     wait_for_disk: bool = False  # hold changes back until they are on the disks of the active and all replicas
     rows: int = 16_384  # of an Arrow batch, about: never twice as many
     linger_s: float = 0.01  # how long rows wait for more before a batch is made of them
     idle_s: float | None = None  # stop when nothing came for so long
-    name: str = ""
+    name: str = ""  # of the connections, as the nodes' statistics show it; by default one that nobody else has
+    checkpoint: CheckpointStore | None = None  # start at the position that it holds, if any; ``confirm`` saves there
     completes: bool = False  # another feed, by what it lacks up to its position: only at 0 are both consistent
 
     @classmethod
-    def of(cls, **given: Any) -> ReadOptions:
-        """From keyword arguments; texts are taken for enums and single collections."""
-        unknown = sorted(set(given) - {f.name for f in fields(cls)})
-        if unknown:
-            raise ConfigError(f"unknown option {unknown[0]!r}; valid are {', '.join(f.name for f in fields(cls))}")
+    def of(cls, **given: Unpack[FeedKeywords]) -> FeedOptions:
+        """From keyword arguments; words are taken for enums, and one name for a collection."""
+        if unknown := sorted(set(given) - FeedKeywords.__annotations__.keys()):
+            raise ConfigError(f"unknown option {unknown[0]!r}; valid are {', '.join(FeedKeywords.__annotations__)}")
+        said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         for name, kind in (("content", Content), ("on_rollback", OnRollback)):
-            if isinstance(given.get(name), str):
-                given[name] = _enum(name, kind, given[name])
-        if isinstance(given.get("collections"), str):
-            given["collections"] = (given["collections"],)
-        if given.get("vbuckets") is not None:
-            given["vbuckets"] = tuple(given["vbuckets"])
-        return cls(**{name: value for name, value in given.items() if value is not None})
-
-    def as_given(self) -> dict[str, Any]:
-        """The keyword arguments that make these options."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+            if name in said:
+                said[name] = _enum(name, kind, said[name])
+        if isinstance(said.get("collections"), str):
+            said["collections"] = (said["collections"],)
+        for name in ("collections", "vbuckets"):
+            if name in said:
+                said[name] = tuple(said[name])
+        return cls(**said)
 
     def __post_init__(self) -> None:
         if self.scope and self.collections:
@@ -90,6 +119,7 @@ class ReadOptions:
 
     @property
     def filtered(self) -> bool:
+        """Whether there is more in the bucket than is read, now or later."""
         return bool(self.scope or self.collections)
 
     @property
@@ -103,15 +133,18 @@ class ReadOptions:
         return set(map(path_of, self.collections))
 
 
-def _enum(name: str, kind: type[Enum], value: str) -> Enum:
+def _enum(name: str, kind: type[StrEnum], value: str) -> StrEnum:
     try:
         return kind(value)
     except ValueError:
-        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(str(k.value) for k in kind)}") from None
+        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(kind)}") from None
 
 
-def settings_of(options: ConnectOptions, read: ReadOptions, name: str) -> FeedSettings:
-    """How the connections of a feed are opened."""
+def settings_of(options: ConnectOptions, read: FeedOptions) -> FeedSettings:
+    """How the connections of a feed are opened.
+
+    Without a ``name``, they get one that nobody else has: a node ends a connection when another of its name comes.
+    """
     flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
     if read.content is Content.KEYS:
         flags |= OpenFlag.NO_VALUE
@@ -129,17 +162,18 @@ def settings_of(options: ConnectOptions, read: ReadOptions, name: str) -> FeedSe
         controls.append(("enable_out_of_order_snapshots", "true_with_seqno_advanced", False))
     if read.history:
         controls.append(("change_streams", "true", True))
+    name = read.name or f"upriver:{secrets.token_hex(6)}"
     return FeedSettings(name, flags, options.window_bytes, options.noop_interval_s, read.compressed, tuple(controls))
 
 
-def settled(operations: Operations, read: ReadOptions) -> Operation[ReadOptions]:
+def settled(operations: Operations, read: FeedOptions) -> Operation[FeedOptions]:
     """The options as this bucket can fulfil them: without a disk there is nothing to wait for."""
     if read.wait_for_disk and not (yield from operations.has_disk()):
         return replace(read, wait_for_disk=False)
     return read
 
 
-def plan(operations: Operations, read: ReadOptions) -> Operation[FeedRequest]:
+def plan(operations: Operations, read: FeedOptions) -> Operation[FeedRequest]:
     """The stream requests for what is to be read."""
     total = operations.topology.vbuckets
     wanted = range(total) if read.vbuckets is None else list(read.vbuckets)
@@ -163,7 +197,7 @@ def plan(operations: Operations, read: ReadOptions) -> Operation[FeedRequest]:
     )  # fmt: skip
 
 
-def _starts(operations: Operations, read: ReadOptions, wanted: Iterable[int]) -> Operation[dict[int, Position]]:
+def _starts(operations: Operations, read: FeedOptions, wanted: Iterable[int]) -> Operation[dict[int, Position]]:
     if read.start == BEGINNING:
         return {vb: Position() for vb in wanted}
     if read.start == NOW:
@@ -177,10 +211,10 @@ def _starts(operations: Operations, read: ReadOptions, wanted: Iterable[int]) ->
     return {vb: read.start.get(vb, Position()) for vb in wanted}
 
 
-def missed(operations: Operations, read: ReadOptions) -> Operation[list[ReadOptions]]:
-    """What was not read up to the positions where reading is to begin, because another filter was used until then.
+def missed(operations: Operations, read: FeedOptions) -> Operation[list[FeedOptions]]:
+    """Feeds for what the positions to start at lack, because they were reached with a narrower filter.
 
-    Read it first, from the beginning. A stream has one filter and one start, so it takes streams of its own.
+    They are to be read first. A stream has one filter and one start, so this takes streams of its own.
     """
     if not isinstance(read.start, Positions):
         return []
@@ -198,8 +232,8 @@ def missed(operations: Operations, read: ReadOptions) -> Operation[list[ReadOpti
 
 
 def _from_the_beginning(
-    read: ReadOptions, vbuckets: Mapping[int, Position], what: Filter, highs: Mapping[int, int]
-) -> ReadOptions:
+    read: FeedOptions, vbuckets: Mapping[int, Position], what: Filter, highs: Mapping[int, int]
+) -> FeedOptions:
     """Up to the position, or as far as there is anything: the rest may be of a branch that is gone."""
     start = Positions({vb: Position(epoch=at.epoch) for vb, at in vbuckets.items()})
     ends = {vb: min(at.seqno, highs.get(vb, 0)) for vb, at in vbuckets.items()}
@@ -207,7 +241,7 @@ def _from_the_beginning(
     name = f"{read.name}:missed" if read.name else ""
     return replace(
         read, start=start, end=ends, vbuckets=tuple(vbuckets), scope=scope, collections=names, name=name,
-        completes=True,
+        checkpoint=None, completes=True,
     )  # fmt: skip
 
 
@@ -226,7 +260,7 @@ def check_belongs(positions: Positions, operations: Operations) -> None:
         )
 
 
-def filter_value(operations: Operations, read: ReadOptions) -> Operation[bytes]:
+def filter_value(operations: Operations, read: FeedOptions) -> Operation[bytes]:
     """The JSON of a stream request, with names looked up now; ``UnknownCollection`` if one does not exist."""
     if not read.filtered:
         return b""
@@ -240,7 +274,7 @@ def filter_value(operations: Operations, read: ReadOptions) -> Operation[bytes]:
 
 
 def collection_ids(
-    operations: Operations, read: ReadOptions, missing_ok: bool = False
+    operations: Operations, read: FeedOptions, missing_ok: bool = False
 ) -> Operation[dict[tuple[str, str], int]]:
     """The ids of the collections that are read by name."""
     found = {}

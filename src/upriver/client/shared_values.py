@@ -1,7 +1,7 @@
 """A JSON object that several processes change, one at a time: in a file, an SQLite database, or a document.
 
 ``update`` gives the old value to a function and stores what it returns; an exception in it changes nothing, nor does
-returning the old value itself. The function may be called more than once, when somebody else was quicker.
+returning the old value itself. The function is called again if another process was quicker.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from upriver.client.checkpoints import read_file, write_file
 from upriver.errors import CheckpointError, CorruptCheckpoint, KeyExists, KeyNotFound
 
 if TYPE_CHECKING:
-    from upriver.client.blocking import Database
+    from upriver.client.blocking import KeyValue
 
 Value = dict[str, Any]
-Change = Callable[[Value], Value]
+Step = Callable[[Value], Value]
 
 
 class SharedValue(Protocol):
     """A JSON object that several processes change, one at a time; empty at first."""
 
-    def update(self, change: Change) -> Value: ...
+    def update(self, step: Step) -> Value:
+        """Replace the value by what ``step`` makes of it, and return that."""
 
 
 def _loaded(text: str | bytes, where: str) -> Value:
@@ -54,7 +55,8 @@ class SharedFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def update(self, change: Change) -> Value:
+    def update(self, step: Step) -> Value:
+        """Replace the value by what ``step`` makes of it, and return that; nobody else changes it meanwhile."""
         try:
             lock = self.path.with_name(self.path.name + ".lock").open("w")
         except OSError as error:
@@ -63,7 +65,7 @@ class SharedFile:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = read_file(self.path)
             old = {} if found is None else _loaded(found, str(self.path))
-            if (new := change(old)) is not old:
+            if (new := step(old)) is not old:
                 write_file(self.path, json.dumps(new))
             return new
 
@@ -75,7 +77,8 @@ class SharedRow:
         self._path, self.name = str(path), name
         self._do(lambda sql: sql.execute(_CREATE))
 
-    def update(self, change: Change) -> Value:
+    def update(self, step: Step) -> Value:
+        """Replace the value by what ``step`` makes of it, and return that; nobody else changes it meanwhile."""
         new: Value = {}
 
         def replace(sql: sqlite3.Connection) -> None:
@@ -83,7 +86,7 @@ class SharedRow:
             sql.execute("BEGIN IMMEDIATE")
             row = sql.execute("SELECT value FROM upriver_groups WHERE name = ?", (self.name,)).fetchone()
             old = _loaded(row[0], f"group {self.name!r} in {self._path}") if row else {}
-            if (new := change(old)) is not old:
+            if (new := step(old)) is not old:
                 sql.execute("INSERT OR REPLACE INTO upriver_groups VALUES (?, ?)", (self.name, json.dumps(new)))
             sql.execute("COMMIT")
 
@@ -104,29 +107,30 @@ _CREATE = "CREATE TABLE IF NOT EXISTS upriver_groups (name TEXT PRIMARY KEY, val
 
 
 class SharedDocument:
-    """A document of a bucket, changed with its CAS."""
+    """A document of a bucket, changed with its CAS; of a database, or of one of its collections."""
 
-    def __init__(self, database: Database, name: str = "default", collection_id: int = 0) -> None:
+    def __init__(self, documents: KeyValue, name: str = "default") -> None:
         self.key = f"_upriver:group:{name}"
-        self._database, self._collection_id = database, collection_id
+        self._documents = documents
 
-    def update(self, change: Change) -> Value:
+    def update(self, step: Step) -> Value:
+        """Replace the value by what ``step`` makes of it, and return that; ``step`` may be called again."""
         while True:
             try:
-                found = self._database.get(self.key, self._collection_id)
+                found = self._documents.get(self.key)
                 old, cas = _loaded(found.value, f"document {self.key!r}"), found.cas
             except KeyNotFound:
                 old, cas = {}, 0
-            if (new := change(old)) is old:
+            if (new := step(old)) is old:
                 return old
             try:
                 self._write(json.dumps(new).encode(), cas)
             except (KeyExists, KeyNotFound):
-                continue  # somebody else was quicker
+                continue  # another process was quicker
             return new
 
     def _write(self, value: bytes, cas: int) -> None:
         if cas:
-            self._database.set(self.key, value, self._collection_id, cas=cas)
+            self._documents.set(self.key, value, cas=cas)
         else:
-            self._database.add(self.key, value, self._collection_id)
+            self._documents.add(self.key, value)

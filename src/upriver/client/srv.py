@@ -1,7 +1,7 @@
 """The nodes of a cluster as DNS lists them: SRV records of ``_couchbase._tcp`` or ``_couchbases._tcp`` (TLS).
 
-Needs dnspython (the extra ``srv``), since the standard library cannot ask for such records. Where there are none, or
-nobody answers, the name is taken for that of a host.
+Needs dnspython (the extra ``srv``), since the standard library cannot ask for such records. Where there are none, or no
+name server answers, the name is that of a host.
 """
 
 from __future__ import annotations

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from upriver.client.blocking import Database
+from upriver.client.blocking import Database, collection_names
 from upriver.errors import ConfigError
 from upriver.lake.change_log import table_name
 from upriver.lake.options import SyncOptions
-from upriver.protocol.feed.cluster_feed import FeedRequest
-from upriver.protocol.position import Position
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ def database(options: SyncOptions) -> Database:
 def survey(options: SyncOptions) -> Survey:
     """Ask the cluster for all of it."""
     with database(options) as db:
-        names = {table_name(scope, name, cid): cid for cid, (scope, name) in db.collection_names().items()}
+        names = {table_name(scope, name, cid): cid for cid, (scope, name) in collection_names(db).items()}
         return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names, db.topology.bucket_uuid)
 
 
@@ -62,6 +60,4 @@ def scan(db: Database, vbuckets: Sequence[int]) -> Iterator[pa.RecordBatch]:
     highs = db.high_seqnos()
     todo = {vbucket: highs[vbucket] for vbucket in vbuckets if highs.get(vbucket, 0) > 0}
     if todo:
-        request = FeedRequest(starts={vbucket: Position() for vbucket in todo}, ends=todo)
-        with db.feed(request) as feed:
-            yield from feed.batches()
+        yield from db.change_batches(vbuckets=todo, end=todo)

@@ -69,7 +69,7 @@ class NodeBucket:
         self.manifest_changes = asyncio.Lock()  # held while a new manifest is made from the present one
         self._loop = asyncio.get_running_loop()
         self.live = LiveTurns(self, self._loop)
-        store.on_damage = self._found_damage
+        store.listeners.on_damage = self._found_damage
         for error in list(store.damage.values()):
             self._found_damage(error)  # when it was opened
 
@@ -112,7 +112,7 @@ class NodeBucket:
 
     def on_disk(self) -> asyncio.Future[None]:
         """Done when everything written before is on disk, or at once while persistence is stopped."""
-        return asyncio.get_running_loop().run_in_executor(None, self.store.settle)
+        return asyncio.get_running_loop().run_in_executor(None, self.store.flush_unless_paused)
 
     def delete_vbucket(self, vbucket_id: int) -> None:
         self.store.delete_vbucket(vbucket_id)
@@ -231,7 +231,7 @@ class Buckets:
         bucket.sync_writes = self._make_sync_writes(bucket)
         bucket.traffic = not self._member
         bucket.waits_for_map = self._member
-        store.on_trouble = partial(_disk_trouble, bucket.name)
+        store.listeners.on_trouble = partial(_disk_trouble, bucket.name)
         if not self._member:  # a member has to hear from its manager first what it is
             bucket.sync_writes.resume_all()
         return bucket

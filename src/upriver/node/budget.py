@@ -1,9 +1,9 @@
-"""One budget of memory for all connections: for requests that have not arrived whole, and answers nobody reads.
+"""Limits on memory for all connections together: for unfinished requests, and for answers that clients do not read.
 
-A request that fits into one receive needs no permission. A larger one gets its share when its first bytes are there;
-if nothing is left, its connection is not read from until somebody else is done; the smallest goes first, and a quarter
-is kept for small ones. Whoever holds a share and is slower than ``SLOWEST_BYTES_PER_S`` while others wait loses the
-connection, so a few unfinished requests cannot stop the rest.
+A request that fits into one receive needs no permission. A larger one gets a share of the memory when its first bytes
+arrive. If none is left, its connection is not read from until another request is complete; the smallest request is
+served first, and a quarter is kept for small ones. A connection that holds a share and sends more slowly than
+``SLOWEST_BYTES_PER_S`` while others wait is closed, so a few unfinished requests cannot stop the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 2.0
 SLOWEST_BYTES_PER_S = 4 << 20
-SMALL = 64  # a request of a 64th of the budget is a small one
+SMALL = 64  # a request of up to a 64th of the limit is small
 
 Who = TypeVar("Who", bound=Hashable)
 
@@ -34,7 +34,7 @@ class _Share:
 
 
 class Shares(Generic[Who]):
-    """Shares of a number of bytes. Pure: ``now`` is a parameter."""
+    """A number of bytes, given out in shares. Pure: ``now`` is a parameter."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -43,7 +43,7 @@ class Shares(Generic[Who]):
         self._waiting: dict[Who, int] = {}
 
     def ask(self, who: Who, size: int, now: float) -> bool:
-        """May it take so much? If not, it waits in line; whoever is alone always may."""
+        """Give out a share if it fits, or if no other is held; otherwise the asker waits."""
         if who in self._held:
             return True
         if not self._fits(size):
@@ -53,7 +53,7 @@ class Shares(Generic[Who]):
         return True
 
     def release(self, who: Who, now: float) -> list[Who]:
-        """It is done, or gone; returns those who may go on now."""
+        """Take a share back; returns those that waited and have theirs now."""
         self._waiting.pop(who, None)
         share = self._held.pop(who, None)
         if share is not None:
@@ -68,7 +68,7 @@ class Shares(Generic[Who]):
         return served
 
     def overdue(self, now: float) -> list[Who]:
-        """Those who have had their share for too long while others wait."""
+        """Those that have held a share for too long while others wait."""
         return [who for who, share in self._held.items() if share.is_overdue(now)] if self._waiting else []
 
     def _fits(self, size: int) -> bool:
@@ -81,8 +81,10 @@ class Shares(Generic[Who]):
 
 
 class Unread(Generic[Who]):
-    """Answers that clients have not taken yet. When there are too many bytes of them, the client that has kept its own
-    waiting the longest loses its connection; one that reads never waits long."""
+    """Answers that clients have not read yet, a bounded number of bytes.
+
+    When there are too many, the client whose answers have waited longest loses its connection.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -90,7 +92,7 @@ class Unread(Generic[Who]):
         self._held: dict[Who, int] = {}
 
     def hold(self, who: Who, size: int) -> list[Who]:
-        """So much waits for this one from now on; returns those who have to go."""
+        """Set how many bytes wait for a client; returns the clients that have to go."""
         self.release(who)
         self._held[who] = size
         self.used += size
@@ -105,8 +107,8 @@ class Unread(Generic[Who]):
         self.used -= self._held.pop(who, 0)
 
 
-class Memory:
-    """Both for the connections of a node."""
+class MemoryLimits:
+    """Both limits, for the connections of a node."""
 
     def __init__(self, limits: Limits) -> None:
         self._shares: Shares[ClientConnection] = Shares(limits.unfinished_bytes)

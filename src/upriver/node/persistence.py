@@ -1,6 +1,6 @@
-"""Those who wait for the disk: SEQNO_PERSISTENCE, durable writes, and waking streams when the flusher has written.
+"""Waiting until a seqno is on disk, for SEQNO_PERSISTENCE and durable writes.
 
-The store calls from its flusher thread; everything here runs on the loop.
+The store reports from its flusher thread; everything else here runs on the loop.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from upriver.store import Bucket
 
 
 class PersistenceWaits:
-    """Futures by vbucket, with the seqno that each waits for, of one bucket."""
+    """The futures of one bucket, by vbucket, each with the seqno that it waits for."""
 
     def __init__(self, store: Bucket, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
         self._loop = loop
         self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}
-        store.on_persisted = self._from_flusher
+        store.listeners.on_persisted = self._from_flusher
 
     def until(self, vbucket_id: int, seqno: int) -> asyncio.Future[None]:
-        """A future that is done when ``seqno`` is on disk; whoever gives up cancels it."""
+        """A future that is done when ``seqno`` is on disk; cancel it to stop waiting."""
         vbucket = self._store.vbucket(vbucket_id)
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.setdefault(vbucket_id, {})[future] = seqno
         future.add_done_callback(partial(self._forget, vbucket_id))
-        # Looked at only now: had the flusher passed by before, its call found nobody waiting.
+        # Checked after the future is registered: the flusher may have reported the seqno just before.
         if vbucket.persisted_seqno >= seqno:
             future.set_result(None)
         return future
 
     def cancel(self) -> None:
-        """The bucket closes: nobody waits any longer."""
+        """The bucket closes: cancel every future."""
         for waiting in list(self._waiting.values()):
             for future in list(waiting):
                 future.cancel()
 
     def _forget(self, vbucket_id: int, future: asyncio.Future[None]) -> None:
-        """It is done, or was given up: a seqno that never comes must not be waited for by nobody."""
+        """Drop a future that is done or cancelled."""
         waiting = self._waiting.get(vbucket_id, {})
         waiting.pop(future, None)
         if not waiting:

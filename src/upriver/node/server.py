@@ -18,11 +18,10 @@ from upriver.node.access import auth
 from upriver.node.access.connection_limits import ConnectionLimits
 from upriver.node.access.tls import tls_context
 from upriver.node.buckets import Buckets, NodeBucket
-from upriver.node.budget import Memory
-from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress
+from upriver.node.budget import MemoryLimits
+from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress, push_map
 from upriver.node.cluster.durability import SyncWrites
 from upriver.node.cluster.kept_map import KeptMap
-from upriver.node.cluster.map_pushes import push_map
 from upriver.node.commands.table import COMMANDS
 from upriver.node.connection import ClientConnection
 from upriver.node.data_directory import DataDirectory
@@ -51,7 +50,7 @@ class Node:
         self.started = time.monotonic()
         self.kv_port = self.http_port = self.tls_port = 0
         self.connection_limits = ConnectionLimits(options.limits)
-        self.memory = Memory(options.limits)
+        self.memory = MemoryLimits(options.limits)
         self.total_connections = 0
         self._servers: list[asyncio.Server] = []
         self._maps: dict[str, ClusterMap] = {}

@@ -1,4 +1,4 @@
-"""How long the node took, in every answer to a client that asked HELLO for it (``protocol.md`` 1.2, 10.3)."""
+"""Tracing: every answer says how long the node took, if the client asked HELLO for it (``protocol.md`` 1.2, 10.3)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ALT_RESPONSE = 0x18
 _FRAME_SIZE = 3
 LONGEST_KEY = 0xFF  # the alternative header has one byte for it
 
-# A context variable, because a request that has to wait is finished in a task of its own while others begin.
+# A context variable: a request that has to wait is finished in its own task, while other requests begin.
 _began: ContextVar[float] = ContextVar("began")
 
 
 def begin() -> None:
-    """A request is being looked at."""
+    """Start the clock of a request."""
     _began.set(time.monotonic())
 
 
 def duration_frame() -> bytes:
-    """Response frame 0: the time since ``begin``."""
+    """Framing extra 0 of an answer: the time since ``begin``."""
     began = _began.get(None)
     spent_us = (time.monotonic() - began) * 1e6 if began is not None else 0.0
     return bytes((ResponseFrameId.SERVER_DURATION << 4 | 2,)) + encode_duration(spent_us).to_bytes(2, "big")
@@ -35,7 +35,7 @@ def duration_frame() -> bytes:
 def traced_head(
     request: Answerable, extras_len: int, key_len: int, body: int, datatype: int, status: int, cas: int
 ) -> bytes:
-    """Header and framing extras of an answer; ``body`` is without the latter."""
+    """Header and framing extras of an answer; ``body`` does not count the extras."""
     head = HEADER.pack(
         _ALT_RESPONSE, request.opcode, _FRAME_SIZE << 8 | key_len, extras_len, datatype, status, body + _FRAME_SIZE,
         request.opaque, cas,

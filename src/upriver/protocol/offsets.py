@@ -14,7 +14,7 @@ from typing import Any
 
 from upriver.errors import ConfigError
 from upriver.protocol.filters import Filter
-from upriver.protocol.position import POINTS_KEPT, Position
+from upriver.protocol.position import POINTS_KEPT, Position, thinned
 
 VERSION = 1
 LIMIT_BYTES = 39_000
@@ -58,15 +58,14 @@ class Offset:
         return replace(self, rollbacks=frozenset(), reads=frozenset(), unread=frozenset(), anchor=False)
 
     def to_json(self) -> dict[str, Any]:
-        """What Spark stores. Points are dropped, oldest first, when the text would get too long: that is always safe,
-        it only makes a rollback go back further."""
+        """What Spark stores. Points are dropped when the text would get too long: that is always safe, it only makes a
+        rollback go back further."""
         found = self._without_points()
         room = LIMIT_BYTES - len(json.dumps(found))
-        points = [[str(at.seqno - point) for point in reversed(at.consistent_points[1:])] for at in self.positions]
-        for kept in range(POINTS_KEPT, -1, -1):
-            behind = " ".join(",".join(self._kept(each, kept)) or "-" for each in points)
-            if len(behind) <= room:
-                break
+        most, behind = POINTS_KEPT, self._behind(POINTS_KEPT)
+        while len(behind) > room and most:
+            most //= 2
+            behind = self._behind(most)
         return {name: behind if name == "behind" else value for name, value in found.items()}
 
     def _without_points(self) -> dict[str, Any]:
@@ -89,12 +88,19 @@ class Offset:
     def _filter_number(self, position: Position) -> int:
         return 0 if position.filter is None else self.filters.index(position.filter)
 
-    def _kept(self, points: list[str], kept: int) -> list[str]:
-        """The newest points; of a query that did not begin at the beginning, also the oldest."""
-        if len(points) <= kept:
-            return points
-        oldest = points[-1:] if self.baseline and kept else []
-        return [*points[: kept - len(oldest)], *oldest]
+    def _behind(self, most: int) -> str:
+        """How far behind its seqno the consistent points of each position lie, newest first; ``-`` for none."""
+        points = [self._kept(at.consistent_points[1:], most) for at in self.positions]
+        return " ".join(
+            ",".join([str(at.seqno - point) for point in reversed(kept)]) or "-"
+            for at, kept in zip(self.positions, points, strict=True)
+        )
+
+    def _kept(self, points: tuple[int, ...], most: int) -> tuple[int, ...]:
+        """If only one can stay, it is the newest, or where a query began that did not begin at the beginning."""
+        if most > 1:
+            return thinned(points, most)
+        return (points[:1] if self.baseline else points[-1:]) if most else ()
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Offset:

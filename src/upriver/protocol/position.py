@@ -15,7 +15,7 @@ from typing import NamedTuple
 from upriver.model import SEQNO_MAX, Claim
 from upriver.protocol.filters import Filter
 
-POINTS_KEPT = 8  # consistent points of a position: fewer make a rollback go back further, and lose nothing
+POINTS_KEPT = 16  # consistent points of a position: with fewer, a rollback goes back further, and loses nothing
 
 
 class Position(NamedTuple):
@@ -84,8 +84,9 @@ class Position(NamedTuple):
         If the snapshot before ends below it, nothing more comes of that one. If not, and its end was not reached, this
         one only goes on with it, and the claim covers both.
         """
-        at = self.complete() if start > self.snap_end else self
-        return at._replace(snap_end=max(end, at.seqno if at.is_consistent else at.snap_end))
+        vbuuid, seqno, snap_start, snap_end, points, epoch, filter = self.complete() if start > self.snap_end else self
+        least = seqno if seqno == snap_start else snap_end
+        return Position(vbuuid, seqno, snap_start, max(end, least), points, epoch, filter)
 
     def read(self, seqno: int, snapshot_end: int) -> Position:
         """Changes have come up to ``seqno``, all of them of snapshots that end at ``snapshot_end`` or below.
@@ -93,19 +94,18 @@ class Position(NamedTuple):
         >>> Position(7, 10, 10, 10).read(15, 20)[:4], Position(7, 15, 10, 20).read(20, 20)[:4]
         ((7, 15, 10, 20), (7, 20, 20, 20))
         """
-        if seqno == self.seqno:
+        vbuuid, before, snap_start, snap_end, points, epoch, filter = self
+        if seqno == before:
             return self
-        end = max(snapshot_end, self.snap_end) if self.snap_end > self.seqno else snapshot_end
+        end = max(snapshot_end, snap_end) if snap_end > before else snapshot_end
         if seqno >= end:
-            return self._replace(seqno=seqno).complete()
-        return self._replace(seqno=seqno, snap_end=end)
+            return Position(vbuuid, seqno, seqno, seqno, _with_point(points, snap_start, seqno), epoch, filter)
+        return Position(vbuuid, seqno, snap_start, end, points, epoch, filter)
 
     def complete(self) -> Position:
         """Nothing is lacking up to here: the newest consistent point."""
-        if self.is_consistent:
-            return self if self.snap_end == self.seqno else self._replace(snap_end=self.seqno)
-        points = _thinned((*self.points, self.snap_start), self.seqno) if self.snap_start else self.points
-        return Position(self.vbuuid, self.seqno, self.seqno, self.seqno, points, self.epoch, self.filter)
+        vbuuid, seqno, snap_start, _, points, epoch, filter = self
+        return Position(vbuuid, seqno, seqno, seqno, _with_point(points, snap_start, seqno), epoch, filter)
 
     def resume(self) -> Position:
         """Where a reader begins that was saved here: it has nothing, all, or some of its snapshot."""
@@ -123,15 +123,28 @@ class Position(NamedTuple):
         return Position(self.vbuuid if target else 0, target, target, target, points, self.epoch, self.filter)
 
 
-def _thinned(points: tuple[int, ...], newest: int) -> tuple[int, ...]:
-    """Points older than ``newest`` that are worth keeping: further apart the older they are; the oldest always stays.
+def _with_point(points: tuple[int, ...], point: int, newest: int) -> tuple[int, ...]:
+    """``points`` and one more, if it is one below ``newest``; only half of them once they are too many."""
+    if not 0 < point < newest:
+        return points
+    points = (*points, point)
+    return points if len(points) < POINTS_KEPT else thinned((*points, newest), POINTS_KEPT // 2)[:-1]
 
-    >>> _thinned((10, 30, 50, 70, 80, 85, 90, 95), 100)
-    (10, 30, 50, 70, 80, 90, 95)
+
+def thinned(points: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """At most so many of some rising points, two or more: the oldest, the newest, and others that lie further apart
+    the older they are, so that a rollback goes back by a few times what it must.
+
+    >>> thinned((10, 5000, 9000, 9900, 9950, 9990, 9998, 9999, 10000), 5)
+    (10, 5000, 9950, 9999, 10000)
     """
-    while len(points) >= POINTS_KEPT:
-        ages = [newest - point for point in points] + [0]
-        widened = [ages[n - 1] / (ages[n + 1] + 1) for n in range(1, len(points))]
-        drop = 1 + widened.index(min(widened))
-        points = points[:drop] + points[drop + 1 :]
-    return points
+    if len(points) <= most:
+        return points
+    newest, kept = points[-1], [points[-1]]
+    ratio = (newest - points[0]) ** (1 / max(1, most - 2))
+    age = 1.0
+    for point in points[-2:0:-1]:
+        if newest - point >= age and len(kept) < most - 1:
+            kept.append(point)
+            age = (newest - point) * ratio
+    return (points[0], *reversed(kept))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from upriver.client.options import ConnectOptions, has_password, password_of
+from upriver.client.options import ConnectOptions, Network, has_password, password_of
 from upriver.errors import ConfigError
 from upriver.model import OnRollback
 
@@ -209,7 +209,7 @@ class ConnectionOptions:
             ca_file=self.ca_file or None,
             client_cert=self.client_cert or None,
             client_key=self.client_key or None,
-            network=self.network or None,
+            network=cast("Network | None", self.network or None),  # it says which are valid
             allow_plain=self.allow_plain or None,
         )
         most = float(self.timeout_seconds)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from upriver.client._requests.operations import Ask, Operation
-from upriver.client.blocking import Database
+from upriver.client.blocking import Database, collection_names
 from upriver.errors import TEMPORARY, ConfigError, ConnectFailed, Status, status_name
 from upriver.model import DEFAULT_COLLECTION, Datatype, unsigned, vbucket_of
 from upriver.protocol.feed.cluster_feed import backoff
@@ -91,7 +91,7 @@ class DocumentWriter:
 
     def __init__(self, database: Database, options: WriteOptions) -> None:
         self._database, self._options = database, options
-        self._ids = {path: number for number, path in database.collection_names().items()}
+        self._ids = {path: number for number, path in collection_names(database).items()}
         self.written = 0
 
     def write(self, batch: pa.RecordBatch) -> list[Refusal]:

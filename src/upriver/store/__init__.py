@@ -1,6 +1,11 @@
-"""Vbuckets on disk: ordered history, documents, failover logs, snapshots, rollback. Knows nothing of sockets.
+"""The store: vbuckets on disk and in memory, with their documents, history, failover logs and collections.
 
-``Bucket.open`` is the way in; ``VBucket`` has the operations; ``StreamSource`` hands history out.
+``Bucket.open`` is the way in. A ``VBucket`` has its operations in parts: ``documents``, ``bulk``, ``with_meta``,
+``durable``, ``replication``, ``collections``. A ``StreamSource`` hands out history.
+
+A write is taken when its call returns, and durable when ``persisted_seqno`` has reached it. A crash loses nothing below
+that; damage is an error that names the vbucket. Operations may be called from any thread. The store touches files,
+threads and the clock it is given; it knows nothing of sockets, and nobody else takes its locks. See ``docs/store.md``.
 """
 
 from upriver.store.bucket import Bucket
@@ -8,7 +13,7 @@ from upriver.store.collections.manifest import CollectionEntry, Manifest, Manife
 from upriver.store.disk.file import claim
 from upriver.store.documents import Stored
 from upriver.store.log.blocks import record_on_disk
-from upriver.store.log.stream import StreamSource, live_after
+from upriver.store.log.stream import StreamSource, follow, live_after
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
 from upriver.store.withmeta import WithMetaOption
@@ -35,6 +40,7 @@ __all__ = [
     "VBucket",
     "WithMetaOption",
     "claim",
+    "follow",
     "live_after",
     "record_on_disk",
 ]

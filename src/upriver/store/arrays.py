@@ -21,7 +21,7 @@ MOST_KEPT = 4 << 20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
-class Pool:
+class MemoryPool:
     """Mappings that nobody refers to any more, by size; no more than the open buckets allow.
 
     They come back at any time in any thread, whenever the last reference goes.
@@ -43,7 +43,7 @@ class Pool:
             self.allowed_bytes += size
             self._sort_in()
 
-    def take(self, size: int, flags: int = 0) -> tuple[mmap.mmap, bool]:
+    def lend(self, size: int, flags: int = 0) -> tuple[mmap.mmap, bool]:
         """A mapping, and whether it is fresh, which means zeros."""
         with self._lock:
             self._sort_in()
@@ -72,7 +72,7 @@ class Pool:
                 excess -= size
 
 
-POOL = Pool()
+POOL = MemoryPool()
 
 
 def keep_heap(size: int) -> None:
@@ -96,7 +96,7 @@ def octets(size: int) -> Octets:
     """Bytes, not cleared."""
     if size < MAPPED:
         return np.empty(size, np.uint8)
-    mapping, _ = POOL.take(size)
+    mapping, _ = POOL.lend(size)
     return _lent(mapping).view(np.uint8)
 
 
@@ -104,7 +104,7 @@ def words(count: int) -> Words:
     """Zeros."""
     if count * 8 < MAPPED:
         return np.zeros(count, np.uint64)
-    mapping, fresh = POOL.take(count * 8, mmap.MAP_POPULATE)  # every page of a hash table is touched
+    mapping, fresh = POOL.lend(count * 8, mmap.MAP_POPULATE)  # every page of a hash table is touched
     lent = _lent(mapping).view(np.uint64)
     if not fresh:
         lent[:] = 0

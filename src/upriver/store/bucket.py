@@ -5,23 +5,23 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from upriver.errors import CorruptStore, DamagedVbucket, NotMyVbucket, NotOurFile, OutOfRange, TemporaryFailure
+from upriver.errors import DamagedVbucket, NotMyVbucket, OutOfRange, TemporaryFailure
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
-from upriver.store import registers as r
 from upriver.store.arrays import POOL, keep_heap
 from upriver.store.collections import kept as kept_manifests
 from upriver.store.collections.changes import ManifestChanges
 from upriver.store.collections.manifest import Manifest
-from upriver.store.disk.file import BUCKET, FORMAT, READABLE, Disk, seal_vbucket
+from upriver.store.disk.file import BUCKET, FORMAT, Disk, seal_vbucket
 from upriver.store.disk.sealed import seal_record
-from upriver.store.log.flusher import VB_META, Flusher, meta_key
+from upriver.store.log.flusher import Flusher, meta_key
+from upriver.store.opening import check_identity, read_vbuckets, survive_crash
 from upriver.store.options import StoreOptions
-from upriver.store.record import describe, restore
+from upriver.store.record import describe
 from upriver.store.shared import Shared
 from upriver.store.upkeep.compaction import compact, wants_compaction
 from upriver.store.upkeep.emptying import empty
@@ -31,7 +31,6 @@ from upriver.wire.source_events import EndReason
 
 WORTH_KEEPING = 512  # records of a vbucket whose keys no table knows
 SLICE = 4  # vbuckets that one call of ``maintain`` compacts
-UNCLEAN_CAS_LEAP = 1 << 32  # more CAS values than can have been given out and lost
 
 
 def random_uuid() -> int:
@@ -49,6 +48,7 @@ class Bucket:
         self.options = shared.options
         self._identity = identity
         self._shared = shared
+        self.listeners = shared.listeners
         self._vbuckets: dict[int, VBucket] = {}
         self._unreadable: dict[int, str] = {}  # vbuckets whose records are damaged, and how
         self._flusher = Flusher(shared)
@@ -80,7 +80,7 @@ class Bucket:
             "format": FORMAT, "uuid": uuids(), "seed": secrets.randbits(63), "vbuckets": vbuckets, "name": name,
             "clean": True, "manifest": None, "sealed": True,
         }  # fmt: skip
-        _check_identity(identity, disk, vbuckets)
+        check_identity(identity, disk, vbuckets)
         manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
         shared = Shared(disk, options, int(identity["seed"]), now_ns, manifest, uuids)
         shared.manifests = kept_manifests.read(disk)
@@ -88,87 +88,48 @@ class Bucket:
             shared.manifests[manifest.uid] = manifest  # it is in the bucket's record, too
         shared.change_options(options, vbuckets)
         bucket = cls(name, vbuckets, shared, identity)
-        bucket._warm_up(clean=bool(identity["clean"]), fresh=stored is None)
+        bucket._load(clean=bool(identity["clean"]), fresh=stored is None)
         POOL.allow(options.spare_bytes)
         keep_heap(options.batch_bytes)
         if options.background:
             bucket._flusher.start()
         return bucket
 
-    def _warm_up(self, clean: bool, fresh: bool) -> None:
+    def _load(self, clean: bool, fresh: bool) -> None:
         """Read every vbucket's record; after a crash begin new branches, and make that durable before serving."""
+        shared = self._shared
         self.opened_clean = clean
-        disk = self._shared.disk
-        with disk.read() as transaction:
-            present = disk.present(transaction) if not fresh else []
-            numbers = self._recorded(transaction) if present is None else present
-            cursor = transaction.cursor(db=disk.meta)
-            for number in numbers:
-                try:
-                    self._restore(number, disk.vbucket_value(cursor, number))
-                except DamagedVbucket as damage:  # the others go on, and what is on disk of this one stays as it is
-                    self._unreadable[number] = damage.what
-        self._shared.present = frozenset(numbers)
+        found, self._unreadable = read_vbuckets(shared, self.vbuckets, self._identity["format"], fresh)
+        self._vbuckets.update(found)
+        shared.vbucket_count = len(found)
         # Who will catch up with the manifest writes where others may have gone on: as after a crash.
-        branching = [vb for vb in self._vbuckets.values() if not clean or vb.collections.lags_behind]
+        branching = [vb for vb in found.values() if not clean or vb.collections.lags_behind]
         for vbucket in branching:
-            self._survive_crash(vbucket)
+            survive_crash(vbucket)
+        disk = shared.disk
         disk.begin_writing()
         with disk.write() as transaction:
             self._put_identity(transaction, clean=False)
-            if self._shared.manifest.uid:
-                kept_manifests.put(transaction, disk, self._shared.manifest)  # were it damaged, it is whole again
+            if shared.manifest.uid:
+                kept_manifests.put(transaction, disk, shared.manifest)  # were it damaged, it is whole again
             for vbucket in branching:
                 transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, describe(vbucket)), db=disk.meta)
-            disk.put_present(transaction, self._shared.present)
+            disk.put_present(transaction, shared.present)
         self._manifests.catch_up()
-
-    def _recorded(self, transaction: Any) -> list[int]:
-        """The vbuckets of a store whose version did not note which there are."""
-        found: list[int] = []
-        cursor = transaction.cursor(db=self._shared.disk.meta)
-        more = cursor.set_range(VB_META)
-        while more and bytes(cursor.key()).startswith(VB_META):
-            found.append(int.from_bytes(bytes(cursor.key())[1:], "big"))
-            more = cursor.next()
-        return found
-
-    def _restore(self, vbucket_id: int, data: Any) -> None:
-        if vbucket_id >= self.vbuckets:
-            raise CorruptStore(f"{self._shared.disk.file}: vbucket {vbucket_id} of {self.vbuckets}")
-        vbucket = VBucket(self._shared, vbucket_id, VbucketState.DEAD, FailoverLog.new(1))
-        restore(vbucket, data)
-        if self._identity["format"] == 1:  # a rollback forgot how many were dead
-            vbucket.content = vbucket.content._replace(dead=max(1, vbucket.content.dead))
-        self._add(vbucket)
-
-    def _survive_crash(self, vbucket: VBucket) -> None:
-        """What was acknowledged but not persisted is lost: its seqnos may come again, under another uuid (5.7.3)."""
-        vbucket.registers[r.CAS] += UNCLEAN_CAS_LEAP
-        if vbucket.state is not VbucketState.ACTIVE:
-            return
-        seqno = vbucket.snap_end if vbucket.snapshot_complete else vbucket.snap_start
-        vbucket.failover_log = vbucket.failover_log.branch(
-            self._shared.random_uuid(), seqno, self.options.max_failover_entries
-        )
 
     def _put_identity(self, transaction: Any, clean: bool) -> None:
         self._identity.update(clean=clean, format=FORMAT, manifest=_manifest_field(self._shared.manifest))
         transaction.put(BUCKET, seal_record(BUCKET, self._identity), db=self._shared.disk.meta)
 
-    def _add(self, vbucket: VBucket) -> None:
-        self._vbuckets[vbucket.id] = vbucket
-        self._shared.vbucket_count = len(self._vbuckets)
-
-    # ---- life ----
+    # ---- persistence, and the end ----
 
     def flush(self) -> None:
         """Everything written before this call is durable when it returns; raises ``DiskFull``."""
         self._flusher.flush()
 
-    def settle(self) -> None:
+    def flush_unless_paused(self) -> None:
         """``flush``, unless persistence is paused: then what was written becomes durable when that is over."""
-        self._flusher.settle()
+        self._flusher.flush_unless_paused()
 
     def stop_persistence(self) -> bool:
         """Keep everything in memory until ``start_persistence``; False if that is so already.
@@ -189,10 +150,6 @@ class Bucket:
         self._flusher.resume()
         return True
 
-    @property
-    def persistence_stopped(self) -> bool:
-        return self._flusher.paused
-
     def close(self) -> None:
         """Persist everything and leave the mark of a clean shutdown."""
         if self._closed:
@@ -207,9 +164,9 @@ class Bucket:
             with self._shared.commit_lock, self._shared.disk.write() as transaction:
                 self._put_identity(transaction, clean=True)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
-        self._let_go(clean=True)
+        self._release(clean=True)
 
     def _freeze_keys(self) -> None:
         """What many records would have to be read for after the next start goes to disk as tables."""
@@ -225,7 +182,7 @@ class Bucket:
             self._end_upkeep()
             self._flusher.stop()
             self._end_streams()
-            self._let_go()
+            self._release()
 
     def _end_upkeep(self) -> None:
         """Let background work end with the vbucket that it is at."""
@@ -233,7 +190,7 @@ class Bucket:
         with self._manifests.turn, self._shared.commit_lock:
             pass
 
-    def _let_go(self, clean: bool = False) -> None:
+    def _release(self, clean: bool = False) -> None:
         self._closed = True
         self._shared.disk.close(clean)
         POOL.allow(-self.options.spare_bytes)
@@ -294,7 +251,7 @@ class Bucket:
         """
         vbucket = self._change_state(vbucket_id, state, takeover, silent, topology)
         if durable:
-            self._flusher.settle()
+            self._flusher.flush_unless_paused()
         return vbucket
 
     def set_states(self, states: Mapping[int, VbucketState], *, durable: bool = True) -> None:
@@ -302,14 +259,14 @@ class Bucket:
         for vbucket_id, state in states.items():
             self._change_state(vbucket_id, state, takeover=False, silent=False, topology=None)
         if durable:
-            self._flusher.settle()
+            self._flusher.flush_unless_paused()
 
     def create_all(self, state: VbucketState = VbucketState.ACTIVE) -> None:
         """Make every vbucket that is missing, in one go."""
         for vbucket_id in range(self.vbuckets):
             if vbucket_id not in self._vbuckets and vbucket_id not in self._unreadable:
                 self._change_state(vbucket_id, state, takeover=False, silent=False, topology=None)
-        self._flusher.settle()
+        self._flusher.flush_unless_paused()
 
     def _change_state(
         self, vbucket_id: int, state: VbucketState, takeover: bool, silent: bool, topology: Any
@@ -323,7 +280,8 @@ class Bucket:
             vbucket = self._vbuckets.get(vbucket_id)
             if vbucket is None:
                 vbucket = VBucket(self._shared, vbucket_id, state, FailoverLog.new(self._shared.random_uuid()))
-                self._add(vbucket)
+                self._vbuckets[vbucket_id] = vbucket
+                self._shared.vbucket_count = len(self._vbuckets)
                 if state is VbucketState.ACTIVE:  # others hear of it from theirs
                     vbucket.collections.adopt_manifest()
             elif vbucket.state is not state:
@@ -384,11 +342,6 @@ class Bucket:
         self._flusher.check_running()
 
     # ---- collections ----
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """While it is held, no other thread changes a vbucket or ends a stream."""
-        return self._shared.lock
 
     @property
     def manifest(self) -> Manifest:
@@ -455,15 +408,6 @@ class Bucket:
         """What was found damaged since the bucket was opened: the first of each vbucket."""
         return self._shared.disk.damage
 
-    @property
-    def on_damage(self) -> Callable[[DamagedVbucket], None] | None:
-        """Called in any thread when a vbucket is found damaged for the first time."""
-        return self._shared.disk.on_damage
-
-    @on_damage.setter
-    def on_damage(self, listener: Callable[[DamagedVbucket], None] | None) -> None:
-        self._shared.disk.on_damage = listener
-
     def begin_anew(self, vbucket_id: int) -> None:
         """Erase what a replica has, damage included, so that it can be filled from its active again."""
         self.vbucket(vbucket_id).rollback(0)
@@ -509,33 +453,6 @@ class Bucket:
     def disk_bytes(self) -> int:
         return self._shared.disk.size_bytes
 
-    @property
-    def on_persisted(self) -> Callable[[list[tuple[int, int]]], None] | None:
-        """Called in the flusher's thread with (vbucket, persisted seqno) after every commit."""
-        return self._flusher.on_persisted
-
-    @on_persisted.setter
-    def on_persisted(self, listener: Callable[[list[tuple[int, int]]], None] | None) -> None:
-        self._flusher.on_persisted = listener
-
-    @property
-    def on_room(self) -> Callable[[], None] | None:
-        """Called in the flusher's thread when writes are taken again after a ``TemporaryFailure``."""
-        return self._flusher.on_room
-
-    @on_room.setter
-    def on_room(self, listener: Callable[[], None] | None) -> None:
-        self._flusher.on_room = listener
-
-    @property
-    def on_trouble(self) -> Callable[[str], None] | None:
-        """Called, in any thread, with the reason when nothing can be written to disk, with "" when that is over."""
-        return self._flusher.on_trouble
-
-    @on_trouble.setter
-    def on_trouble(self, listener: Callable[[str], None] | None) -> None:
-        self._flusher.on_trouble = listener
-
     def wait_for_room(self, timeout_s: float = 60.0) -> bool:
         """Block until writes are taken again; for loaders."""
         deadline = time.monotonic() + timeout_s
@@ -548,13 +465,3 @@ class Bucket:
 
 def _manifest_field(manifest: Manifest) -> str | None:
     return manifest.to_json().decode() if manifest.uid else None
-
-
-def _check_identity(identity: dict[str, Any], disk: Disk, vbuckets: int) -> None:
-    missing = {"format", "uuid", "seed", "vbuckets", "clean", "manifest"} - identity.keys()
-    if missing:
-        raise NotOurFile(f"{disk.file}: the bucket record lacks {sorted(missing)[0]}")
-    if identity["format"] not in READABLE:
-        raise NotOurFile(f"{disk.file} has format {identity['format']}; this build reads {FORMAT}")
-    if identity["vbuckets"] != vbuckets:
-        raise NotOurFile(f"{disk.file} has {identity['vbuckets']} vbuckets, not {vbuckets}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from upriver.errors import TemporaryFailure
+from upriver.errors import DamagedVbucket, TemporaryFailure
 from upriver.store.arrays import Scratch
 from upriver.store.collections.transition import Transition
 from upriver.store.disk.file import Disk
@@ -17,6 +18,20 @@ from upriver.store.options import StoreOptions
 if TYPE_CHECKING:
     from upriver.store.collections.manifest import Manifest
     from upriver.store.vbucket import VBucket
+
+
+@dataclass(slots=True)
+class Listeners:
+    """Whom the store calls, and in which thread."""
+
+    on_persisted: Callable[[list[tuple[int, int]]], None] | None = None
+    """After every commit, in the thread that made it, with (vbucket, persisted seqno)."""
+    on_room: Callable[[], None] | None = None
+    """In the same thread, when writes are taken again after a ``TemporaryFailure``."""
+    on_trouble: Callable[[str], None] | None = None
+    """In any thread: the reason when nothing can be written to disk, "" when that is over."""
+    on_damage: Callable[[DamagedVbucket], None] | None = None
+    """In any thread, when a vbucket is found damaged for the first time."""
 
 
 class Shared:
@@ -37,6 +52,8 @@ class Shared:
         self.manifest = manifest
         self.manifests: dict[int, Manifest] = {}  # those that vbuckets have, by uid, as they are kept on disk
         self._transition: Transition | None = None  # the last one that was worked out
+        self.listeners = Listeners()
+        disk.on_damage = self._tell_damage
         self.lock = threading.RLock()
         self.commit_lock = threading.RLock()
         self.table_scratch = Scratch()  # for who holds commit_lock
@@ -55,6 +72,10 @@ class Shared:
         self.log_bytes = options.log_bytes
         self._most_dirty_bytes = options.dirty_bytes
         self.vbucket_count = 0
+
+    def _tell_damage(self, damage: DamagedVbucket) -> None:
+        if self.listeners.on_damage is not None:
+            self.listeners.on_damage(damage)
 
     def change_options(self, options: StoreOptions, vbuckets: int) -> None:
         self.options = options

@@ -19,7 +19,7 @@ class Context:
     dialect: Dialect = Dialect.DCP
     collections: bool = False
     datatypes: int = int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR)
-    check_values: bool = False  # inflate snappy, walk xattrs, refuse what HELLO did not allow: what a server owes
+    check_values: bool = False  # as a server must: inflate snappy, check xattrs, refuse what HELLO did not allow
 
     @property
     def max_key(self) -> int:

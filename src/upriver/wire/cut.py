@@ -1,4 +1,4 @@
-"""Cutting variable-size entries out of a value, with an error that says where one runs over."""
+"""Entries of variable size, cut out of a value; an entry that runs over its end is an error that says where."""
 
 from __future__ import annotations
 

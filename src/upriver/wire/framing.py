@@ -1,7 +1,7 @@
 """Bytes to frames and back: the 24-byte header, framing extras, and a splitter for any byte stream.
 
-A frame's bytes are checked here only so far that the next frame can be found; what a message means is the
-business of ``message``. A stream that breaks a rule here cannot be read any further: ``FramingError``.
+Frames are checked here only as far as is needed to find the next one; what a frame says is decoded by ``message``.
+A byte stream that breaks a rule here cannot be read any further: ``FramingError``.
 """
 
 from __future__ import annotations

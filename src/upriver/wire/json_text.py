@@ -1,4 +1,4 @@
-"""JSON texts of megabytes: checked and searched by kernels, where a parser would make millions of objects."""
+"""JSON texts of megabytes, checked and searched by kernels: a parser would make millions of objects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import orjson
 
 from upriver.wire.bulk.decode import address_of
 
-LARGE = 64 * 1024  # below it a parser is as good
+LARGE = 64 * 1024  # below this size a parser is as fast
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 class MemberSpan(NamedTuple):
-    """Where a member of a container stands: it, and its value."""
+    """Where a member of a container begins, where its value begins, and where it ends."""
 
     begin: int
     value: int
@@ -30,7 +30,7 @@ def depth_of(text: bytes) -> int | None:
     stack = np.empty(k.MOST_LEVELS, np.uint8)
     source = _octets(text)
     depth = int(k.check(address_of(source), len(source), address_of(stack)))
-    if depth == k.UNSURE:  # a number that a double may not hold, or a thousand levels: as a parser sees it
+    if depth == k.UNSURE:  # a number that a double may not hold, or a thousand levels: let a parser decide
         return _depth_by_parser(text)
     return None if depth == k.INVALID else depth
 
@@ -52,9 +52,9 @@ def _depth_by_parser(text: bytes) -> int | None:
 
 
 def find_member(container: bytes, part: str | int | None) -> tuple[MemberSpan | None, int]:
-    """The member of a JSON array or object that a name or place (-1: the last) means, and how many came before.
+    """The member of a JSON array or object with a name or index (-1: the last), and how many are before it.
 
-    ``container`` is known to be JSON and begins with its bracket. None means no member: so all of them are counted.
+    ``container`` is known to be JSON and begins with its bracket. Part None fits no member, so all are counted.
     """
     from upriver.wire.kernels import json as k
 

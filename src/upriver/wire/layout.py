@@ -1,4 +1,4 @@
-"""How a message is written down: the annotations of its fields, and what follows from them.
+"""How a message is declared: the annotations of its fields, and the layout that follows from them.
 
 An annotation such as ``U64`` says how a field is encoded; the order of the fields is the order of the bytes. From
 the annotated class comes one ``Declaration``, which encoder, decoder, checks, dump and tests all read.
@@ -125,9 +125,8 @@ class Declaration:
     """All that a class's annotations say about its bytes."""
 
     fields: tuple[FieldInfo, ...] = ()
-    shapes: dict[int, NumberLayout] = field(
-        default_factory=lambda: {0: NumberLayout(Struct(">"), ())}
-    )  # by size of the extras
+    # By size of the extras.
+    shapes: dict[int, NumberLayout] = field(default_factory=lambda: {0: NumberLayout(Struct(">"), ())})
     key: Bytes = NO_KEY
     key_name: str = ""
     value_numbers: NumberLayout | None = None
@@ -148,7 +147,7 @@ class Declaration:
         return self.shapes[len(extras)]
 
     def fits(self, extras: bytes) -> bool:
-        """Could these extras be this message's, going by their size alone?"""
+        """Whether extras of this size can be this message's."""
         return self.repeated is not None or len(extras) in self.shapes
 
 

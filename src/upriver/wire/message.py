@@ -48,7 +48,7 @@ class Message:
     declared: ClassVar[Declaration] = Declaration()
     variants: ClassVar[dict[int, type[Message]]] = {}
     when: ClassVar[When | None] = None
-    unmistakable: ClassVar[bool] = False  # one dialect's bytes that cannot mean anything in the other
+    unmistakable: ClassVar[bool] = False  # its bytes mean nothing in the other dialect
 
     vbucket: int = field(default=0, kw_only=True)
     opaque: int = field(default=0, kw_only=True)

@@ -1,8 +1,7 @@
-"""Packed records: how changes lie side by side in memory checkpoints and disk blocks.
+"""Records: changes packed into bytes, as they lie side by side in memory checkpoints and disk blocks.
 
-One little-endian header of 64 bytes, then the key (always with its collection prefix), then the value. The store
-writes runs of them, the bulk encoder turns runs into frames without a Python object per record. The layout is
-declared once, here, for both.
+A little-endian header of 64 bytes, the key (always with its collection prefix), and the value. The store writes runs
+of records, and the bulk encoder turns a run into frames without a Python object per record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fields to sections of a frame and back, as a ``Declaration`` says; and where a field lies, for errors and dumps."""
+"""Fields to the sections of a frame and back, by a ``Declaration``; and where a field is, for errors and dumps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a value may be wrapped in: snappy over everything, extended attributes in front (``protocol.md`` 1.3, 10.9)."""
+"""Values: compressed with snappy as a whole, with extended attributes in front (``protocol.md`` 1.3, 10.9)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_INFLATED = 30 * 1024 * 1024
 MAX_STORED = 21 * 1024 * 1024  # a document and its xattrs
 MAX_XATTR_KEY = 15
 MAX_XATTR_BYTES = 1024 * 1024  # of the whole section
-MAX_XATTRS = 16_384  # a reader makes an object of each: more would keep a server from everybody else
+MAX_XATTRS = 16_384  # a reader makes an object of each, and more would keep a server from its other clients
 _U32 = Struct(">I")
 
 
@@ -116,7 +116,7 @@ def join_xattrs(attributes: Mapping[str, bytes], body: bytes = b"") -> bytes:
 def check_value(value: bytes | memoryview, datatype: int, offset: int = 0) -> None:
     """Every datatype bit must be true of the value (2.18 steps 8 and 9); the body's JSON is not parsed.
 
-    What nobody may store is not inflated only to find out whether it could be.
+    A value that is too large to be stored is refused before it is inflated.
     """
     if datatype & Datatype.SNAPPY and MAX_STORED < (size := inflated_size(value, offset)) <= MAX_INFLATED:
         reason = f"the value has {size} bytes when inflated, the limit is {MAX_STORED}"

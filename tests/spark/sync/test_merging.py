@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from tests.by_id import ById
 from tests.spark.spark_world import World, drain, stream
 from upriver.errors import ConfigError
 from upriver.lake.reading import _VIEW
@@ -151,7 +152,7 @@ def test_a_merged_table_is_right_after_rollbacks_drops_and_flushes(spark, world:
         assert connector.table() == truth(world)
 
     world.set_manifest(manifest(1, ORDERS))
-    world.db.set_many({f"o{n}".encode(): b"1" for n in range(40)}, 9)
+    ById(world.db, 9).set_many({f"o{n}".encode(): b"1" for n in range(40)})
     world.put(300)
     catch_up()
     world.put(150, value='{"n": %d, "lost": 1}')
@@ -164,7 +165,7 @@ def test_a_merged_table_is_right_after_rollbacks_drops_and_flushes(spark, world:
     catch_up()
     world.put(40, value='{"n": %d}')
     world.set_manifest(manifest(2, {**ORDERS, "flush_uid": "2"}))
-    world.db.set_many({f"o{n}".encode(): b"2" for n in range(20)}, 9)
+    ById(world.db, 9).set_many({f"o{n}".encode(): b"2" for n in range(20)})
     catch_up()
     world.set_manifest(manifest(3))
     catch_up()

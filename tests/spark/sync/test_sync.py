@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 import upriver.spark
+from tests.by_id import ById
 from tests.spark.spark_world import PATIENCE_S, World
 from tests.spark.sync.lakes import DEFAULT, LakeWorld
 from upriver.client.blocking import connect
@@ -108,15 +109,14 @@ def manifest(uid: str, *collections: tuple[str, str]) -> dict[str, object]:
 def test_a_collection_that_was_dropped_and_made_again_starts_empty(spark, lake: LakeWorld) -> None:
     world = lake.world
     world.set_manifest(manifest("1", ("orders", "8"), ("users", "9")))
-    orders, users = world.db.collection_id("_default.orders"), world.db.collection_id("_default.users")
-    world.db.set_many({b"o%d" % n: b'{"n": 1}' for n in range(50)}, orders)
-    world.db.set_many({b"u%d" % n: b'{"n": 1}' for n in range(30)}, users)
+    world.db.collection("orders").set_many({b"o%d" % n: b'{"n": 1}' for n in range(50)})
+    world.db.collection("users").set_many({b"u%d" % n: b'{"n": 1}' for n in range(30)})
     lake.sync(spark)
     assert len(read_documents(lake.lake, "_default.orders")) == 50
     world.set_manifest(manifest("2", ("users", "9")))
     world.set_manifest(manifest("3", ("orders", "a"), ("users", "9")))
     with connect(world.node.connection_string) as fresh:
-        fresh.set_many({b"o%d" % n: b'{"n": 2}' for n in range(5)}, 10)
+        fresh.collection("orders").set_many({b"o%d" % n: b'{"n": 2}' for n in range(5)})
         lake.sync(spark)
     assert read_documents(lake.lake, "_default.orders") == {f"o{n}": {"n": 2} for n in range(5)}
     assert len(read_documents(lake.lake, "_default.users")) == 30
@@ -126,8 +126,8 @@ def test_a_sync_with_more_collections_loads_their_past(spark, lake: LakeWorld) -
     """Also a vbucket at a time; what is left out later stays as it is, and is true again when it is back."""
     world = lake.world
     world.set_manifest(manifest("1", ("a", "8"), ("b", "9")))
-    world.db.set_many({b"a%d" % n: b'{"n": 1}' for n in range(20)}, 8)
-    world.db.set_many({b"b%d" % n: b'{"n": 1}' for n in range(30)}, 9)
+    ById(world.db, 8).set_many({b"a%d" % n: b'{"n": 1}' for n in range(20)})
+    ById(world.db, 9).set_many({b"b%d" % n: b'{"n": 1}' for n in range(30)})
     world.put(10)
     lake.sync(spark, collections="a")
     planned = {one["name"]: one["plan"] for one in explain(SyncOptions.parse(lake.options()))["tables"]}
@@ -138,8 +138,8 @@ def test_a_sync_with_more_collections_loads_their_past(spark, lake: LakeWorld) -
     lake.sync(spark)
     assert len(read_documents(lake.lake, DEFAULT)) == 10
     lake.sync(spark, collections="a")
-    world.db.delete(b"b1", 9)
-    world.db.set(b"a20", b"{}", 8)
+    ById(world.db, 9).delete(b"b1")
+    ById(world.db, 8).set(b"a20", b"{}")
     lake.sync(spark, collections="a")
     for vbucket in range(world.vbuckets):
         world.fault("purge", vbucket=vbucket)

@@ -1,1 +1,4 @@
-"""One module for each ``upriver`` command, imported when it is called. ``upriver.cli.GROUPS`` lists them."""
+"""Commands that read and write buckets, keep tables, and explain: one module each, imported when it is called.
+
+Commands that run nodes and clusters are in ``cli/admin``. ``upriver.cli.GROUPS`` lists them all.
+"""

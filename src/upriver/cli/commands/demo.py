@@ -103,11 +103,11 @@ class _Demo:
                 closing(converse(db.topology.nodes[0], db.options)) as connection,
             ):
                 connection.ask([SetManifest(manifest())])  # any node will do: it asks the manager, who tells them all
-            for number, (name, share) in enumerate(SHARES.items()):
+            for name, share in SHARES.items():
                 total = int(count * share)
                 task = bar.add_task(name, total=total)
                 for chunk in _chunks(documents(name, total), 5000):
-                    db.set_many(chunk, 8 + number)
+                    db.collection(f"shop.{name}").set_many(chunk)
                     bar.advance(task, len(chunk))
         spent = time.monotonic() - started
         self.say(f"loaded {count:,} documents (users, orders, devices) in {spent:.1f} s, {count / spent:,.0f}/s")
@@ -216,7 +216,7 @@ class _Demo:
 
     @contextmanager
     def _database(self) -> Iterator[Database]:
-        from upriver.client.blocking import connect
+        from upriver import connect
 
         with connect(self.connection) as db:
             yield db
@@ -292,7 +292,7 @@ class BusyWriter:
                 time.sleep(0.2)  # the cluster is changing; connect again
 
     def _write_some(self, rng: random.Random, fresh: Iterator[tuple[bytes, bytes]]) -> None:
-        from upriver.client.blocking import connect
+        from upriver import connect
 
         with connect(self._connection) as db:
             while not self._stop.is_set():
@@ -302,7 +302,7 @@ class BusyWriter:
                     continue
                 self._idle.clear()
                 keys = [f"order::{rng.randint(0, 120_000)}".encode() for _ in range(100)]
-                db.set_many({key: next(fresh)[1] for key in keys}, 9)
+                db.collection("shop.orders").set_many({key: next(fresh)[1] for key in keys})
                 time.sleep(0.05)
 
     def pause(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +22,7 @@ from upriver.files import sync_file, sync_folder
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from upriver.client._feed.blocking_feed import BlockingFeed
+    from upriver.client._feed.blocking_feed import ChangeFeed
     from upriver.client.checkpoints import FileCheckpoint
     from upriver.client.options import ConnectOptions
 
@@ -52,7 +52,9 @@ def dump(
     _remove_unfinished(out, checkpoint)
     with (
         connect(connect_to) as db,
-        db.feed(checkpoint=checkpoint, scope=scope, collections=collections, end="now") as feed,
+        db.change_batches(
+            checkpoint=checkpoint, scope=scope, collections=collections, end="now", rows=min(part_rows, 16_384)
+        ) as feed,
     ):
         summary = _Dump(feed, checkpoint, out, kind, part_rows, quiet=as_json).run()
     text = f"{summary['rows']:,} rows in {summary['parts']} new part" + ("" if summary["parts"] == 1 else "s")
@@ -114,7 +116,13 @@ class _Dump:
     """One run: batches into parts, with a progress bar."""
 
     def __init__(
-        self, feed: BlockingFeed, checkpoint: FileCheckpoint, out: Path, kind: str, part_rows: int, quiet: bool
+        self,
+        feed: ChangeFeed[pa.RecordBatch],
+        checkpoint: FileCheckpoint,
+        out: Path,
+        kind: str,
+        part_rows: int,
+        quiet: bool,
     ) -> None:
         self._feed, self._checkpoint, self._out, self._kind = feed, checkpoint, out, kind
         self._part_rows, self._quiet = part_rows, quiet
@@ -127,8 +135,8 @@ class _Dump:
 
     def run(self) -> dict[str, Any]:
         if self._next == 1 and not self._feed.catching_up:
-            self._checkpoint.save(self._feed.positions(), parts=0)  # from now on the parts here are ours
-        for batch in self._with_progress(self._feed.batches(rows=min(self._part_rows, 16_384))):
+            self._checkpoint.save(self._feed.positions(), {"parts": 0})  # from now on the parts here are ours
+        for batch in self._with_progress(self._feed):
             if self._sink is None:
                 self._sink = _sink(self._kind, self._path(".unfinished"))
             self._sink.write(batch)
@@ -151,9 +159,9 @@ class _Dump:
             self._sink, self._in_part = None, 0
             self._next, self._parts = self._next + 1, self._parts + 1
         if not self._feed.catching_up:  # or a dump that dies now would write these parts twice
-            self._checkpoint.save(self._feed.positions(), parts=self._next - 1)
+            self._checkpoint.save(self._feed.positions(), {"parts": self._next - 1})
 
-    def _with_progress(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _with_progress(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from upriver.cli.progress import progress_bar
 
         ends, starts = self._feed.feed.request.ends, self._feed.feed.request.starts

@@ -14,7 +14,7 @@ from upriver.cli.undone import Undone, is_dumped
 from upriver.errors import ConfigError, KeyNotFound, UnknownCollection, UnknownScope
 
 if TYPE_CHECKING:
-    from upriver.client.blocking import Database
+    from upriver.client.blocking import Collection, Database
     from upriver.client.options import ConnectOptions
 
 BATCH = 2_000
@@ -104,7 +104,7 @@ class _Writers:
 
     def __init__(self, db: Database, collection: str, totals: dict[str, int]) -> None:
         self._db, self._totals, self._given = db, totals, bool(collection)
-        self._by_name = {"": _Writer(db, db.collection_id(collection) if collection else 0, totals)}
+        self._by_name = {"": _Writer(self._known(collection) if collection else db, totals)}
 
     def add(self, row: Row, document: tuple[bytes, bytes | None] | None, lacks_key: bool) -> None:
         self._totals["without_key"] += lacks_key
@@ -118,12 +118,18 @@ class _Writers:
 
     def _writer(self, name: str) -> _Writer:
         if name not in self._by_name:
-            self._by_name[name] = _Writer(self._db, self._id_of(name), self._totals)
+            self._by_name[name] = _Writer(self._of_the_files(name), self._totals)
         return self._by_name[name]
 
-    def _id_of(self, name: str) -> int:
+    def _known(self, name: str) -> Collection:
+        """A collection that exists, so that a wrong name is told before anything is written."""
+        found = self._db.collection(name)
+        found.high_seqnos()
+        return found
+
+    def _of_the_files(self, name: str) -> Collection:
         try:
-            return self._db.collection_id(name)
+            return self._known(name)
         except (UnknownCollection, UnknownScope) as error:
             what = f"documents of {name}, which this bucket does not have: create it, or choose one with --collection"
             raise ConfigError(f"the files hold {what}") from error
@@ -147,8 +153,8 @@ def _path_of(row: Row) -> str:
 class _Writer:
     """Writes documents in batches. A later version of a key, or its deletion, replaces the one that waits."""
 
-    def __init__(self, db: Database, cid: int, totals: dict[str, int]) -> None:
-        self._db, self._cid, self._totals = db, cid, totals
+    def __init__(self, documents: Database | Collection, totals: dict[str, int]) -> None:
+        self._documents, self._totals = documents, totals
         self._pending: dict[bytes, bytes] = {}
 
     def add(self, key: bytes, value: bytes | None) -> None:
@@ -162,13 +168,13 @@ class _Writer:
     def _delete(self, key: bytes) -> None:
         self._pending.pop(key, None)
         try:
-            self._db.delete(key, self._cid)
+            self._documents.delete(key)
             self._totals["deleted"] += 1
         except KeyNotFound:
             self._totals["skipped"] += 1
 
     def flush(self) -> None:
-        self._db.set_many(self._pending, self._cid)
+        self._documents.set_many(self._pending)
         self._totals["written"] += len(self._pending)
         self._pending.clear()
 

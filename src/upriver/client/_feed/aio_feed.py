@@ -6,17 +6,14 @@ While the caller is busy the connections go on until the flow-control window is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from upriver.client._feed.feed_base import FeedBase
 from upriver.client._feed.link_policy import LinkPolicy
-from upriver.client._feed.outbox import Outbox
-from upriver.client._feed.subscription import MakeBundles, Subscription
-from upriver.client.blocking import default_name
-from upriver.client.names import Names
-from upriver.client.positions import Positions
-from upriver.client.reading import ReadOptions, missed, plan, settings_of, settled
+from upriver.client.reading import FeedOptions, missed, plan, settled
 from upriver.errors import ConnectFailed, LocalProtocolError, UpriverError
 from upriver.net.aio import Connection, connect
 from upriver.protocol.topology import Address
@@ -32,7 +29,7 @@ MOST_WAITING, FEW_WAITING = 4, 2  # bundles; between them reading stops and goes
 class _Link:
     """What one connection does when bytes come, or the connection goes."""
 
-    def __init__(self, feed: AsyncFeed[Any], address: Address) -> None:
+    def __init__(self, feed: AsyncChangeFeed[Any], address: Address) -> None:
         self.feed, self.address = feed, address
 
     def buffer(self) -> memoryview:
@@ -46,44 +43,28 @@ class _Link:
         self.feed._lost(self.address, why)
 
 
-class AsyncFeed(Generic[T]):
-    """An async iterable of items, which also knows its position.
+class AsyncChangeFeed(FeedBase[T]):
+    """An async iterable of changes or batches, which also knows its position.
 
-    ``async for`` opens it, and closes it when the loop is left. Inside ``async with``, a loop may be left and another
+    ``async for`` opens it, and closes it when the loop is left. Inside ``async with``, a loop may be left, and the next
     one goes on where it was. A feed that is closed still tells its position, and is not opened again.
     """
 
-    def __init__(self, database: AsyncDatabase, make: MakeBundles, read: dict[str, Any], *, batches: bool) -> None:
-        self._database, self._make, self._read, self._batches = database, make, dict(read), batches
-        self._checkpoint = self._read.pop("checkpoint", None)
-        self._request = self._read.pop("request", None)
-        self._subscription: Subscription | None = None
-        self._policy: LinkPolicy | None = None
-        self._outbox: Outbox | None = None
+    def __init__(self, database: AsyncDatabase, options: FeedOptions, *, batches: bool) -> None:
+        super().__init__(options, batches=batches)
+        self._database = database
+        self._policy: LinkPolicy  # made with the subscription
         self._connections: dict[Address, Connection] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._maintenance: asyncio.Task[None] | None = None
         self._chore: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._failure: Exception | None = None
-        self._closed = False
         self._quiet_since = 0.0  # not before all streams are open
-        self._earlier: list[AsyncFeed[T]] = []  # they bring what the position lacks, because its filter was narrower
+        self._earlier: list[AsyncChangeFeed[T]] = []  # they bring what a position with a narrower filter lacks
 
-    @property
-    def subscription(self) -> Subscription:
-        if self._subscription is None:
-            raise LocalProtocolError("the feed is not open yet")
-        return self._subscription
-
-    @property
-    def policy(self) -> LinkPolicy:
-        assert self._policy is not None  # made with the subscription
-        return self._policy
-
-    async def __aenter__(self) -> AsyncFeed[T]:
-        if self._closed:
-            raise LocalProtocolError("the feed is closed; begin another one at its positions()")
+    async def __aenter__(self) -> AsyncChangeFeed[T]:
+        self._must_not_be_closed()
         if self._subscription is None:
             await self._open()
         return self
@@ -91,27 +72,26 @@ class AsyncFeed(Generic[T]):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self.items()
+
     async def _open(self) -> None:
-        database = self._database
-        if self._checkpoint and (saved := await asyncio.to_thread(self._checkpoint.load)):
-            self._read["start"] = saved
-        read = await database.run(settled(database._operations, ReadOptions.of(**self._read)))
-        earlier = [] if self._request else await database.run(missed(database._operations, read))
-        settings = settings_of(database.options, read, read.name or default_name())
-        request = self._request or await database.run(plan(database._operations, read))
-        names = Names.of_manifest(await database.manifest())
+        database, operations, options = self._database, self._database.operations, self.options
+        if options.checkpoint and (saved := await asyncio.to_thread(options.checkpoint.load)):
+            options = replace(options, start=saved)
+        read = await database.run(settled(operations, options))
+        earlier = await database.run(missed(operations, read))
+        request = await database.run(plan(operations, read))
+        manifest = await database.manifest()
         if self._closed:
             raise LocalProtocolError("the feed was closed while it was being opened")
-        known = None if self._request else read.filter
-        self._subscription = Subscription(database._operations, request, settings, names, read, known)
-        self._subscription.lacking = {vb for one in earlier for vb in one.vbuckets or ()}
+        self._subscribe(operations, read, request, manifest)
+        self.subscription.lacking = {vb for one in earlier for vb in one.vbuckets or ()}
         self._policy = LinkPolicy(
-            self._subscription.feed, self._subscription.reconnects, database.options.connect_timeout_s,
-            self._subscription.want_map, asyncio.get_running_loop().time(),
+            self.feed, self.subscription.reconnects, database.options.connect_timeout_s, self.subscription.want_map,
+            asyncio.get_running_loop().time(),
         )  # fmt: skip
-        self._earlier = [AsyncFeed(database, self._make, one.as_given(), batches=self._batches) for one in earlier]
-        options: dict[str, Any] = {"rows": read.rows} if self._batches else {"where": read.where}
-        self._outbox = self._subscription.deliver(self._make, **options)
+        self._earlier = [AsyncChangeFeed(database, one, batches=self._batches) for one in earlier]
         database._feeds.add(self)
         if not self._earlier:
             self._begin()
@@ -136,73 +116,76 @@ class AsyncFeed(Generic[T]):
             self._subscription.feed.links.clear()  # with their memory, which should not wait for the garbage collector
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def positions(self) -> Positions:
-        """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""
-        return self.subscription.positions()
+    @property
+    def catching_up(self) -> bool:
+        """Whether what comes is older than the position: saving that now would bring it again."""
+        return bool(self._earlier)
 
     async def confirm(self) -> None:
-        """Save the position: the caller is done with everything that it has been given."""
-        if self._checkpoint:
-            await asyncio.to_thread(self._checkpoint.save, self.positions())
+        """Save the position to the ``checkpoint``: the caller is done with everything that it has been given."""
+        if self.options.checkpoint:
+            await asyncio.to_thread(self.options.checkpoint.save, self.positions())
+
+    async def lag(self) -> dict[int, int]:
+        """How many seqnos each vbucket has beyond what was given; asks the nodes. Those on the move are left out."""
+        return self._lag(await self._database.high_seqnos(complete=False))
 
     # ---------------------------------------------------------------------------------------------- items
 
-    async def __aiter__(self) -> AsyncGenerator[T, None]:
-        ours = self._subscription is None  # whoever opens it closes it
+    async def items(self, *, idle_s: float | None = None) -> AsyncGenerator[T, None]:
+        """The same as a loop over the feed, but it ends when nothing has come for ``idle_s`` seconds.
+
+        None means the feed's own ``idle_s``. Inside ``async with``, another loop goes on later.
+        """
+        opens_it = self._subscription is None
         await self.__aenter__()
-        assert self._outbox is not None
-        loop, outbox = asyncio.get_running_loop(), self._outbox
-        self._quiet_since = 0.0
         try:
-            async with aclosing(self._earlier_items()) as earlier:
+            idle_s = self.subscription.read.idle_s if idle_s is None else idle_s
+            async with aclosing(self._earlier_items(idle_s)) as earlier:
                 async for item in earlier:
                     yield item
             if self._earlier:
                 return  # they were idle for too long
             self._begin()
+            loop, outbox = asyncio.get_running_loop(), self._outbox
+            self._quiet_since = 0.0
             while True:
                 while (items := outbox.take(loop.time())) is not None:
                     self._caught_up()
                     for outbox.given, item in enumerate(items, 1):
                         yield item
                     self._quiet_since = 0.0
-                if self._is_over(outbox, loop.time()):
+                if self._has_ended(idle_s, loop.time()):
                     return
                 await self._wait(outbox.wait_s(loop.time()))
         finally:
-            if ours:
+            if opens_it:
                 await self.close()
 
-    async def _earlier_items(self) -> AsyncGenerator[T, None]:
+    async def _earlier_items(self, idle_s: float | None) -> AsyncGenerator[T, None]:
         while self._earlier:
-            one = self._earlier[0]
-            await one.__aenter__()  # so that leaving the loop does not close it
+            one = await self._earlier[0].__aenter__()  # so that leaving the loop does not close it
             self.subscription.earlier = [one.subscription]
-            async with aclosing(one.__aiter__()) as items:
+            async with aclosing(one.items(idle_s=idle_s)) as items:
                 async for item in items:
                     yield item
-            if not (one.subscription.feed.done and one._outbox and one._outbox.idle):
+            if not one._is_over:
                 return
             await one.close()
             self.subscription.begin_behind(one.subscription)
             del self._earlier[0]
 
-    @property
-    def catching_up(self) -> bool:
-        """Whether what comes is older than the position: saving that now would bring it again."""
-        return bool(self._earlier)
-
-    def _is_over(self, outbox: Outbox, now: float) -> bool:
+    def _has_ended(self, idle_s: float | None, now: float) -> bool:
         self._caught_up()
         if self._failure:
             raise self._failure
         if self._closed:
             raise LocalProtocolError("the feed was closed while it was being read")
-        feed, idle_s = self.subscription.feed, self.subscription.read.idle_s
-        if feed.done and outbox.idle:
+        if self._is_over:
             return True
-        self._quiet_since = self._quiet_since or (now if feed.settled else 0.0)
-        return bool(idle_s is not None and self._quiet_since and outbox.idle and now - self._quiet_since >= idle_s)
+        self._quiet_since = self._quiet_since or (now if self.feed.settled else 0.0)
+        quiet = self._quiet_since and self._outbox.idle
+        return bool(idle_s is not None and quiet and now - self._quiet_since >= idle_s)
 
     async def _wait(self, wait_s: float | None) -> None:
         self._wake.clear()
@@ -214,11 +197,11 @@ class AsyncFeed(Generic[T]):
 
     def _caught_up(self) -> None:
         """The caller has taken something: acknowledge it, and read on."""
-        feed, outbox = self.subscription.feed, self._outbox
+        feed, outbox = self.feed, self._outbox
         for address, connection in self._connections.items():
             if link := feed.links.get(address):
                 connection.write(link.data_to_send())
-                if connection.paused and outbox and outbox.waiting < FEW_WAITING:
+                if connection.paused and outbox.waiting < FEW_WAITING:
                     link.heard_at = asyncio.get_running_loop().time()
                     connection.resume()
 
@@ -229,7 +212,7 @@ class AsyncFeed(Generic[T]):
         subscription = self.subscription
         link = subscription.feed.links[address]
         try:
-            for event in self.policy.received(address, size, now):
+            for event in self._policy.received(address, size, now):
                 subscription.add(event, now)
         except UpriverError as error:
             self._lost(address, error)
@@ -239,7 +222,7 @@ class AsyncFeed(Generic[T]):
             return
         connection = self._connections[address]
         connection.write(link.data_to_send())
-        if self._outbox and self._outbox.waiting >= MOST_WAITING:
+        if self._outbox.waiting >= MOST_WAITING:
             connection.pause()
         self._wake.set()
 
@@ -248,7 +231,7 @@ class AsyncFeed(Generic[T]):
             connection.close()
         self._wake.set()
         try:
-            self.policy.lost(address, error, asyncio.get_running_loop().time())
+            self._policy.lost(address, error, asyncio.get_running_loop().time())
         except UpriverError as final:
             self._fail(final)
 
@@ -263,7 +246,7 @@ class AsyncFeed(Generic[T]):
         try:
             while not self._failure:
                 now = loop.time()
-                self.policy.begin_round(now)
+                self._policy.begin_round(now)
                 self._start_connecting(now)
                 for event in subscription.feed.tick(now):
                     subscription.add(event, now)
@@ -286,12 +269,12 @@ class AsyncFeed(Generic[T]):
         for address, connection in list(self._connections.items()):
             if connection.paused and (link := self.subscription.feed.links.get(address)):
                 link.heard_at = now  # nobody listens: that silence is not the peer's
-        for address, error in self.policy.dead(now):
+        for address, error in self._policy.dead(now):
             self._lost(address, error)
 
     def _start_connecting(self, now: float) -> None:
         busy = {task.get_name() for task in self._connecting}
-        for address in self.policy.due(now, self._connections.keys()):
+        for address in self._policy.due(now, self._connections.keys()):
             if str(address) not in busy:
                 task = asyncio.create_task(self._connect(address), name=str(address))
                 self._connecting.add(task)

@@ -1,135 +1,137 @@
-"""A feed that is pumped by the calling thread, and delivered to it item by item."""
+"""A feed that is pumped by the calling thread, and delivered to it item by item.
+
+Memory is bounded by the flow control window per node: its bytes are acknowledged when the caller comes back for more.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
+from upriver.client._feed.feed_base import FeedBase
 from upriver.client._feed.pump import Pump
-from upriver.client._feed.subscription import MakeBundles, Subscription
-from upriver.client.positions import Positions
+from upriver.client.reading import FeedOptions, missed, plan, settled
 from upriver.errors import LocalProtocolError
-from upriver.protocol.feed.cluster_feed import ClusterFeed
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from upriver.client.blocking import Database
-    from upriver.client.changes import Change
-    from upriver.client.checkpoints import CheckpointStore
 
+T = TypeVar("T")
 ROUND_S = 0.05
 
 
-class BlockingFeed:
-    """A ``ClusterFeed`` with its pump and its outbox; a context manager.
+class ChangeFeed(FeedBase[T]):
+    """An iterable of changes or batches, which also knows its position.
 
-    ``earlier`` feeds bring what the position lacks, because it was reached with a narrower filter. They come first.
+    ``for`` opens it, and closes it when the loop is left. Inside ``with``, a loop may be left, and the next one goes on
+    where it was. A feed that is closed still tells its position, and is not opened again.
     """
 
-    def __init__(
-        self,
-        subscription: Subscription,
-        database: Database,
-        checkpoint: CheckpointStore | None = None,
-        earlier: Sequence[BlockingFeed] = (),
-    ) -> None:
-        self.subscription = subscription
-        self._checkpoint, self._database = checkpoint, database
-        self._pump = Pump(subscription.feed, database.options, subscription.reconnects, subscription.want_map)
-        self._closed = False
-        self._earlier = list(earlier)
-        subscription.lacking = {vb for one in earlier for vb in one.feed.vbuckets}
-        subscription.earlier = [one.subscription for one in earlier]
+    def __init__(self, database: Database, options: FeedOptions, *, batches: bool) -> None:
+        super().__init__(options, batches=batches)
+        self._database = database
+        self._pump: Pump | None = None
+        self._earlier: list[ChangeFeed[T]] = []  # they bring what the position lacks, because its filter was narrower
 
-    def __enter__(self) -> BlockingFeed:
+    def __enter__(self) -> ChangeFeed[T]:
+        self._must_not_be_closed()
+        if self._subscription is None:
+            self._open()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __iter__(self) -> Iterator[T]:
+        return self.items()
+
+    def _open(self) -> None:
+        database, operations, options = self._database, self._database.operations, self.options
+        if options.checkpoint and (saved := options.checkpoint.load()):
+            options = replace(options, start=saved)
+        read = database.run(settled(operations, options))
+        earlier = database.run(missed(operations, read))
+        self._subscribe(operations, read, database.run(plan(operations, read)), database.manifest())
+        self.subscription.lacking = {vb for one in earlier for vb in one.vbuckets or ()}
+        self._earlier = [ChangeFeed(database, one, batches=self._batches) for one in earlier]
+        self._pump = Pump(self.feed, database.options, self.subscription.reconnects, self.subscription.want_map)
+        database._feeds.add(self)
+
     def close(self) -> None:
         """Close the connections; positions stay readable."""
         self._closed = True
-        for one in (*self._earlier, self):
-            one._pump.close()
+        self._database._feeds.discard(self)
+        for one in self._earlier:
+            one.close()
+        if self._pump:
+            self._pump.close()
 
     @property
     def catching_up(self) -> bool:
         """Whether what comes is older than the position: saving that now would bring it again."""
         return bool(self._earlier)
 
-    @property
-    def feed(self) -> ClusterFeed:
-        return self.subscription.feed
-
-    @property
-    def reconnects(self) -> int:
-        return self.subscription.reconnects.count
-
-    def positions(self) -> Positions:
-        """What may be claimed of what has been yielded so far; a mapping from vbucket to ``Position``."""
-        return self.subscription.positions()
-
     def confirm(self) -> None:
-        """Save the position: the caller is done with everything that it has been given."""
-        if self._checkpoint:
-            self._checkpoint.save(self.positions())
+        """Save the position to the ``checkpoint``: the caller is done with everything that it has been given."""
+        if self.options.checkpoint:
+            self.options.checkpoint.save(self.positions())
 
-    def batches(
-        self, *, rows: int | None = None, idle_s: float | None = None, **options: Any
-    ) -> Iterator[pa.RecordBatch]:
-        """Arrow batches until the feed is done, or until nothing came for ``idle_s`` seconds."""
-        from upriver.client._feed.arrow import BatchMaker
+    def lag(self) -> dict[int, int]:
+        """How many seqnos each vbucket has beyond what was given; asks the nodes. Those on the move are left out."""
+        return self._lag(self._database.high_seqnos(complete=False))
 
-        return self._items(BatchMaker, idle_s, rows=rows or self.subscription.read.rows, **options)
+    def items(self, *, idle_s: float | None = None) -> Iterator[T]:
+        """The same as a loop over the feed, but it ends when nothing has come for ``idle_s`` seconds.
 
-    def changes(self, *, idle_s: float | None = None) -> Iterator[Change]:
-        """Changes one by one, as typed objects."""
-        from upriver.client.changes import ObjectMaker
+        None means the feed's own ``idle_s``. Inside ``with``, another loop goes on later.
+        """
+        opens_it = self._subscription is None
+        self.__enter__()
+        try:
+            yield from self._items(self.subscription.read.idle_s if idle_s is None else idle_s)
+        finally:
+            if opens_it:
+                self.close()
 
-        return self._items(ObjectMaker, idle_s, where=self.subscription.read.where)
-
-    def _items(self, make: MakeBundles, idle_s: float | None, **options: Any) -> Iterator[Any]:
-        self._must_be_open()
-        while self._earlier:
-            one = self._earlier[0]
-            yield from one._items(make, idle_s, **options)
-            if not one._is_over:
-                return  # it was idle for too long
-            one.close()
-            self.subscription.begin_behind(one.subscription)
-            del self._earlier[0]
-        outbox = self.subscription.deliver(make, **options)
-        idle_s = self.subscription.read.idle_s if idle_s is None else idle_s
+    def _items(self, idle_s: float | None) -> Iterator[T]:
+        yield from self._earlier_items(idle_s)
+        if self._earlier:
+            return  # they were idle for too long
+        outbox, feed = self._outbox, self.feed
         quiet_since = 0.0  # not before all streams are open
         while True:
             while (items := outbox.take(time.monotonic())) is not None:
                 for outbox.given, item in enumerate(items, 1):
                     yield item
                 quiet_since = time.monotonic()
-            if self.feed.done and outbox.idle:
+            if self._is_over:
                 return
             now = time.monotonic()
-            quiet_since = quiet_since or (now if self.feed.settled else 0.0)
+            quiet_since = quiet_since or (now if feed.settled else 0.0)
             if idle_s is not None and quiet_since and outbox.idle and now - quiet_since >= idle_s:
                 return
-            self._must_be_open()
+            if self._closed:
+                raise LocalProtocolError("the feed was closed while it was being read")
             self._round(outbox.wait_s(now))
 
-    @property
-    def _is_over(self) -> bool:
-        return self.feed.done and (self.subscription.outbox is None or self.subscription.outbox.idle)
-
-    def _must_be_open(self) -> None:
-        if self._closed:
-            raise LocalProtocolError("the feed is closed; begin another one at its positions()")
+    def _earlier_items(self, idle_s: float | None) -> Iterator[T]:
+        while self._earlier:
+            one = self._earlier[0].__enter__()  # so that leaving the loop does not close it
+            self.subscription.earlier = [one.subscription]
+            yield from one._items(idle_s)
+            if not one._is_over:
+                return
+            one.close()
+            self.subscription.begin_behind(one.subscription)
+            del self._earlier[0]
 
     def _round(self, wait_s: float | None) -> None:
         """Run chores, and let the feed take what has come."""
         now = time.monotonic()
         if chore := self.subscription.chore(now):
             self._database.run(chore)
+        assert self._pump is not None
         for event in self._pump.events(ROUND_S if wait_s is None else min(ROUND_S, wait_s)):
             self.subscription.add(event, now)

@@ -1,6 +1,6 @@
 """The blocking pump: moves bytes between a feed and its nodes in the calling thread, and connects again what is lost.
 
-Every reader of a feed without asyncio uses it: the client's ``BlockingFeed``, and the tasks of Spark, which come and go
+Every reader of a feed without asyncio uses it: the client's ``ChangeFeed``, and the tasks of Spark, which come and go
 with every micro-batch and therefore keep connections between them (``IdleConnections``).
 """
 

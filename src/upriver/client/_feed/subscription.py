@@ -16,7 +16,7 @@ from upriver.client._requests.connections import make_session
 from upriver.client._requests.operations import Operation, Operations, Pause
 from upriver.client.names import Names
 from upriver.client.positions import Positions
-from upriver.client.reading import Content, ReadOptions, collection_ids, filter_of, filter_value
+from upriver.client.reading import Content, FeedOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
 from upriver.model import OnRollback
 from upriver.protocol.feed.cluster_feed import (
@@ -48,7 +48,7 @@ class Subscription:
         request: FeedRequest,
         settings: FeedSettings,
         names: Names,
-        read: ReadOptions,
+        read: FeedOptions,
         filter: Filter | None,
     ) -> None:
         self.operations, self.read, self.names = operations, read, names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import upriver
 from upriver.client._feed.reconnects import refusal
 from upriver.client.options import ConnectOptions
 from upriver.errors import StatusError
@@ -11,12 +10,13 @@ from upriver.net.aio_conversation import AsyncConversation
 from upriver.net.conversation import Conversation
 from upriver.protocol.session import Credentials, FeedSettings, Session
 from upriver.protocol.topology import Address
+from upriver.version import __version__
 
 
 def make_session(options: ConnectOptions, feed: FeedSettings | None = None) -> Session:
     """The handshake for a connection with these options."""
     credentials = Credentials(options.username, options.password, options.allow_plain or options.tls)
-    return conversation.make_session(f"upriver/{upriver.__version__}", credentials, options.bucket, feed)
+    return conversation.make_session(f"upriver/{__version__}", credentials, options.bucket, feed)
 
 
 def converse(address: Address, options: ConnectOptions, *, again: bool = False) -> Conversation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pyarrow as pa
 
@@ -81,15 +82,15 @@ def _filled(contents: BucketContents, db: Database, vbuckets: Sequence[int]) -> 
     """Read up to the high seqnos, then what came meanwhile, and so on: a document that is written during a read moves
     beyond its end, and would seem to be gone."""
     done = dict.fromkeys(vbuckets, 0)
-    positions: str | Positions = "beginning"
+    positions: Literal["beginning"] | Positions = "beginning"
     for _ in range(PASSES):
         highs = db.high_seqnos()
         todo = {vbucket: highs.get(vbucket, 0) for vbucket in vbuckets if highs.get(vbucket, 0) > done[vbucket]}
         contents.moving = frozenset(todo)
         if not todo:
             return True
-        with db.feed(start=positions, end=todo, vbuckets=sorted(todo)) as feed:
-            if not all(contents.add(rows) for rows in feed.batches()):
+        with db.change_batches(start=positions, end=todo, vbuckets=todo) as feed:
+            if not all(contents.add(rows) for rows in feed):
                 return False
             found = feed.positions()
         positions = found if isinstance(positions, str) else positions.merged(found)
@@ -117,7 +118,7 @@ def floors(db: Database, committed: Committed, ids: Iterable[int] | None) -> lis
     logs, highs = db.failover_logs(range(len(committed.positions))), db.high_seqnos()
     purges = _purges(db)
     passed = any(at.seqno < purges.get(vbucket, 0) for vbucket, at in enumerate(committed.positions))
-    of_filter = [db.high_seqnos(number) for number in ids] if ids is not None and passed else None
+    of_filter = [db.run(db.operations.high_seqnos(number)) for number in ids] if ids is not None and passed else None
     found = []
     for vbucket, at in enumerate(committed.positions):
         high = None if of_filter is None else max((highs.get(vbucket, 0) for highs in of_filter), default=0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow.compute as pc
 
-from upriver.client.blocking import Database
+from upriver.client.blocking import Database, collection_names
 from upriver.errors import ConfigError
 from upriver.lake.options import SyncOptions
 from upriver.lake.verify.bucket import BucketContents, Floor, LastChange, floors, read
@@ -63,7 +63,7 @@ def _collection_ids(
     options: SyncOptions, collections: Sequence[str], lake: LakeFiles, db: Database
 ) -> dict[str, int | None]:
     """The collections to judge, with their ids in the bucket."""
-    ids: dict[str, int | None] = {f"{scope}.{name}": number for number, (scope, name) in db.collection_names().items()}
+    ids: dict[str, int | None] = {f"{scope}.{name}": number for number, (scope, name) in collection_names(db).items()}
     committed = lake.committed()
     known = {name for name in {*ids, *lake.names()} if committed.wants(name)}
     asked = tuple(collections) or options.collections
@@ -155,7 +155,7 @@ class Judge:
         """The ids of the collections that the sync reads, None for all."""
         if not committed.scope and not committed.collections:
             return None
-        names = self.db.collection_names().items()
+        names = collection_names(self.db).items()
         return [number for number, (scope, name) in names if committed.wants(f"{scope}.{name}")]
 
     def _floors_of(self, name: str, floor: Sequence[Floor], committed: Committed) -> list[Floor]:

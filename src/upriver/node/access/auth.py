@@ -1,8 +1,8 @@
 """SASL on the KV port: which mechanisms there are, and the exchanges (``protocol.md`` 10.4).
 
-A user who does not exist is answered exactly as one with a wrong password. Hashing a clear password is slow on
-purpose and runs in one thread, so that somebody who guesses passwords does not slow the others. Every wrong guess is
-logged, and its answer takes longer than that of the one before.
+A user who does not exist is answered exactly like one with a wrong password. Hashing a clear password is slow on
+purpose and runs in a thread of its own, so that guessing passwords does not slow other clients. Every wrong guess is
+logged, and answered later than the one before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_REMEMBERED = 10_000
 
 
 class Logins:
-    """Checks clear passwords, and slows down those who guess."""
+    """Checks clear passwords, and slows down guessing."""
 
     def __init__(self) -> None:
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="upriver-login")
@@ -53,13 +53,13 @@ class Logins:
         self._failures.pop((user, host), None)
 
     async def failed(self, user: str, host: str, how: str) -> None:
-        """Log it, and take longer for the answer than the last time."""
+        """Log a failed login, and wait longer than after the last one."""
         delay = self.note(user, host, time.monotonic())
         log.warning("login_failed", user=user, peer=host, mechanism=how, answered_after_s=delay)
         await asyncio.sleep(delay)
 
     def note(self, user: str, host: str, now: float) -> float:
-        """One more failure; how long its answer takes."""
+        """Count a failure; returns how long its answer is delayed."""
         count, last = self._failures.pop((user, host), (0, now))
         count = count + 1 if now - last < FORGET_S else 1
         if len(self._failures) >= MOST_REMEMBERED:
@@ -78,7 +78,7 @@ class ScramExchange:
 
 
 def load(options: NodeOptions) -> Users:
-    """The users of a node: those in its data directory, and the one given at the start."""
+    """The users of a node: those in its data directory, and the one in its options."""
     users = Users(options.data / Users.FILE_NAME)
     if options.username:
         users.add_in_memory(options.username, options.password)
@@ -91,7 +91,7 @@ def user_of_certificate(users: Users, certificate: Mapping[str, Any] | None) -> 
 
 
 def is_open(conn: ClientConnection) -> bool:
-    """May this client do without logging in? Only while there is no user at all, and only on this machine."""
+    """Whether this client need not log in: only while there is no user at all, and only on this machine."""
     host = str((conn.transport.get_extra_info("peername") or ("",))[0]).partition("%")[0]
     return bool(host) and conn.node.users.empty and ipaddress.ip_address(host).is_loopback
 
@@ -138,7 +138,7 @@ async def authenticate(conn: ClientConnection, request: SaslAuth) -> None:
         raise InvalidArguments(str(error)) from error
     except AuthenticationFailed:
         if not is_open(conn):
-            conn.forget_user()  # who tries to become somebody else and fails is nobody
+            conn.forget_user()  # a failed attempt to change the user ends the old login
         await conn.node.logins.failed(user, conn.host, mechanism)
         raise
 

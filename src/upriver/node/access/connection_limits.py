@@ -1,8 +1,8 @@
-"""Who may stay connected: places for strangers, who are moved along, and places for those who have logged in.
+"""Limits on the number of connections: separate ones for new connections and for those that have logged in.
 
-A connection is a stranger until it has logged in and said something. NewConnections never use up the places of others:
-when there are too many, the oldest one of the peer that has most of them goes. So whoever opens connections and stays
-silent hurts only connections like its own.
+A connection is new until it has logged in and sent something. New connections never take the places of others: when
+there are too many, the oldest one of the peer with the most of them is closed. So a peer that opens connections and
+stays silent only closes its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 class NewConnections(Generic[Who]):
-    """A bounded number of connections about which nothing is known but where they come from."""
+    """A bounded number of connections of which only the peer is known."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -30,18 +30,18 @@ class NewConnections(Generic[Who]):
         return self._count
 
     def add(self, who: Who, peer: str) -> Who | None:
-        """Let one in; returns the one that has to go for it, if there are too many."""
+        """Add a connection; returns the one that has to be closed for it, if there are too many."""
         self._by_peer.setdefault(peer, {})[who] = None
         self._count += 1
         if self._count <= self._most:
             return None
-        crowd = max(self._by_peer, key=lambda host: len(self._by_peer[host]))
-        oldest = next(iter(self._by_peer[crowd]))
-        self.remove(oldest, crowd)
+        busiest = max(self._by_peer, key=lambda host: len(self._by_peer[host]))
+        oldest = next(iter(self._by_peer[busiest]))
+        self.remove(oldest, busiest)
         return oldest
 
     def remove(self, who: Who, peer: str) -> bool:
-        """It is known now, or gone; says whether it was a stranger."""
+        """Forget a connection that has logged in or is gone; returns whether it was new."""
         here = self._by_peer.get(peer, {})
         if who not in here:
             return False
@@ -53,7 +53,7 @@ class NewConnections(Generic[Who]):
 
 
 class ConnectionLimits:
-    """The connections of the KV ports."""
+    """The limits of the KV ports."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -68,7 +68,7 @@ class ConnectionLimits:
             self._refuse(leaving, "too many connections that have not logged in")
 
     def logged_in(self, conn: ClientConnection) -> None:
-        """A place for a connection that has logged in and said something; it ends if there is none."""
+        """Count a connection as logged in once it has sent something; close it if there are too many."""
         if not conn.has_spoken or not self._new_connections.remove(conn, conn.host):
             return
         limits = self._limits

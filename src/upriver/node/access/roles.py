@@ -1,6 +1,6 @@
-"""What a user may do: roles as Couchbase names them, each for one bucket or for all, and the privileges behind them.
+"""What a user may do: roles as Couchbase names them, each for one bucket or for all, and their privileges.
 
-A command needs a privilege; a role is a set of them. Whoever may do nothing in a bucket cannot select it.
+A command needs a privilege; a role is a set of privileges. A user without any in a bucket cannot select it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Privilege(IntFlag):
 
     READ = 1  # documents, their metadata, seqnos and failover logs
     WRITE = 2
-    META_WRITE = 4  # write with somebody else's CAS and revision
+    META_WRITE = 4  # write with the CAS and revision of another cluster
     STATS = 8
     DCP_PRODUCER = 16  # open a connection that streams changes
     DCP_CONSUMER = 32  # open a connection that replicates into this node
@@ -106,13 +106,13 @@ ADMIN = Access((Grant("admin"),))
 
 
 def lacking(needed: Privilege) -> str:
-    """What to tell a user who has no role with ``needed``: the roles that would do."""
+    """The message for a user who lacks a privilege: which roles have it."""
     able = [role for role, (has, _) in ROLES.items() if not needed & ~has]
     return f"the user needs the role {' or '.join(able)} for this ({needed.name})"
 
 
 def _opcodes() -> dict[int, Privilege]:
-    """What each command needs; those that are not here need only a login."""
+    """The privilege that each command needs; a command without one needs only a login."""
     O = Opcode  # noqa: E741, N806 - a table
     needs: dict[int, Privilege] = {}
     table: dict[Privilege, Iterable[int]] = {

@@ -1,4 +1,4 @@
-"""TLS for the node's ports, and whom a client certificate names.
+"""TLS for the node's ports, and the user that a client certificate names.
 
 Only TLS 1.2 and later. With a client CA, clients without a certificate may still log in with a password; one whose
 certificate is signed by that CA is authenticated by it.
@@ -36,7 +36,7 @@ def _ask_for_client_certificates(made: ssl.SSLContext, client_ca: Path) -> None:
         made.load_verify_locations(client_ca)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"--client-ca {client_ca} cannot be used: {error}") from error
-    made.verify_mode = ssl.CERT_OPTIONAL  # asked for, not insisted on: a password is as good
+    made.verify_mode = ssl.CERT_OPTIONAL  # not required: a password will do
 
 
 def certificate_users(certificate: Mapping[str, Any] | None) -> list[str]:

@@ -1,7 +1,7 @@
-"""Who may log in, and what they may do: salted credentials and roles, in memory or in a JSON file of mode 0600.
+"""The users of a node: salted credentials and roles, in memory or in a JSON file of mode 0600.
 
 The file never holds a password. It is replaced atomically, and a running node reads it again when it has changed,
-so that ``upriver user add`` needs no restart. If the new content is damaged, the node says so and keeps the old.
+so ``upriver user add`` needs no restart. If the new content is damaged, the node logs that and keeps the old users.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class User:
 
 
 class Users:
-    """The users of a node, and a stand-in for those who do not exist.
+    """The users of a node.
 
-    ``credentials`` answers for every name: an unknown one gets a salt that is made up but always the same, so that
-    a stranger cannot tell which names exist.
+    ``credentials`` answers for every name: an unknown name gets a made-up salt, always the same one, so that nobody
+    can find out which names exist.
     """
 
     FILE_NAME = "users.json"  # in the data directory
-    KEY_FILE = "login.key"  # beside it: what stand-in salts are made of, so that a restart does not change them
+    KEY_FILE = "login.key"  # beside it: the secret that made-up salts come from, so that a restart does not change them
 
     def __init__(self, path: Path | None = None, *, iterations: int = ITERATIONS) -> None:
         self.path = path
@@ -56,14 +56,14 @@ class Users:
         self._stamp: tuple[int, int, int] | None = None
         self._secret = secrets.token_bytes(SECRET_BYTES) if path is None else _lasting_secret(path.parent)
         self._ever = False
-        self._accepted: dict[bytes, None] = {}  # clear passwords that matched, hashed: HTTP sends them every time
-        self.version = 0  # grows whenever the file has changed: who is logged in may have other rights now
+        self._accepted: dict[bytes, None] = {}  # hashes of passwords that matched: HTTP sends them every time
+        self.version = 0  # grows when the file has changed: users who are logged in may have other rights now
         if path is not None:
             self._read(path)
 
     @property
     def empty(self) -> bool:
-        """Has there never been a user? Only then is authentication off: to remove the last one locks the door."""
+        """Whether there has never been a user; only then is no login needed."""
         self.refresh()
         return not self._ever
 
@@ -76,7 +76,7 @@ class Users:
         return sorted({*self._in_memory, *self._in_file})
 
     def add_in_memory(self, name: str, password: str) -> None:
-        """An administrator who is gone when the node stops."""
+        """Add an administrator until the node stops."""
         self._in_memory[check_name(name)] = User(salt_password(password, self._iterations))
         self._ever = True
 
@@ -86,7 +86,7 @@ class Users:
         return user.access if user is not None else Access()
 
     def credentials(self, name: str, mechanism: str) -> Credentials:
-        """What SCRAM needs to check a user; for an unknown one, something that no proof will match."""
+        """What SCRAM needs to check a user; for an unknown one, credentials that no proof matches."""
         self.refresh()
         user = self._in_memory.get(name) or self._in_file.get(name)
         if user is not None and mechanism in user.credentials:
@@ -130,7 +130,7 @@ class Users:
             log.warning("users_file_damaged", reason=error, kept=len(self._in_file))
 
     def _read(self, path: Path) -> None:
-        self._stamp = _stamp(path)  # of a damaged file, too: once is enough to say so
+        self._stamp = _stamp(path)  # of a damaged file, too, so that it is logged once
         self._in_file = read_file(path)
         self._ever = self._ever or bool(self._in_file)
         self.version += 1
@@ -217,14 +217,14 @@ def write_file(path: Path, users: Mapping[str, User]) -> None:
 
 
 def _lasting_secret(directory: Path) -> bytes:
-    """The same after a restart: with another one, whose salt has changed would tell who does not exist."""
+    """A secret that survives restarts: if made-up salts changed, that would show which users do not exist."""
     path = directory / Users.KEY_FILE
     try:
         found = bytes.fromhex(path.read_text())
         if len(found) == SECRET_BYTES:
             return found
     except (OSError, ValueError):
-        pass  # not there yet, or not ours to read
+        pass  # missing, or not readable for this user
     made = secrets.token_bytes(SECRET_BYTES)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,24 @@
-"""The cluster map: which node serves which vbucket, and the JSON that clients read (``protocol.md`` 10.11).
+"""The cluster map: which node serves which vbucket, the JSON that clients read, and who is told of a new map.
 
-A node alone is a map with one entry. Whoever makes a cluster builds a ``ClusterMap`` with several and a higher
-revision.
+A node alone has a map with one node; the manager of a cluster makes maps with several (``protocol.md`` 1.1, 10.11).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import orjson
+
+from upriver.model import Datatype
+from upriver.wire.constants import Feature
+from upriver.wire.messages.cluster import ClustermapChangeNotification
+
+if TYPE_CHECKING:
+    from upriver.node.buckets import NodeBucket
+    from upriver.node.connection import ClientConnection
+    from upriver.node.server import Node
 
 _CAPABILITIES = (
     "cbhello", "cccp", "collections", "couchapi", "dcp", "durableWrite", "nodesExt", "preserveExpiry",
@@ -142,3 +151,23 @@ class ClusterMap:
             "serverList": [str(node) for node in self.nodes],
             "vBucketMap": [list(row) for row in self.owners],
         }
+
+
+def push_map(node: Node, bucket: NodeBucket) -> None:
+    """Tell the bucket's clients that asked HELLO for it; where both forms were asked for, in the brief one."""
+    for conn in list(node.connections):
+        if conn.bucket is not bucket or conn.closed or Feature.DUPLEX not in conn.features:
+            continue
+        if Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF in conn.features:
+            _push(node, bucket, conn, b"")
+        elif Feature.CLUSTERMAP_CHANGE_NOTIFICATION in conn.features:
+            _push(node, bucket, conn, node.cluster_json(bucket))
+
+
+def _push(node: Node, bucket: NodeBucket, conn: ClientConnection, value: bytes) -> None:
+    current = node.cluster_map(bucket)
+    datatype = int(Datatype.JSON) if value else 0
+    notification = ClustermapChangeNotification(
+        epoch=current.epoch, revision=current.revision, bucket=bucket.name.encode(), value=value, datatype=datatype
+    )
+    conn.write(notification.encode())

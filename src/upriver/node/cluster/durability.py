@@ -1,8 +1,11 @@
 """Durable writes: prepared here, acknowledged by a majority of the vbucket's nodes, then committed.
 
-A prepare outlives the client that made it: whoever is active resolves it, by commit when enough replicas have it, by
-abort when they do not in time. A vbucket that stops being active leaves it to its successor, and the client is told
-that the outcome is not known.
+A prepare outlives the client that made it: the active vbucket resolves it, by a commit when enough replicas have it,
+or by an abort when they do not have it in time. A vbucket that stops being active leaves it to its successor, and the
+client is told that the outcome is unknown.
+
+The cluster map says which nodes make a majority; for a node alone, the topology of SET_VBUCKET does (7.2). During a
+move a vbucket has two chains of nodes, and a write needs a majority of each. Without a chain it needs no other node.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING
 from upriver.errors import DurabilityImpossible, KeyNotFound, NotMyVbucket, SyncWriteAmbiguous, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log
-from upriver.node.cluster.durable_chains import chains_of
+from upriver.store import Stored
 from upriver.wire import kv, subdoc
 from upriver.wire.constants import DurabilityLevel
 from upriver.wire.keys import split_key
@@ -26,16 +29,49 @@ if TYPE_CHECKING:
     from upriver.node.connection import ClientConnection
     from upriver.node.dispatch import Pending
     from upriver.node.server import Node
-    from upriver.store import Stored, VBucket
+    from upriver.store import VBucket
 
 DurableRequest = (
     kv.Set | kv.Add | kv.Delete | kv.Append | kv.Counter | subdoc.SubdocMutation | subdoc.SubdocMultiMutation
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The replicas of one chain, by the names that they acknowledge under; None where one is missing."""
+
+    replicas: tuple[str | None, ...]
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name in self.replicas if name is not None}
+
+    @property
+    def needed(self) -> int:
+        """How many replicas make a majority with the active node; ``DurabilityImpossible`` if there are too few."""
+        count = len(self.replicas) + 1
+        majority = count // 2 + 1
+        if len(self.names) + 1 < majority:
+            raise DurabilityImpossible(f"{majority} nodes of {count} are needed")
+        return majority - 1
+
+
+def chains_of(node: Node, bucket: NodeBucket, vbucket_id: int) -> list[Chain]:
+    """The chains of a vbucket that is active here."""
+    if bucket.member:
+        current = node.cluster_map(bucket)
+        replicas = current.owners[vbucket_id][1:]
+        return [Chain(tuple(str(current.nodes[member]) if member >= 0 else None for member in replicas))]
+    try:
+        topology = bucket.store.vbucket(vbucket_id).topology
+    except NotMyVbucket:
+        return []
+    return [Chain(tuple(chain[1:])) for chain in topology or ()]
+
+
 @dataclass(slots=True)
 class _Wait:
-    """One prepare and who has it besides us."""
+    """One prepare, and the replicas that have acknowledged it."""
 
     seqno: int
     done: asyncio.Future[None]
@@ -52,7 +88,7 @@ class SyncWrites:
         bucket.on_seqno_acknowledged = self.acknowledged
 
     def replicas_needed(self, vbucket_id: int) -> int:
-        """How many replicas make a majority together with us; ``DurabilityImpossible`` if there are too few."""
+        """How many replicas make a majority with this node; ``DurabilityImpossible`` if there are too few."""
         return max((chain.needed for chain in chains_of(self._node, self._bucket, vbucket_id)), default=0)
 
     def acknowledged(self, vbucket_id: int, consumer: str, seqno: int) -> None:
@@ -63,7 +99,7 @@ class SyncWrites:
         self._decide(vbucket_id)
 
     def forget(self, vbucket_id: int, consumer: str) -> None:
-        """A replica begins anew: what it had, it may have lost; what it still has, it will say."""
+        """A replica starts again: what it acknowledged may be lost, and what it still has it acknowledges again."""
         for wait in self._waiting.get(vbucket_id, ()):
             wait.by.discard(consumer)
 
@@ -72,7 +108,7 @@ class SyncWrites:
             self._decide(vbucket_id)
 
     def _decide(self, vbucket_id: int) -> None:
-        """The majority is that of the newest map; a replica that it does not know does not count."""
+        """Resolve the writes that a majority has; only the replicas of the newest map count."""
         waiting = self._waiting.get(vbucket_id)
         if not waiting:
             return
@@ -88,7 +124,7 @@ class SyncWrites:
     def resolve(
         self, vb: VBucket, key: bytes, collection_id: int, prepared: Stored, level: int, timeout_s: float | None
     ) -> asyncio.Task[Stored]:
-        """Commit the prepare when it is durable, abort it when that takes too long; the client may go meanwhile."""
+        """Commit the prepare when it is durable, abort it when that takes too long, whether or not the client stays."""
         at = vb.id, prepared.seqno
         work = self._resolve(vb, key, collection_id, prepared.seqno, level, timeout_s)
         task = self._tasks[at] = self._node.loop.create_task(work)
@@ -101,7 +137,7 @@ class SyncWrites:
             return
         log.info("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=str(task.exception()))
         if isinstance(task.exception(), SyncWriteAmbiguous) and vb.state is VbucketState.ACTIVE:
-            self.resume(vb)  # the vbucket came back before this task knew that it had gone
+            self.resume(vb)  # the vbucket was active again before this task saw that it was not
 
     async def _resolve(
         self, vb: VBucket, key: bytes, collection_id: int, seqno: int, level: int, timeout_s: float | None
@@ -132,10 +168,10 @@ class SyncWrites:
         try:
             vb.durable.abort(key, collection_id, seqno)
         except (NotMyVbucket, KeyNotFound):
-            return  # it is somebody else's to resolve now
+            return  # another node resolves it now
 
     def state_changed(self, vb: VBucket) -> None:
-        """A vbucket that is not active any more resolves nothing; one that has become active resolves what it has."""
+        """A vbucket that has become active resolves its prepares; one that is no longer active leaves them."""
         if vb.state is VbucketState.ACTIVE:
             self.resume(vb)
             return
@@ -144,7 +180,7 @@ class SyncWrites:
                 wait.done.set_exception(SyncWriteAmbiguous("the vbucket has moved"))
 
     def resume_all(self) -> None:
-        """Resolve what was prepared here before the node stopped or crashed: until then those keys take no write.
+        """Resolve what was prepared here before the node stopped or crashed; those keys accept no write before.
 
         A client may have been told that such a write is durable: its prepare was on disk, its commit was not.
         """
@@ -153,7 +189,7 @@ class SyncWrites:
                 self.resume(vb)
 
     def resume(self, vb: VBucket) -> None:
-        """Resolve prepares that nobody here is waiting for: from before a restart, or of the node that was active."""
+        """Resolve prepares without a task: from before a restart, or made by the node that was active before."""
         vb.durable.drop_completed()
         for wire_key, seqno in list(vb.pending.items()):
             if (vb.id, seqno) not in self._tasks:
@@ -168,20 +204,18 @@ class SyncWrites:
         if alone:
             self._commit_old(vb, key, collection_id, seqno)
             return
-        from upriver.store import Stored
-
         self.resolve(vb, key, collection_id, Stored(0, seqno, vb.uuid), DurabilityLevel.MAJORITY, None)
 
     @staticmethod
     def _commit_old(vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
-        """Nobody else can have decided otherwise. One that cannot be read must not keep the others from opening."""
+        """No other node can have decided otherwise. A prepare that cannot be read must not stop the others."""
         try:
             vb.durable.commit(key, collection_id, seqno)
         except UpriverError as error:
             log.warning("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=error)
 
     def commit_all(self, vb: VBucket) -> None:
-        """After a failover: what a majority had may have been acknowledged to a client, so none of it may be lost."""
+        """After a failover: a client may have been told that a prepare is durable, so none may be lost."""
         vb.durable.drop_completed()
         for wire_key, seqno in list(vb.pending.items()):
             collection_id, key = split_key(wire_key)

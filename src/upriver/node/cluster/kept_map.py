@@ -1,7 +1,7 @@
-"""The newest cluster map that a node was given, on disk: after a restart, too, it takes none that is older.
+"""The newest cluster map that a node was given, on disk, so that it refuses an older one after a restart, too.
 
-Whoever manages the cluster may have lost the newest map, or have gone back to a copy of its file: then the nodes know
-better, and tell.
+A manager may have lost the newest map, or have been started from an old copy of its file; then the nodes have the
+newer one, and say so.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KeptMap:
                 self._damage = f"{path} is damaged ({error}); remove it if the manager's cluster.json is the newest"
 
     def checked(self) -> ClusterMap | None:
-        """The map, if there is one; ``ConfigError`` if there was one and nobody knows what it said."""
+        """The map, if there is one; ``ConfigError`` if its file is damaged."""
         if self._damage:
             raise ConfigError(self._damage)
         return self.map

@@ -1,4 +1,4 @@
-"""Changes of a collections manifest as people ask for them: one scope or collection made, altered or dropped. Pure.
+"""Edits of a manifest: one scope or collection is created, altered or dropped. Pure.
 
 An edit is a small dictionary, so that it can travel from the node that was asked to whoever owns the manifest. The
 texts of some refusals are those that Couchbase's SDKs look for.
@@ -20,7 +20,7 @@ _FIRST_ID = 8  # ids 1 to 7 are reserved (9.1)
 
 
 class EditRefused(Exception):
-    """An edit that cannot be done, and why; ``status`` is HTTP's."""
+    """An edit that cannot be done, and why; ``status`` is an HTTP status."""
 
     def __init__(self, status: HTTPStatus, reason: str, field_name: str = "_") -> None:
         super().__init__(status, reason, field_name)
@@ -53,7 +53,7 @@ def _drafted(draft: Draft, edit: Edit) -> bytes:
 
 
 def _unused_id(draft: Draft, uid: int) -> int:
-    """An id that was never used: as the uid only grows, so does this, past drops and all."""
+    """An id that was never used: it grows with the uid, so the ids of dropped collections do not return."""
     taken = [int(scope["uid"], 16) for scope in draft["scopes"]]
     taken += [int(each["uid"], 16) for scope in draft["scopes"] for each in scope["collections"]]
     return max(uid + _FIRST_ID - 1, *(each + 1 for each in taken))

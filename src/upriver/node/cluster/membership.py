@@ -1,8 +1,7 @@
-"""A node as a member of a cluster: it does what the newest cluster map says, and reports how far it is.
+"""A node as a member of a cluster: it does what the newest cluster map says, and reports its seqnos.
 
-The map alone decides: vbuckets become active, replica or dead by it, and replication streams are kept up by it. A
-node that was told to be a member serves nobody before it has a map of this run, because the one it remembers may be
-from before a failover.
+The map alone decides which vbuckets are active, replica or dead, and which are replicated from where. A member serves
+no client before it is given a map in this run, because the one on disk may be from before a failover.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = False) -> dict[str, int]:
-    """Become what the map says; a map that does not follow the newest one that this node ever had is refused.
+    """Do what a map says; a map that does not follow the newest one that this node ever had is refused.
 
-    So is every map, after a crash, that does not welcome the node back: what its replicas have acknowledged may be
-    lost here, so whoever sends the map must know.
+    After a crash, so is every map without ``welcome``: writes that were acknowledged may be lost here, and the manager
+    must know that.
     """
     new, kept = parse_map(data), KeptMap.of(node, bucket)
     _check_successor(node, kept, new)
@@ -74,7 +73,7 @@ def _check_successor(node: Node, kept: KeptMap, new: ClusterMap) -> None:
 
 
 def _check_readable(bucket: NodeBucket, new: ClusterMap, me: int) -> None:
-    """Others who have a copy of what nobody can read here should be active for it; then it is made anew here."""
+    """Refuse to be active for a vbucket that cannot be read here, if others have copies of it."""
     for vb, what in bucket.store.unreadable.items():
         chain = new.owners[vb]
         if _wanted_state(chain, me) is VbucketState.ACTIVE and any(n >= 0 for n in chain[1:]):
@@ -82,7 +81,7 @@ def _check_readable(bucket: NodeBucket, new: ClusterMap, me: int) -> None:
 
 
 def _changes(bucket: NodeBucket, new: ClusterMap, me: int) -> dict[int, VbucketState]:
-    """The vbuckets that are not what the map wants them to be."""
+    """The vbuckets whose state is not that of the map, with the new state."""
     changes = {}
     for vb, chain in enumerate(new.owners):
         current, wanted = state_of(bucket, vb), _wanted_state(chain, me)
@@ -92,7 +91,7 @@ def _changes(bucket: NodeBucket, new: ClusterMap, me: int) -> dict[int, VbucketS
 
 
 def _stays_away(bucket: NodeBucket, vb: int, wanted: VbucketState) -> bool:
-    """One that is not here need not be here, or cannot be read and must not be taken for empty."""
+    """Whether a missing vbucket is not created: it need not be here, or is unreadable and must not count as empty."""
     return wanted is VbucketState.DEAD or (wanted is VbucketState.ACTIVE and vb in bucket.store.unreadable)
 
 
@@ -121,7 +120,7 @@ def _replicate(node: Node, bucket: NodeBucket, new: ClusterMap, me: int) -> None
 
 @route("POST", "/upriver/cluster/*")
 async def push(node: Node, request: Request, name: str) -> Result:
-    """A manager's new map, and the collections that go with it."""
+    """Take a manager's new map, and the manifest that goes with it."""
     bucket = bucket_or_404(node, name)
     try:
         data = orjson.loads(request.body)
@@ -137,7 +136,7 @@ async def push(node: Node, request: Request, name: str) -> Result:
 
 @route("GET", "/upriver/cluster/*")
 def report(node: Node, request: Request, name: str) -> Result:
-    """Revision, and per vbucket state, seqnos and history: what a manager decides by."""
+    """Report the map's revision, and the state, seqnos and branches of every vbucket."""
     return Answer(_report(node, bucket_or_404(node, name)))
 
 
@@ -168,9 +167,9 @@ def _report(node: Node, bucket: NodeBucket) -> dict[str, Any]:
 
 @route("POST", "/upriver/fence/*")
 def fence(node: Node, request: Request, name: str) -> Result:
-    """Consume nothing from one node until the next map, and report: whoever is to take over is chosen by that.
+    """Consume nothing from one node until the next map, and report, so that the manager can choose its successor.
 
-    Were it otherwise, a node that only seems to be gone could be acknowledged a write behind the choice's back.
+    Otherwise a node that only seems to be gone could still get acknowledgements after the choice was made.
     """
     bucket = bucket_or_404(node, name)
     try:
@@ -196,7 +195,7 @@ def replicator_of(bucket: NodeBucket) -> Replicator:
 
 @route("POST", "/upriver/takeover/*")
 async def take_over(node: Node, request: Request, name: str) -> Result:
-    """Make this node the active owner of vbuckets that it replicates, all at the same time."""
+    """Make this node active for vbuckets that it replicates, all at the same time."""
     bucket = bucket_or_404(node, name)
     try:
         wanted = orjson.loads(request.body)
@@ -212,7 +211,7 @@ async def take_over(node: Node, request: Request, name: str) -> Result:
 
 
 async def _take_over_one(replicator: Replicator, vb: int, timeout_s: float) -> str:
-    """Why it did not happen; nothing if it did."""
+    """Take over one vbucket; returns why it failed, or an empty text."""
     try:
         await replicator.take_over(vb, timeout_s)
     except (StatusError, ConfigError, TimeoutError) as error:
@@ -221,7 +220,7 @@ async def _take_over_one(replicator: Replicator, vb: int, timeout_s: float) -> s
 
 
 def _check_plan(current: Version, planned: Version) -> None:
-    """A request that waited while this node was stopped may be from a plan that was given up."""
+    """Refuse a request of an older plan: it may have waited while this node was stopped."""
     if planned != current:
         raise ConfigError(f"the takeover was planned for revision {planned.revision}, this is {current.revision}")
 
@@ -231,13 +230,13 @@ def _check_plan(current: Version, planned: Version) -> None:
 
 @route("GET", "/upriver/proposals/*")
 def proposals(node: Node, request: Request, name: str) -> Result:
-    """What clients have asked this member for."""
+    """The manifest changes that clients have asked this member for."""
     return Answer(orjson.dumps(bucket_or_404(node, name).proposals.waiting()))
 
 
 @route("POST", "/upriver/proposals/*")
 def outcomes(node: Node, request: Request, name: str) -> Result:
-    """What the manager has decided about them."""
+    """Take the manager's decisions about them."""
     bucket_or_404(node, name).proposals.decide(request.json_object())
     return Answer({})
 
@@ -249,6 +248,6 @@ def own_manifest(node: Node, request: Request, name: str) -> Result:
 
 @route("POST", "/upriver/manifest/*")
 async def push_manifest(node: Node, request: Request, name: str) -> Result:
-    """The manifest that this member could not take together with its map."""
+    """Take the manifest that this member could not take together with its map."""
     await take_manifest(bucket_or_404(node, name), request.json_object())
     return Answer({})

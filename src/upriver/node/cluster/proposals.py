@@ -1,7 +1,7 @@
-"""Collections of a cluster: its manager owns the manifest, and a member that is asked for a change proposes it.
+"""Changes of the manifest in a cluster: the manager decides, and a member that is asked for a change proposes it.
 
-The proposal waits until the manager has seen it, decided, and given the new manifest to every member that it reaches.
-A node alone decides by itself.
+A proposal waits until the manager has decided and given the new manifest to every member that it can reach. A node
+alone decides by itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NO_MANAGER = "the cluster's manager has not decided in time: `upriver cluster s
 
 
 class Proposals:
-    """What one bucket of this member was asked for and the manager has not decided yet."""
+    """The proposals of one bucket that the manager has not decided on yet."""
 
     def __init__(self) -> None:
         self._edits: dict[str, Edit] = {}
         self._outcomes: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
     async def decided(self, edit: Edit) -> str:
-        """The uid of the manifest that has the change; ``EditRefused`` says why there is none."""
+        """Propose an edit and wait; returns the uid of the manifest that has it, or raises ``EditRefused``."""
         name = secrets.token_hex(8)
         self._edits[name] = edit
         self._outcomes[name] = asyncio.get_running_loop().create_future()
@@ -58,7 +58,7 @@ class Proposals:
 
 
 async def change_manifest(bucket: NodeBucket, edit: Edit) -> str:
-    """Do an edit, or have it done; the new uid. ``EditRefused`` if it cannot be done."""
+    """Apply an edit, or propose it; returns the new uid. ``EditRefused`` if it cannot be done."""
     if bucket.member or bucket.waits_for_map:
         return await bucket.proposals.decided(edit)
     async with bucket.manifest_changes:
@@ -69,7 +69,7 @@ async def change_manifest(bucket: NodeBucket, edit: Edit) -> str:
 
 
 async def take_manifest(bucket: NodeBucket, manifest: Any) -> None:
-    """The manager's; one that this node has already is no news."""
+    """Take the manager's manifest, unless this node has it already."""
     async with bucket.manifest_changes:
         if not manifest or int(manifest["uid"], 16) <= bucket.store.manifest.uid:
             return

@@ -1,4 +1,4 @@
-"""Error answers: their JSON, the cluster map of NOT_MY_VBUCKET, and what clients without extended errors get (1.6)."""
+"""Error answers: their JSON, the cluster map in NOT_MY_VBUCKET, and the statuses of clients without XERROR (1.6)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COLLECTION_STATUSES = frozenset({Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOP
 
 
 def fail_with(conn: ClientConnection, request: Answerable, error: StatusError | InvalidMessage) -> None:
-    """The answer that an exception stands for."""
+    """Answer with the error of an exception."""
     if isinstance(error, Rollback):
         conn.reply(request, status=Status.ROLLBACK, value=error.seqno.to_bytes(8, "big"))
     elif isinstance(error, InvalidMessage):
@@ -71,7 +71,7 @@ def _error_json(conn: ClientConnection, status: Status, context: str) -> bytes:
 
 
 def _cluster_map(conn: ClientConnection) -> bytes:
-    """The map; empty if the client has it and asked HELLO not to get it twice."""
+    """The map as JSON; empty if the client has it and asked HELLO not to get it twice."""
     if conn.bucket is None:
         return b""
     current = conn.node.cluster_map(conn.bucket)

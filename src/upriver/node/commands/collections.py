@@ -1,4 +1,4 @@
-"""The collections manifest and the ids in it (``protocol.md`` 9.2)."""
+"""The manifest, and the ids of scopes and collections (``protocol.md`` 9.2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ID = Struct(">QI")
 
 
 async def set_manifest(conn: ClientConnection, request: cluster.SetManifest) -> None:
-    """A member of a cluster hands it to whoever owns the manifest there."""
+    """Replace the manifest; a member of a cluster proposes it to the manager."""
     bucket = conn.require_bucket()
     if bucket.member or bucket.waits_for_map:
         await _propose(conn, request)

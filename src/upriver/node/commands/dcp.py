@@ -11,7 +11,7 @@ from upriver.model import Datatype
 from upriver.node import log
 from upriver.node.dcp.consumer import ConsumerRole
 from upriver.node.dcp.producer import ProducerRole
-from upriver.node.dispatch import Handler
+from upriver.node.dispatch import command
 from upriver.protocol.producer.controls import ProducerOptions, check_open_value
 from upriver.wire import Message
 from upriver.wire.constants import Feature, OpenFlag
@@ -60,19 +60,12 @@ def to_producer(conn: ClientConnection, request: Message) -> None:
         conn.close(f"command 0x{request.opcode:02x} to a consumer")
 
 
-HANDLERS: dict[type[Message], Handler] = {
-    dcp.Open: open_connection,
-    **dict.fromkeys(
-        (
-            dcp.DcpControl, dcp.BufferAck, dcp.GetDcpFailoverLog, dcp.StreamRequest, upr.UprStreamRequest,
-            dcp.CloseStream, dcp.SeqnoAcknowledged, dcp.AddStream, dcp.StreamEnd, dcp.SnapshotMarker,
-            dcp.SnapshotMarkerV20, dcp.SnapshotMarkerV22, dcp.DcpMutation, dcp.DcpDeletion, dcp.DeletionV2,
-            dcp.Expiration, dcp.SetVbucketState, dcp.DcpNoop, dcp.Prepare, dcp.Commit, dcp.Abort, dcp.SeqnoAdvanced,
-            dcp.OsoSnapshot, dcp.CacheTransferEnd,
-            events.SystemEvent, events.CacheTransfer, upr.UprStreamEnd, upr.UprSnapshotMarker, upr.UprMutation,
-            upr.UprDeletion, upr.UprExpiration, upr.UprFlush, upr.UprSetVbucketState,
-        ),
-        to_producer,
-    ),
-}  # fmt: skip
-BUCKETLESS: frozenset[type[Message]] = frozenset()
+_FOR_A_ROLE: tuple[type[Message], ...] = (
+    dcp.DcpControl, dcp.BufferAck, dcp.GetDcpFailoverLog, dcp.StreamRequest, upr.UprStreamRequest, dcp.CloseStream,
+    dcp.SeqnoAcknowledged, dcp.AddStream, dcp.StreamEnd, dcp.SnapshotMarker, dcp.SnapshotMarkerV20,
+    dcp.SnapshotMarkerV22, dcp.DcpMutation, dcp.DcpDeletion, dcp.DeletionV2, dcp.Expiration, dcp.SetVbucketState,
+    dcp.DcpNoop, dcp.Prepare, dcp.Commit, dcp.Abort, dcp.SeqnoAdvanced, dcp.OsoSnapshot, dcp.CacheTransferEnd,
+    events.SystemEvent, events.CacheTransfer, upr.UprStreamEnd, upr.UprSnapshotMarker, upr.UprMutation,
+    upr.UprDeletion, upr.UprExpiration, upr.UprFlush, upr.UprSetVbucketState,
+)  # fmt: skip
+COMMANDS = (command(dcp.Open, open_connection), *(command(message, to_producer) for message in _FOR_A_ROLE))

@@ -1,4 +1,4 @@
-"""Documents with foreign metadata, and any document at all (``protocol.md`` 10.2, 10.7)."""
+"""Metadata of documents, writes with another cluster's metadata, random documents (``protocol.md`` 10.2, 10.7)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def with_meta(conn: ClientConnection, request: kv.WithMeta, vb: VBucket) -> None
 
 
 def get_random_key(conn: ClientConnection, request: kv.GetRandomKey) -> None:
-    """Any document of any active vbucket."""
+    """Answer with any document of any active vbucket."""
     collection = _random_collection(conn, request)
     for vb in conn.require_bucket().store.existing():
         try:

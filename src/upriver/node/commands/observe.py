@@ -1,4 +1,4 @@
-"""How far a vbucket or a key has got, in memory and on disk (``protocol.md`` 10.2, 10.6)."""
+"""Failover logs, high seqnos, and whether a seqno or key is on disk (``protocol.md`` 10.2, 10.6)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def all_vb_seqnos(conn: ClientConnection, request: cluster.GetAllVbSeqnos) -> No
 
 
 def _seqno_of(conn: ClientConnection, vb: VBucket, collection_id: int | None) -> int | None:
-    """What "the high seqno" means to this client; None where the collection is not there."""
+    """The high seqno as this client sees it; None if the vbucket does not have the collection."""
     if collection_id is not None:
         return vb.collection_high_seqno(collection_id) if collection_id in vb.collection_ids() else None
     if not conn.context.collections:

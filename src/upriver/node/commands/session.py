@@ -1,4 +1,4 @@
-"""HELLO, buckets, and the commands about the connection itself (``protocol.md`` 10.2, 10.3)."""
+"""HELLO, buckets, and commands about the connection or the whole bucket (``protocol.md`` 10.2, 10.3)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from upriver.wire.messages import session
 if TYPE_CHECKING:
     from upriver.node.connection import ClientConnection
 
-# What is really implemented; everything else that a client asks for is left out of the answer.
+# What is implemented; other features that a client asks for are left out of the answer.
 FEATURES = frozenset(
     {
         Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET,
@@ -58,7 +58,7 @@ def hello(conn: ClientConnection, request: session.Hello) -> None:
         conn.context = Context(collections=Feature.COLLECTIONS in accepted, datatypes=datatypes, check_values=True)
     conn.features = frozenset(accepted)
     conn.agent = _agent(request.agent)
-    conn.tracing = False  # this answer has the usual form: until it is read, the client cannot know better
+    conn.tracing = False  # until the client has read this answer it expects the usual form
     conn.reply(request, value=b"".join(each.to_bytes(2, "big") for each in sorted(accepted)))
     conn.tracing = Feature.TRACING in accepted
 
@@ -88,7 +88,7 @@ def select_bucket(conn: ClientConnection, request: session.SelectBucket) -> None
 
 
 def _no_such_bucket(conn: ClientConnection, name: bytes) -> StatusError:
-    """SDKs take "no such key" for a bucket that is being made and ask again until they time out; access is final."""
+    """Access denied: after "no such key", SDKs believe that the bucket is being made, and retry until they time out."""
     shown = name.decode("utf-8", "backslashreplace")
     reason = f"there is no bucket {shown!r} for you: it is misspelt, not created or dropped, or you have no role"
     return AccessDenied(reason) if Feature.XERROR in conn.features else KeyNotFound(reason)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from upriver.node.access import auth
 from upriver.node.commands import collections, dcp, error_map, kv, meta, observe, session, vbuckets
 from upriver.node.dcp import consumer
-from upriver.node.dispatch import Command, table
+from upriver.node.dispatch import table
 from upriver.node.stats import command as stats
 from upriver.node.subdoc import commands as subdoc
 
 COMMANDS = table(
     session.COMMANDS, auth.COMMANDS, error_map.COMMANDS, kv.COMMANDS, meta.COMMANDS, subdoc.COMMANDS,
     observe.COMMANDS, vbuckets.COMMANDS, collections.COMMANDS, stats.COMMANDS,
-    [Command(message, handler) for module in (dcp, consumer) for message, handler in module.HANDLERS.items()],
+    dcp.COMMANDS, consumer.COMMANDS,
 )  # fmt: skip

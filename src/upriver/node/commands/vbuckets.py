@@ -24,7 +24,7 @@ _MOST_CHAINS, _LONGEST_CHAIN = 2, 4
 
 
 def set_vbucket(conn: ClientConnection, request: cluster.SetVbucket | cluster.SetVbucketWide) -> Awaitable[None]:
-    """Done at once, and answered when it is on disk; many together get there with one commit."""
+    """Change the state at once and answer when it is on disk; several together need one commit."""
     bucket = conn.require_bucket()
     state = VbucketState(request.state)
     topology = _topology(request.value, state) if request.value else None
@@ -45,7 +45,7 @@ def _is_dead(bucket: NodeBucket, vbucket_id: int) -> bool:
 
 
 async def _reply_when(bucket: NodeBucket, conn: ClientConnection, request: Message, revived: bool) -> None:
-    """A vbucket that was dead has its past on disk only, as in real servers: readers get it as one snapshot."""
+    """A vbucket that was dead is streamed from disk as one snapshot, as by real servers, so its memory is released."""
     await bucket.on_disk()
     if revived:
         bucket.store.vbucket(request.vbucket).release_memory()
@@ -97,10 +97,11 @@ def compact(conn: ClientConnection, request: cluster.CompactDb) -> Awaitable[Non
 
 
 async def _compact(conn: ClientConnection, request: cluster.CompactDb) -> None:
-    """In a thread: a large file takes a while, and the others go on meanwhile."""
+    """Compact in a thread: a large file takes a while."""
     store = conn.require_bucket().store
     drop = bool(request.drop_deletes)
-    limit = None if drop or not request.purge_before_seq else request.purge_before_seq  # 0: none, as in real servers
+    # As in real servers, 0 means no limit.
+    limit = None if drop or not request.purge_before_seq else request.purge_before_seq
     await conn.node.loop.run_in_executor(
         None,
         lambda: store.compact(

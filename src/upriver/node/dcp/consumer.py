@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from upriver.errors import FramingError, InvalidArguments, RemoteProtocolError, Status, UpriverError
 from upriver.model import VbucketState
 from upriver.node import log, tracing
+from upriver.node.dispatch import command
 from upriver.protocol.consumer.machine import Consumer, StateSet, StreamClosed
 from upriver.protocol.consumer.negotiation import ConsumerOptions
 from upriver.protocol.roles import Foreign
-from upriver.wire import Message
 from upriver.wire.constants import DurabilityLevel
 from upriver.wire.messages import dcp, upr
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from upriver.node.buckets import NodeBucket
     from upriver.node.connection import ClientConnection
-    from upriver.node.dispatch import Handler
     from upriver.store import VBucket
 
 
@@ -39,7 +38,7 @@ class BucketStore:
 
     @property
     def under_pressure(self) -> bool:
-        """What came in waits for the disk in too great numbers."""
+        """Too much of what was received waits for the disk."""
         store = self._bucket.store
         return store.dirty_bytes > store.options.dirty_bytes
 
@@ -47,11 +46,11 @@ class BucketStore:
         return self._bucket.store.vbucket(number)
 
     def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> VBucket:
-        """The loop does not wait for the disk: what clients write to a new owner gets there with its state at least."""
+        """Does not wait for the disk: the state gets there no later than what clients write to the new owner."""
         return self._bucket.set_state(number, state, takeover=takeover, durable=False)
 
     def expect_xattrs(self) -> None:
-        """Documents with extended attributes have come: a SET here, once we are active, has to keep them."""
+        """Documents with extended attributes are here: a SET has to keep them once this node is active."""
         self._bucket.expect_xattrs()
 
 
@@ -100,8 +99,8 @@ class ConsumerRole:
             self.conn.write(data)
 
     def tick(self, now: float) -> str | None:
-        """Acknowledge what has gathered; called by the housekeeping round."""
-        self.machine.tick(now)
+        """Acknowledge what was received; called by the housekeeping round."""
+        self.machine.wake(now)
         self.flush()
         return None
 
@@ -110,11 +109,11 @@ class ConsumerRole:
         return False
 
     def schedule(self) -> None:
-        """Nothing waits for the socket here: answers are small and the producer is told when to stop."""
+        """Nothing waits for the socket: answers are small, and the producer stops when nothing is acknowledged."""
 
     def close(self) -> None:
         self.machine.receive_eof()
-        self._prepares.close()  # it leads back to us, and the columns of a consumer are large; so all is freed now
+        self._prepares.close()  # it leads back to us; the columns of a consumer are large, and are freed now
         if self.bucket.dcp_connections.get(self.name) is self.conn:
             del self.bucket.dcp_connections[self.name]
 
@@ -154,7 +153,7 @@ class PrepareAcks:
         self._waiting: Counter[int] = Counter()
 
     def close(self) -> None:
-        """Nobody is there to be told any more."""
+        """The connection is gone: acknowledge nothing more."""
         self._flush = lambda: None
 
     def send(self) -> None:
@@ -203,5 +202,4 @@ def _upr_status(status: int) -> int:
     return status if status in upr.UPR_STREAM_STATUSES else Status.EINTERNAL
 
 
-HANDLERS: dict[type, Handler] = {upr.UprAddStreams: add_streams}
-BUCKETLESS: frozenset[type[Message]] = frozenset()
+COMMANDS = (command(upr.UprAddStreams, add_streams),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from upriver.model import VbucketState
@@ -13,7 +12,7 @@ from upriver.node.dcp.soon import Soon
 from upriver.protocol.producer.live import LiveStreams
 from upriver.protocol.producer.machine import Producer
 from upriver.protocol.producer.source import SourceVbucket
-from upriver.store import Manifest, NewSnapshot, VBucket, live_after
+from upriver.store import Manifest, NewSnapshot, VBucket, follow
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -29,7 +28,6 @@ class StreamedBucket:
         self._bucket = bucket
         self._store = bucket.store
         self.vbuckets: int = bucket.store.vbuckets
-        self.lock: AbstractContextManager[object] = bucket.store.lock
 
     @property
     def manifest(self) -> Manifest:
@@ -52,9 +50,11 @@ class StreamedBucket:
         assert isinstance(vbucket, VBucket)
         return vbucket.memory.floor
 
-    def live_after(self, vbucket: SourceVbucket, seqno: int) -> NewSnapshot | None:
+    def follow(
+        self, vbucket: SourceVbucket, seqno: int, most_bytes: int, wake: Callable[[], None]
+    ) -> tuple[bool, NewSnapshot | None]:
         assert isinstance(vbucket, VBucket)
-        return live_after(vbucket, seqno)
+        return follow(vbucket, seqno, most_bytes, wake)
 
     def acknowledged(self, vbucket: int, consumer: str, prepared_seqno: int) -> None:
         if self._bucket.on_seqno_acknowledged is not None:

@@ -188,7 +188,7 @@ class ReplicationSource:
                 heard = time.monotonic()
                 self._take(machine, data)
                 acks.send()
-            machine.tick(time.monotonic())
+            machine.wake(time.monotonic())
             self._flush()
             await self._writer.drain()
             await asyncio.sleep(0)  # nothing above waits while there is more to read: nobody else would run
@@ -200,7 +200,7 @@ class ReplicationSource:
                 self._retry_at[event.vbucket] = time.monotonic() + RETRY_S
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        """What came, or nothing if it is time to look after streams and acknowledgements."""
+        """What came, or nothing when it is time to look at streams and acknowledgements."""
         try:
             async with asyncio.timeout(CHECK_S):
                 data = await reader.read(READ_SIZE)
@@ -226,7 +226,7 @@ class ReplicationSource:
             log.info("replication_refused", vbucket=vb, source=str(self.address.kv), status=f"0x{status:02x}")
 
     def _flush(self) -> None:
-        """A connection that is gone takes nothing; whoever reads from it sees to the rest."""
+        """Send what waits; a connection that is gone is noticed by whoever reads from it."""
         if self._machine is not None and self._writer is not None and not self._writer.is_closing():
             data = self._machine.data_to_send()
             if data:

@@ -107,13 +107,21 @@ def _streams(conn: ClientConnection) -> Iterator[tuple[int, dict[str, object]]]:
                 "vb_uuid": stream.vbuuid,
                 "snap_start_seqno": stream.snap_start,
                 "snap_end_seqno": stream.snap_end,
-                "state": stream.state,
+                "state": _state(stream),
                 "last_sent_seqno": stream.last_sent_seqno,
                 "last_read_seqno": stream.last_read_seqno,
                 "items_sent": stream.items_sent,
                 "items_remaining": _remaining(stream),
             },
         )
+
+
+def _state(stream: ProducerStream) -> str:
+    if stream.ended:
+        return "dead"
+    if stream.takeover is not None and not stream.backfilling:
+        return stream.takeover.state
+    return "backfilling" if stream.backfilling else "in-memory"
 
 
 def _remaining(stream: ProducerStream) -> int:
@@ -162,7 +170,7 @@ def dcp_takeover(query: Query) -> Figures:
         yield from _takeover_items(vb, 0)
         return
     stream = found[-1]
-    remaining, backfilling = _remaining(stream), stream.state == "backfilling"
+    remaining, backfilling = _remaining(stream), stream.backfilling
     yield "status", "backfilling" if backfilling else "stream_is_dead" if stream.ended else "in-memory"
     yield "estimate", remaining
     yield "backfillRemaining", remaining if backfilling else 0

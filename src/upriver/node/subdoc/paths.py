@@ -1,7 +1,7 @@
 """Paths inside a JSON text: find, replace, insert and remove without touching the rest (``protocol.md`` 10.8).
 
-The text is spliced, never parsed and written again, so that spaces, key order and the spelling of numbers outside
-the path survive. Pure: text in, text out; a failure is a ``StatusError`` with its exact sub-document status.
+The text is spliced, never parsed and written again: spaces, key order and the spelling of numbers outside the path
+stay as they are. Pure: text in, text out; a failure is a ``StatusError`` with its exact sub-document status.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Span = tuple[int, int]
 _TOKEN = re.compile(r"([^.`\[\]]+)|`((?:[^`]|``)+)`|\[(0|[1-9][0-9]{0,9}|-1)\]")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-# Only ever matched against text that is known to be JSON, so they need to tell its tokens apart and nothing more.
-# Possessive throughout: a text made to provoke backtracking finds none.
+# Only matched against text that is known to be JSON, so they only have to tell its tokens apart. Possessive: no text
+# makes them backtrack.
 _GAP = r"[ \t\n\r]*+"
 _SIMPLE = r'(?:"(?:[^"\\]++|\\.)*+"|[^\[\]{}",:\s]++)'
 _SIMPLE_VALUE = re.compile(_SIMPLE)
@@ -51,7 +51,7 @@ def fail(status: Status, why: str) -> NoReturn:
 
 
 def parse_path(path: bytes) -> Path:
-    """The parts of a path: names, and places in arrays (-1 is the last one).
+    """The parts of a path: names, and indexes of arrays (-1 is the last).
 
     >>> parse_path(b"a.`b.c`[0][-1]")
     ('a', 'b.c', 0, -1)
@@ -84,7 +84,7 @@ def _parts(text: str) -> Iterator[Part]:
 
 
 def _name(raw: str) -> str:
-    """A name as it stands between the quotes of a JSON text; so a quote in it needs its backslash."""
+    """A name as it is written between the quotes of a JSON string, so with a backslash before a quote."""
     try:
         name, end = scanstring(raw + '"', 0, True)
         if end == len(raw) + 1 and name.encode():
@@ -98,7 +98,7 @@ def _name(raw: str) -> str:
 
 
 def check_document(text: str, *, known_json: bool = False) -> None:
-    """A document must be JSON and not too deep before any path of it makes sense."""
+    """Refuse a document that is not JSON, or nested too deeply."""
     if len(text) > json_text.LARGE:
         _check_large(text)
         return
@@ -117,7 +117,7 @@ def _check_large(text: str) -> None:
 
 
 def _is_deeper(text: str, limit: int) -> bool:
-    """Are arrays and objects nested deeper than ``limit``? Takes the innermost pairs away, level by level."""
+    """Whether arrays and objects are nested deeper than ``limit``: removes the innermost pairs, level by level."""
     if text.count("[") + text.count("{") <= limit:
         return False
     brackets = _STRING.sub("", text).encode().translate(_BRACKETS, _NOT_BRACKETS)
@@ -127,7 +127,7 @@ def _is_deeper(text: str, limit: int) -> bool:
 
 
 def is_json(text: str | bytes) -> bool:
-    """Is this one JSON value, by the letter of the standard?"""
+    """Whether this is one JSON value, strictly by the standard."""
     if len(text) > json_text.LARGE:
         return json_text.is_json(text.encode() if isinstance(text, str) else text)
     try:
@@ -198,7 +198,7 @@ def _child(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
 
 
 def _child_of_large(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
-    """By a kernel, on the bytes of the text; what is not ASCII is longer there, so places are counted back."""
+    """As ``_find``, by a kernel on the bytes of the text; byte offsets are converted to character offsets."""
     piece = text[span[0] : span[1]]
     data = piece.encode()
     found, _ = json_text.find_member(data, part)
@@ -209,7 +209,7 @@ def _child_of_large(text: str, span: Span, part: Part) -> tuple[int, Span] | Non
 
 
 def _named_child_of_many(text: str, start: int, name: str) -> tuple[int, Span] | None:
-    """Runs over members with simple values in one match; stops at the name, or where it may be spelled otherwise."""
+    """A pattern that skips members with simple values in one match, up to the name or one that has an escape."""
     others = _others_than(name)
     at = _skip(text, start + 1)
     while True:
@@ -250,7 +250,7 @@ def _walk(text: str, path: Path) -> tuple[int, int, Span]:
 
 
 def find(text: str, path: Path) -> Span:
-    """Where the value at a path stands; ``SUBDOC_PATH_ENOENT`` if there is none."""
+    """The span of the value at a path; ``SUBDOC_PATH_ENOENT`` if there is none."""
     done, _, span = _walk(text, path)
     if done < len(path):
         fail(Status.SUBDOC_PATH_ENOENT, f"there is no {path[done]!r} in the document")
@@ -305,7 +305,7 @@ def replace(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
 
 
 def remove(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
-    """Remove a member, and the comma that divided it from its neighbour."""
+    """Remove a member, and the comma before or after it."""
     done, begin, (_, end) = _walk(text, path)
     if done < len(path):
         fail(Status.SUBDOC_PATH_ENOENT, f"there is no {path[done]!r} in the document")
@@ -325,7 +325,7 @@ def push_first(text: str, path: Path, value: str, create: bool) -> tuple[str, st
 
 
 def insert(text: str, path: Path, value: str, create: bool) -> tuple[str, str]:
-    """Put values before the element at an index; the index one behind the last appends."""
+    """Insert values before the element at an index; an index one past the last appends."""
     if not path or not isinstance(path[-1], int) or path[-1] < 0:
         fail(Status.SUBDOC_PATH_EINVAL, "the path of an insertion ends with [index]")
     _check_values(value, path[:-1])

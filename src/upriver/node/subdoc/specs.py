@@ -1,4 +1,4 @@
-"""Which sub-document requests make sense, before any document is read (``protocol.md`` 10.8).
+"""The rules of sub-document requests, checked before any document is read (``protocol.md`` 10.8).
 
 One table says what every opcode allows; a request that breaks it fails as a whole. A spec is one path with its
 opcode, flags and value; a single-path command is a request with one spec.
@@ -82,7 +82,7 @@ class Spec:
 
 
 def parse_spec(opcode: int, flags: int, path: bytes, value: bytes, rules: dict[Opcode, Rule]) -> Spec:
-    """A spec that keeps the rules of its opcode; raises the status that fails the whole request."""
+    """Parse a spec and check it against the rules of its opcode; an error fails the whole request."""
     rule = rules.get(Opcode(opcode)) if opcode in Opcode._value2member_map_ else None
     if rule is None:
         fail(Status.SUBDOC_INVALID_COMBO, f"opcode 0x{opcode:02x} cannot be part of this request")
@@ -132,7 +132,7 @@ def text_of(value: bytes) -> str:
 
 
 def check_order(specs: Sequence[Spec]) -> None:
-    """Extended attributes come first, and what replaces the whole body excludes other paths of it."""
+    """Paths of attributes come first, and an operation on the whole body excludes other paths of it."""
     kinds = [spec.is_xattr for spec in specs]
     if kinds != sorted(kinds, reverse=True):
         fail(Status.SUBDOC_INVALID_XATTR_ORDER, "paths of extended attributes must come before those of the body")
@@ -142,7 +142,7 @@ def check_order(specs: Sequence[Spec]) -> None:
 
 
 def check_doc_flags(flags: int, allowed: int, cas: int, *, is_multi: bool = False) -> DocFlag:
-    """The flags of a whole request; with several paths a tombstone may be changed as one that was made as such."""
+    """Check the flags of a whole request; with several paths, create-as-deleted needs no other flag."""
     foreign = flags & ~int(allowed)
     if foreign:
         raise InvalidArguments(f"document flags 0x{foreign:02x} are not allowed here")

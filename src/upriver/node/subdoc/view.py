@@ -1,4 +1,4 @@
-"""A document taken apart into attributes and body, read and changed path by path; nothing here touches the store."""
+"""A document as attributes and a body, read and changed path by path; pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from upriver.wire.values import MAX_XATTR_BYTES, MAX_XATTRS, join_xattrs
 
 @dataclass(slots=True)
 class DocumentView:
-    """A document as lookups see it and as mutations change it. An empty body takes the shape of the first path."""
+    """A document as lookups read it and mutations change it. An empty body becomes what the first path needs."""
 
     document: Document
     vbuuid: int
@@ -41,7 +41,7 @@ class DocumentView:
                 text = self.body.decode()
             except UnicodeDecodeError:
                 paths.fail(Status.SUBDOC_DOC_NOT_JSON, "the document is not JSON")
-            # Of a plain value the store itself has seen that it is JSON; of others somebody may only have said so.
+            # The store checks plain values itself; of others, only the writer has said that they are JSON.
             paths.check_document(text, known_json=self.document.datatype == Datatype.JSON and not self._replaced)
             self._checked = text
         return self._checked
@@ -53,7 +53,7 @@ class DocumentView:
         self._checked, self.body, self._replaced = None, body, True
 
     def attribute_text(self, spec: Spec) -> str:
-        """The attribute that a path is in, as an object with that one member, so that the path fits as it is."""
+        """The attribute that a path is in, as an object with that one member, so that the path applies as it is."""
         if spec.name in xattrs.VIRTUAL:
             value = json.dumps(self._virtual(spec))
         elif spec.name in self.attributes:
@@ -63,7 +63,7 @@ class DocumentView:
         return "{" + json.dumps(spec.name) + ":" + value + "}"
 
     def set_attribute_text(self, name: str, text: str) -> None:
-        """Undo ``attribute_text``."""
+        """Set an attribute from the text that ``attribute_text`` returned, after a change."""
         if text == "{}":
             self.attributes.pop(name, None)
         else:
@@ -99,7 +99,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def look(view: DocumentView, spec: Spec) -> bytes:
-    """What stands at a path; nothing for EXISTS."""
+    """The value at a path; empty for EXISTS."""
     if view.deleted and not spec.is_xattr:
         paths.fail(Status.SUBDOC_PATH_ENOENT, "a deleted document has no body")
     if spec.is_whole:
@@ -114,7 +114,7 @@ def look(view: DocumentView, spec: Spec) -> bytes:
 
 
 def change(view: DocumentView, spec: Spec, stamp: Stamp, *, create: bool) -> bytes:
-    """Do what a spec says; returns the counter's new value, or nothing. ``create`` makes missing parents too."""
+    """Apply a spec; returns the new value of a counter, or nothing. ``create`` also makes missing parents."""
     if spec.is_whole:
         _change_whole(view, spec)
         return b""
@@ -140,7 +140,7 @@ def _change_whole(view: DocumentView, spec: Spec) -> None:
         return
     view.set_body(b"")
     view.deleted = True
-    # Of a deleted document only the system attributes live on.
+    # A deleted document keeps only its system attributes.
     view.attributes = {name: value for name, value in view.attributes.items() if name.startswith("_")}
 
 

@@ -1,8 +1,8 @@
-"""A sub-document mutation from reading the document to writing it back, deleted documents included.
+"""A sub-document mutation, from reading the document to writing it back; deleted documents included.
 
-Nothing can come between read and write: both happen on the event loop's thread, or, if a large document is changed in
-another, a foreign change in between is noticed and the mutation begins anew. Most documents are stored like any other.
-One with macros, or a tombstone with attributes, needs its CAS fixed beforehand and goes in with metadata.
+No other write can come between the two: both happen on the event loop's thread, or, if a large document is changed in
+another thread, a write in between is noticed and the mutation starts again. Most documents are then stored with a
+plain set. With macros, and for a tombstone with attributes, the CAS is fixed beforehand and the write has metadata.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RELATIVE_EXPIRY_S = 30 * 86400
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which document a mutation means, and on which conditions."""
+    """The document that a mutation changes, and the conditions for it."""
 
     vb: VBucket
     collection_id: int
@@ -60,7 +60,7 @@ class MetaOfWrite(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class MutationOutcome:
-    """What became of a mutation. ``deleted``: it was one of a deleted document."""
+    """The result of a mutation; ``deleted`` if the document was and stays deleted."""
 
     stored: Stored
     values: list[bytes]
@@ -69,7 +69,7 @@ class MutationOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PathFailure:
-    """The first path that failed; nothing was written. Not the error itself, whose frames would be kept with it."""
+    """The first path that failed; nothing was written. Not the exception, which would keep its stack frames alive."""
 
     index: int
     status: Status
@@ -78,7 +78,7 @@ class PathFailure:
 
 
 def read(vb: VBucket, key: bytes, collection_id: int, *, deleted_too: bool) -> Document:
-    """The document, or its tombstone if that will do."""
+    """The document, or with ``deleted_too`` its tombstone."""
     try:
         return vb.documents.get(key, collection_id)
     except KeyNotFound:
@@ -100,24 +100,24 @@ class Draft:
 
     @classmethod
     def begin(cls, target: Target, wanted: Sequence[Spec]) -> Draft:
-        """Read the document and check all that does not need its body."""
+        """Read the document and make all checks that do not need its body."""
         existing = _existing(target)
         _check_body_allowed(target, existing, wanted)
         return cls(target, wanted, existing, _stamp(target, existing, wanted), _fresh(target, existing), [])
 
     def apply(self) -> None:
-        """Change the copy, path by path; the only part that takes long, and that may run in another thread."""
+        """Change the copy, path by path. This is the slow part, and may run in another thread."""
         self.result = _apply(self.target, self.view, self.wanted, self.stamp)
         checksum = xattrs.MACRO_CRC32C.encode()
         if any(spec.value.strip() == checksum for spec in self.wanted) and not isinstance(self.result, PathFailure):
-            # The checksum is that of the body after all paths: now it is known, so once more with it.
+            # The checksum covers the body after all paths, so it is only known now: apply the paths again with it.
             self.stamp = replace(self.stamp, value_crc32c=google_crc32c.value(self.view.body))
             self.view = _fresh(self.target, self.existing)
             self.result = _apply(self.target, self.view, self.wanted, self.stamp)
 
     @property
     def is_current(self) -> bool:
-        """Whether the document, and what macros say about the write, are still as they were at the beginning."""
+        """Whether the document, and what macros say of the write, are still as they were when the draft began."""
         now = _existing(self.target)
         if now is None or self.existing is None:
             unchanged = now is self.existing
@@ -141,7 +141,7 @@ class Draft:
 
 
 def _existing(target: Target) -> Document | None:
-    """The document before; checks everything that depends on whether it exists."""
+    """The document before the mutation; checks every condition that depends on whether it exists."""
     flags = target.flags
     try:
         found = read(
@@ -157,7 +157,7 @@ def _existing(target: Target) -> Document | None:
     if flags & DocFlag.REVIVE and not found.deleted:
         paths.fail(Status.SUBDOC_CAN_ONLY_REVIVE_DELETED_DOCUMENTS, "the document is not deleted")
     locked = not found.deleted and target.vb.documents.is_locked(target.key, target.collection_id)
-    if target.cas and target.cas != found.cas and not locked:  # a lock is the store's to judge
+    if target.cas and target.cas != found.cas and not locked:  # the store checks locks
         raise KeyExists("the CAS has changed")
     return found
 
@@ -231,7 +231,7 @@ def _store(target: Target, existing: Document | None, view: DocumentView, stamp:
 
 
 def _revision(target: Target) -> int:
-    """One more than that of the version before, be it a tombstone."""
+    """One more than the revision of the version before, which may be a tombstone."""
     try:
         return target.vb.documents.get_meta(target.key, target.collection_id).rev_seqno + 1
     except KeyNotFound:
@@ -239,7 +239,7 @@ def _revision(target: Target) -> int:
 
 
 def _expiry(target: Target, existing: Document | None) -> int:
-    """When the document ends, as an absolute time. A mutation takes the expiry away unless told to preserve it."""
+    """When the document expires, as an absolute time. A mutation removes the expiry unless told to preserve it."""
     if target.preserve_ttl and existing is not None and not existing.deleted:
         return existing.expiry
     relative = 0 < target.expiry <= _RELATIVE_EXPIRY_S

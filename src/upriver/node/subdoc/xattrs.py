@@ -27,7 +27,7 @@ MACRO_CRC32C = '"${Mutation.value_crc32c}"'
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a macro may stand for: facts about the version that is being written, and the one before."""
+    """What macros stand for: facts about the version that is being written, and about the one before."""
 
     cas: int = 0
     seqno: int = 0
@@ -61,7 +61,7 @@ def _expand_document_macro(macro: str, stamp: Stamp) -> str:
 
 
 def document_attribute(document: Document, vbuuid: int, body: bytes, *, checksum: bool) -> dict[str, Any]:
-    """``$document``: everything about a document but its content. The checksum is slow, so it is left out on demand."""
+    """``$document``: everything about a document but its content. The checksum is slow, hence optional."""
     found = {
         "CAS": f"0x{document.cas:016x}",
         "vbucket_uuid": f"0x{vbuuid:016x}",
@@ -91,7 +91,9 @@ def encode_binary(value: bytes) -> str:
 
 def decode_binary(text: str) -> bytes:
     """Undo ``encode_binary``; ``SUBDOC_FIELD_NOT_BINARY_VALUE`` if the field holds something else."""
-    value = json.loads(text) if text.startswith('"') else None  # an object may be deeper than a parser goes
+    value = (
+        json.loads(text) if text.startswith('"') else None
+    )  # not parsed otherwise: an object may be too deep for the parser
     if isinstance(value, str) and value.startswith(_BINARY_PREFIX):
         try:
             return base64.b64decode(value.removeprefix(_BINARY_PREFIX), validate=True)

@@ -1,4 +1,4 @@
-"""Messages that do not come as rows, as the records a replica keeps: events, prepares, and odd documents."""
+"""Messages that are not taken in bulk, as the records that a replica keeps: events, prepares, UPR documents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UPR_KINDS = {UprMutation: RecordKind.MUTATION, UprDeletion: RecordKind.DELETION
 
 
 def apply_message(replica: ReplicaVbucket, message: Message, collections: bool) -> int:
-    """Store what one message says; the seqno that the stream is at now."""
+    """Store what one message says; returns the seqno that the stream has reached."""
     if isinstance(message, SeqnoAdvanced):
         replica.replication.advance(message.by_seqno)
         return message.by_seqno
@@ -34,7 +34,7 @@ def apply_message(replica: ReplicaVbucket, message: Message, collections: bool) 
 
 
 def _apply_event(replica: ReplicaVbucket, message: SystemEvent) -> int:
-    """As stores keep it, whatever version it came in."""
+    """A system event, in the form that stores keep, whatever version it came in."""
     content = message.content()
     event, version, key, value = to_record(content)
     collection_id = content.collection_id if isinstance(content, CollectionBegun | CollectionEnded) else 0
@@ -66,7 +66,7 @@ def _apply_prepare(replica: ReplicaVbucket, message: Prepare, collections: bool)
 
 
 def _check_value(value: bytes, datatype: int) -> None:
-    """Extended metadata lies behind the document, so that the frame's own check cannot see where it ends."""
+    """Only here is it known where the document ends and extended metadata begins, so the decoder could not check it."""
     try:
         check_value(value, datatype)
     except InvalidMessage as error:
@@ -74,7 +74,7 @@ def _check_value(value: bytes, datatype: int) -> None:
 
 
 def _usable_cas(replica: ReplicaVbucket, cas: int) -> int:
-    """0 and the largest number are no versions: then one of ours (15.3)."""
+    """The message's CAS; 0 and the largest number are not valid, and are replaced by a new one (15.3)."""
     return cas if 0 < cas < SEQNO_MAX else replica.max_cas + 1
 
 
@@ -90,7 +90,7 @@ def _complete(replica: ReplicaVbucket, message: Commit | Abort, collections: boo
 def _apply_upr_document(
     replica: ReplicaVbucket, message: UprMutation | UprDeletion | UprExpiration, collections: bool
 ) -> int:
-    """A document with extended metadata, which nothing here has a use for: only the document is kept."""
+    """A document of UPR; its extended metadata is not kept, as nothing here uses it."""
     collection_id, key = _split(message.key, collections)
     flags, expiry, datatype, value = 0, 0, message.datatype, message.document
     _check_value(value, datatype)

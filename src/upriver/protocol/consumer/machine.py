@@ -1,8 +1,8 @@
 """The consuming end of a DCP connection: told to Add Stream, it asks the producer for the stream and applies it.
 
 Everything of ``protocol.md`` 2.3 and 15.1 to 15.3 except sockets and disks: bytes in, bytes out, and a ``ReplicaStore``
-that takes what arrives. Documents are applied in runs of packed records, never one by one. The same three doors as
-every machine: ``receive``, ``receive_eof``, ``data_to_send``.
+that takes what arrives. Documents are applied in runs of packed records, never one by one. The doors of every
+machine (``receive``, ``receive_eof``, ``data_to_send``) and one more: ``wake``, when time has passed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Consumer(StreamSetup):
         self._values = ValueChecker()
         self._expects_xattrs = False
 
-    # ---------------------------------------------------------------------------------------------- the three doors
+    # ---------------------------------------------------------------------------------------------- the doors
 
     def receive(self, data: bytes | bytearray | memoryview, now: float) -> Iterator[ConsumerEvent]:
         """Take bytes from the connection; ``WrongRole`` or ``FramingError`` means: disconnect."""
@@ -107,10 +107,10 @@ class Consumer(StreamSetup):
                     yield from self._frame(cut_frame(control.frame))
             take(part.columns, row, part.last)
             self._decoder.clear()
-        self.tick(now)
+        self.wake(now)
 
     def receive_eof(self) -> None:
-        """The connection is gone: its streams are, too; whoever waits for a handshake hears of it."""
+        """The connection is gone, and its streams with it; whoever waits for a handshake is told."""
         for stream in list(self.streams.values()):
             if stream.done is not None and stream.phase in (StreamPhase.WAITING, StreamPhase.ASKED):
                 self._answer(stream, Status.EINTERNAL)
@@ -121,8 +121,8 @@ class Consumer(StreamSetup):
         self._out.clear()
         return data
 
-    def tick(self, now: float) -> None:
-        """Acknowledge what has gathered, unless memory is short: then the producer has to wait (15.3)."""
+    def wake(self, now: float) -> None:
+        """Acknowledge received bytes if it is time, unless memory is short: then the producer has to wait (15.3)."""
         if not self.negotiation.flow_control:
             return
         if self._acks.gathered and self.store.under_pressure:
@@ -133,7 +133,7 @@ class Consumer(StreamSetup):
     # ---------------------------------------------------------------------------------------------- documents
 
     def _checked_rows(self, columns: Columns, first: int, last: int) -> None:
-        """Documents of which some are compressed or have attributes: what nobody could read is not taken (2.18)."""
+        """Take documents of which some are compressed or have attributes; refuse what nobody could read (2.18)."""
         while (broken := self._first_broken(columns, first, last)) is not None:
             self._rows(columns, first, broken.row)
             self._refuse_broken(columns, broken)
@@ -154,7 +154,7 @@ class Consumer(StreamSetup):
             self._error(int(columns["event"][broken.row]), opaque, broken.error.status)
 
     def _rows(self, columns: Columns, first: int, last: int) -> None:
-        """Documents: check them against their streams, answer the bad ones, store the good ones in runs."""
+        """Check documents against their streams, refuse the bad ones, store the good ones in runs."""
         at = first
         while at < last:
             bad = self._table.advance(columns, at, last)
@@ -169,10 +169,10 @@ class Consumer(StreamSetup):
             at = stop + 1
 
     def _store(self, vb: int, columns: Columns, rows: Rows | int) -> None:
-        """Rows of one vbucket, or a single row."""
+        """Store rows of one vbucket, or a single row."""
         stream = self.streams.get(vb)
         if stream is None or stream.phase is not StreamPhase.LIVE:
-            return  # closed here, and the producer does not know yet
+            return  # closed here; the producer does not know yet
         seqno = self._table.seqno(vb)
         try:
             replica = self.store.vbucket(vb)
@@ -192,7 +192,7 @@ class Consumer(StreamSetup):
             self.store.expect_xattrs()
 
     def _break(self, stream: PassiveStream) -> None:
-        """Something of the stream was refused: if what comes after it were taken, it would be missing for ever.
+        """Refuse the rest of a stream too: if it were taken, what was just refused would be missing for ever.
 
         The producer ends the connection when it hears of that; until then everything is refused.
         """
@@ -200,14 +200,14 @@ class Consumer(StreamSetup):
         self._table.snapshot(stream.vbucket, 0, -1)
 
     def _broken_status(self, stream: PassiveStream) -> Status:
-        """While the vbucket is no replica, only this stream suffers; then the whole connection has to begin anew."""
+        """While the vbucket is no replica NOT_MY_VBUCKET, which a producer forgives; else ERANGE: it must reconnect."""
         refusal = self._vbucket_refusal(stream.vbucket)
         if refusal is None and self.store.vbucket(stream.vbucket).state == VbucketState.DEAD:
             refusal = Status.NOT_MY_VBUCKET
         return refusal or Status.ERANGE
 
     def _refuse_rows(self, columns: Columns, rows: Rows, vb: int, status: Status) -> None:
-        """One error for each message that was not taken; those before it were."""
+        """Answer each row that was not stored with an error; those before it were stored."""
         try:
             high = self.store.vbucket(vb).high_seqno
         except StatusError:
@@ -218,7 +218,7 @@ class Consumer(StreamSetup):
     def _refuse_row(self, columns: Columns, row: int) -> None:
         vb, opaque = int(columns["vbucket"][row]), int(columns["opaque"][row])
         status = self._stream_status(vb, opaque)
-        if status is None:  # in the stream, so its seqno must be at fault, or one before it was
+        if status is None:  # it belongs to the stream, so its seqno is wrong, or something before it was refused
             stream = self.streams[vb]
             status = self._broken_status(stream) if stream.broken else Status.ERANGE
             if int(columns["seqno"][row]) > self._table.seqno(vb):
@@ -227,7 +227,7 @@ class Consumer(StreamSetup):
             self._error(int(columns["event"][row]), opaque, status)
 
     def _widen_snapshot(self, stream: PassiveStream, replica: ReplicaVbucket, seqno: int) -> None:
-        """A bare marker of UPR says nothing about its range: one more than what came is as much as we can say."""
+        """A UPR marker has no range: assume that the snapshot goes one seqno beyond what has come."""
         replica.replication.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
 
     def _stream_status(self, vb: int, opaque: int) -> Status | None:
@@ -266,7 +266,7 @@ class Consumer(StreamSetup):
         self._error(frame.opcode, frame.opaque, error.status)
 
     def _frame_context(self, frame: Frame) -> Context:
-        """A number can mean two things: the stream knows its dialect."""
+        """Some opcodes have another layout in UPR: the stream knows its dialect."""
         stream = self.streams.get(frame.specific)
         return self._upr_context if stream is not None and stream.dialect is Dialect.UPR else self._context
 
@@ -340,7 +340,7 @@ class Consumer(StreamSetup):
 
     @staticmethod
     def _upr_snapshot_is_complete(replica: ReplicaVbucket) -> None:
-        """The next marker, or the end, is what says so."""
+        """Only the next marker, or the end of the stream, says that a UPR snapshot is complete."""
         if replica.state in (VbucketState.REPLICA, VbucketState.PENDING):
             replica.replication.begin_snapshot(replica.high_seqno, replica.high_seqno, MarkerFlag.MEMORY)
 
@@ -357,7 +357,7 @@ class Consumer(StreamSetup):
         self._reached(stream, seqno)
 
     def _take_marker(self, frame: memoryview) -> bool:
-        """The usual marker for a live stream, without making objects of it; anything else goes the long way."""
+        """Take the usual marker without making objects of it; False: the frame has to be decoded."""
         found = usual_marker(frame)
         if found is None:
             return False
@@ -380,7 +380,7 @@ class Consumer(StreamSetup):
         stream.ack_marker = bool(flags & _ACK)
 
     def _reached(self, stream: PassiveStream, seqno: int) -> None:
-        """The end of a snapshot is where the vbucket is consistent, and only there can anything be confirmed."""
+        """Confirm what waits for the end of the snapshot: only there is the vbucket consistent."""
         if seqno < stream.snapshot_end:
             return
         if stream.prepared_seqno:
@@ -404,7 +404,7 @@ class Consumer(StreamSetup):
     # ---------------------------------------------------------------------------------------------- durable writes
 
     def take_prepared(self) -> list[tuple[int, int, int]]:
-        """Vbucket, seqno and level of the prepares that are wholly here since the last call."""
+        """Vbucket, seqno and level of the prepares whose snapshots were completed since the last call."""
         prepared, self._prepared = self._prepared, []
         return prepared
 

@@ -1,4 +1,4 @@
-"""How a consumer comes to its streams, and how it gives them up: negotiation, STREAM_REQ, rollbacks, the answer.
+"""How a consumer opens and ends its streams: negotiation, STREAM_REQ, rollbacks, the answer.
 
 The first half of ``Consumer`` (``protocol.md`` 2.3, 2.4, 15.1, 15.2).
 """
@@ -49,9 +49,9 @@ class StreamSetup:
     # ---------------------------------------------------------------------------------------------- adding streams
 
     def add_streams(self, vbuckets: list[int], done: Done, flags: int = 0) -> None:
-        """Streams that nobody on this connection asked for: ``done`` is told when each handshake has ended.
+        """Open streams that no ADD_STREAM asked for; ``done`` is told when each handshake has ended.
 
-        So come the older Add Stream 0xB3, and what a node consumes on its own account.
+        For the older Add Stream 0xB3, and for what a node consumes on its own account.
         """
         for vb in vbuckets:
             self._add(PassiveStream(vb, flags, done=done))
@@ -93,7 +93,7 @@ class StreamSetup:
             self._start_waiting(self._waiting.popleft())
 
     def _start_waiting(self, stream: PassiveStream) -> None:
-        """A queued ADD_STREAM runs at last; what has gone wrong meanwhile is answered with a zero opaque (2.3)."""
+        """Start a queued ADD_STREAM; one that cannot run any more is answered with a zero opaque (2.3)."""
         status = self._vbucket_refusal(stream.vbucket) if stream.is_live else Status.KEY_ENOENT
         if status is None:
             self._ask(stream)
@@ -103,7 +103,7 @@ class StreamSetup:
                 self._remove(stream)
 
     def _ask(self, stream: PassiveStream) -> None:
-        """STREAM_REQ from where the replica stands (15.2, step 1)."""
+        """Send STREAM_REQ from where the replica is (15.2, step 1)."""
         replica = self.store.vbucket(stream.vbucket)
         stream.opaque = stream.opaque or self._next_opaque()
         stream.phase = StreamPhase.ASKED
@@ -154,7 +154,7 @@ class StreamSetup:
             self._remove(stream)
 
     def _answered_too_late(self, stream: PassiveStream, response: Response) -> None:
-        """The stream was closed here in the meantime; if we wanted it ourselves, the producer must hear of that."""
+        """The stream was closed here meanwhile; if it was opened on our own account, the producer has to be told."""
         if response.status == Status.SUCCESS and stream.answer_opaque is None:
             self._send_close(stream.vbucket)
 
@@ -183,7 +183,7 @@ class StreamSetup:
             stream.skipped_branches += 1
         else:
             stream.skipped_branches = 0
-            # A producer that asks for what is no rollback would ask for ever: then only the beginning is left.
+            # A producer that wants a rollback to where we are would ask again for ever: go back to the beginning.
             replica.rollback(seqno if seqno < high else 0)
         self._ask(stream)
 

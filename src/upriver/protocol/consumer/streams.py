@@ -13,10 +13,10 @@ from upriver.wire.constants import Dialect
 ACK_EVERY_S = 5.0
 
 Done = Callable[[int, int], None]
-"""Told the vbucket and the status once a handshake has ended."""
+"""Called with the vbucket and the status when a handshake has ended."""
 
 
-class Replication(Protocol):
+class ReplicationTarget(Protocol):
     """How a vbucket takes what a producer sends."""
 
     def begin_snapshot(self, start: int, end: int, flags: int = 1, purge_seqno: int = 0) -> None: ...
@@ -47,7 +47,7 @@ class ReplicaVbucket(Protocol):
     @property
     def manifest_uid(self) -> int: ...
     @property
-    def replication(self) -> Replication: ...
+    def replication(self) -> ReplicationTarget: ...
     def rollback(self, to: int) -> int: ...
 
 
@@ -100,7 +100,7 @@ class StreamOwner(Protocol):
 
 @dataclass(slots=True)
 class Registry:
-    """The live passive streams of a bucket over all its consumer connections: one per vbucket at most (2.3)."""
+    """The streams that a bucket consumes, over all its consumer connections: at most one per vbucket (2.3)."""
 
     owners: dict[int, StreamOwner] = field(default_factory=dict)
 

@@ -131,11 +131,13 @@ class PositionTable:
 
     def begin_snapshot(self, vb: int, start: int, end: int) -> None:
         """A snapshot marker has come."""
-        at = self._now(vb)
-        if self.streams.seqno(vb) > self._upto[vb]:  # some of the snapshots before was dropped: not consistent here
-            self._before[vb] = at._replace(snap_end=max(at.snap_end, end))
-        elif vb not in self._out_of_order:
-            self._before[vb] = at.begin_snapshot(start, end)
+        if vb not in self._out_of_order:
+            at, reached, upto = self._before[vb], self.streams.seqno(vb), self._upto[vb]
+            at = _moved(at, reached, upto)
+            if reached <= upto:
+                self._before[vb] = at.begin_snapshot(start, end)
+            else:  # some of what came was dropped: no new snapshot makes the reader consistent
+                self._before[vb] = at._replace(snap_end=max(at.snap_end, end))
         self.streams.snapshot(vb, start, end)
 
     def advance(self, columns: Columns, first: int, last: int) -> int:

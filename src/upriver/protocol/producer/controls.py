@@ -1,7 +1,7 @@
 """The options of a producer connection: what OPEN and CONTROL set, with every default and error (``protocol.md`` 3, 4).
 
-``apply_control`` is a table from key to a function of a few lines; an unknown key or value is ``InvalidArguments``.
-Streams sample the options when they are created.
+``apply_control`` looks the key up in a table of functions; an unknown key or value is ``InvalidArguments``. A stream
+keeps the options that the connection had when it was created.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Oso(IntEnum):
 
 
 class Priority(IntEnum):
-    """How many slices of a round a connection gets; the ratio of 8.3, in sends instead of messages."""
+    """How many sends a connection makes in one turn; the ratio of 8.3, in sends instead of messages."""
 
     LOW = 1
     MEDIUM = 2
@@ -48,7 +48,6 @@ class ProducerOptions:
     window: FlowWindow = field(default_factory=FlowWindow)
     priority: Priority = Priority.MEDIUM
     force_value_compression: bool = False
-    cursor_dropping: bool = True
     hifi_mfu: bool = False
     end_on_close: bool = False
     expiry_opcode: bool = False
@@ -60,15 +59,12 @@ class ProducerOptions:
     flatbuffers: bool = False
     marker_v22: bool = False
     sequential_backfill: bool = False
-    controls_seen: int = 0
 
     @classmethod
     def opened(cls, request: Open, *, collections: bool, snappy: bool, now: float) -> ProducerOptions:
         """The state right after a successful OPEN."""
         name = request.name.decode("utf-8", "backslashreplace")
-        made = cls(name, OpenFlag(request.flags), collections, snappy, NoopTimer(now))
-        made.cursor_dropping = "replication" not in name
-        return made
+        return cls(name, OpenFlag(request.flags), collections, snappy, NoopTimer(now))
 
     @property
     def sync_replication(self) -> bool:
@@ -111,7 +107,6 @@ def apply_control(options: ProducerOptions, key: bytes, value: bytes) -> None:
     if setter is None:
         raise InvalidArguments("unknown control key")
     setter(options, value.decode("latin-1"))
-    options.controls_seen += 1
 
 
 Setter = Callable[[ProducerOptions, str], None]
@@ -124,13 +119,6 @@ def _is_true(value: str) -> bool:
 def _require_true(value: str) -> None:
     if value != "true":
         raise InvalidArguments("the only value is 'true'")
-
-
-def _toggle(attribute: str) -> Setter:
-    def apply(options: ProducerOptions, value: str) -> None:
-        setattr(options, attribute, _is_true(value))
-
-    return apply
 
 
 def _one_way(attribute: str) -> Setter:
@@ -161,6 +149,10 @@ def _buffer_size(options: ProducerOptions, value: str) -> None:
     options.window.resize(int(value))
 
 
+def _ignored(options: ProducerOptions, value: str) -> None:
+    pass
+
+
 def _refused(reason: str) -> Setter:
     def apply(options: ProducerOptions, value: str) -> None:
         raise NotSupported(reason)
@@ -178,6 +170,10 @@ def _force_compression(options: ProducerOptions, value: str) -> None:
     if not options.snappy:
         raise InvalidArguments("snappy was not agreed on in HELLO before the connection was opened")
     options.force_value_compression = _is_true(value)
+
+
+def _hifi_mfu(options: ProducerOptions, value: str) -> None:
+    options.hifi_mfu = _is_true(value)
 
 
 def _end_on_close(options: ProducerOptions, value: str) -> None:
@@ -246,9 +242,9 @@ _SETTERS: dict[str, Setter] = {
     "stream_buffer_size": _refused("windows are per connection"),
     "set_priority": _priority,
     "force_value_compression": _force_compression,
-    "supports_cursor_dropping": _toggle("cursor_dropping"),
-    "supports_cursor_dropping_vulcan": _toggle("cursor_dropping"),
-    "supports_hifi_MFU": _toggle("hifi_mfu"),
+    "supports_cursor_dropping": _ignored,  # a slow stream always falls back to disk
+    "supports_cursor_dropping_vulcan": _ignored,
+    "supports_hifi_MFU": _hifi_mfu,
     "send_stream_end_on_client_close_stream": _end_on_close,
     "enable_expiry_opcode": _expiry_opcode,
     "enable_stream_id": _stream_ids,

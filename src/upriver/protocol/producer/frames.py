@@ -182,7 +182,7 @@ _NO_VALUE = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
 
 @lru_cache(maxsize=256)  # the streams of a connection all want the same
 def _stop_datatypes(open_flags: int, snappy: bool) -> int:
-    """Datatype bits whose values the bulk encoder must leave to us."""
+    """Datatype bits of the values that the bulk encoder must leave to ``document``."""
     flags, bits = OpenFlag(open_flags), 0
     keeps_xattrs = OpenFlag.INCLUDE_XATTRS in flags
     if flags & _NO_VALUE:
@@ -211,7 +211,7 @@ def _stripped(datatype: int, value: bytes, flags: OpenFlag, gone: bool) -> tuple
 
 
 def _unreadable(value: bytes, flags: OpenFlag, gone: bool) -> tuple[int, bytes]:
-    """A document that should not be in the store goes as the bytes it is; the stream must not end for it."""
+    """A value that cannot be read goes as the bytes it is; the stream must not end for it."""
     return 0, b"" if flags & _NO_VALUE or gone else value
 
 

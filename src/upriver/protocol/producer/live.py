@@ -59,17 +59,15 @@ class LiveStreams:
         self._woken: deque[LiveVbucket] = deque()  # also appended to by the store's threads
 
     def join(self, stream: ProducerStream) -> LiveVbucket | None:
-        """Where the stream goes on as a live one, if it has everything; the caller holds the store's lock."""
+        """Where the stream goes on as a live one, if it has everything."""
         vbucket, source = stream.vbucket, stream.source
         found = self._vbuckets.get(vbucket.id)
         if found is not None and (found.position != source.position or found.vbucket is not vbucket):
             return None  # the others are about to get what it has already, or to learn that their vbucket is gone
-        position = source.hand_over()
-        if position is None:
+        found = found or LiveVbucket(self, vbucket, source.position)
+        if source.hand_over(found.wake) is None:
             return None
-        if found is None:
-            found = self._vbuckets[vbucket.id] = LiveVbucket(self, vbucket, position)
-            vbucket.wait(found.wake)
+        self._vbuckets[vbucket.id] = found
         found.streams[stream] = None
         return found
 
@@ -100,12 +98,9 @@ class LiveStreams:
 
     def _look_up(self, live: LiveVbucket) -> NewSnapshot | None:
         """What is new; if it is not of the simple kind, its streams see to it themselves."""
-        vbucket, store = live.vbucket, self._store
-        with store.lock:
-            found = store.live_after(vbucket, live.position)
-            if (found is not None and found.size <= LIVE_BYTES) or vbucket.high_seqno == live.position:
-                vbucket.wait(live.wake)
-                return found
+        simple, found = self._store.follow(live.vbucket, live.position, LIVE_BYTES, live.wake)
+        if simple:
+            return found
         for stream in list(live.streams):
             stream.producer.make_ready(stream)
         return None

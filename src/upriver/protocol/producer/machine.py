@@ -101,7 +101,6 @@ class Producer:
         self.live_table = LiveTable(0)  # the live ones among them; made larger for the first
         self.bytes_sent = 0
         self.items_sent = 0
-        self.noops_sent = 0
         self._notify, self._can_send = notify, can_send
         self._takeovers: list[ProducerStream] = []
         self._turns = Turns()
@@ -171,7 +170,6 @@ class Producer:
             self._queue(self._woken.popleft())
         timer = self.options.noop
         if timer.due_at <= now and not self._is_closed:  # not subject to flow control
-            self.noops_sent += 1
             self._answers += DcpNoop(opaque=timer.sent(now)).encode()
         for stream in self._takeovers:
             if stream.takeover is not None:

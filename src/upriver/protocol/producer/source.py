@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from upriver.model import FailoverLog, VbucketState
@@ -22,7 +21,7 @@ class Source(Protocol):
     def backfilling(self) -> bool: ...
     def poll(self) -> StreamEvent | None: ...
     def close(self) -> None: ...
-    def hand_over(self) -> int | None: ...
+    def hand_over(self, wake: Wake) -> int | None: ...
     def take_back(self, origin: int, position: int) -> None: ...
 
 
@@ -83,10 +82,6 @@ class SourceStore(Protocol):
     def manifest(self) -> SourceManifest: ...
 
     @property
-    def lock(self) -> AbstractContextManager[object]:
-        """While it is held, no other thread writes to the bucket or ends a stream."""
-
-    @property
     def waits_for_map(self) -> bool:
         """It does not know yet which vbuckets it owns."""
 
@@ -100,8 +95,13 @@ class SourceStore(Protocol):
     def memory_floor(self, vbucket: SourceVbucket) -> int:
         """A reader below this seqno has to read from disk."""
 
-    def live_after(self, vbucket: SourceVbucket, seqno: int) -> NewSnapshot | None:
-        """What readers lack who have everything up to ``seqno``, if that is one whole snapshot in memory."""
+    def follow(
+        self, vbucket: SourceVbucket, seqno: int, most_bytes: int, wake: Wake
+    ) -> tuple[bool, NewSnapshot | None]:
+        """What is new for readers who have everything up to ``seqno``; ``wake`` is called once when there is more.
+
+        (False, None) and no call if they must read on alone: there is more than that, or not in one snapshot.
+        """
 
     def acknowledged(self, vbucket: int, consumer: str, prepared_seqno: int) -> None:
         """A replica has every prepare up to this seqno."""

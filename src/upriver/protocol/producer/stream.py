@@ -116,15 +116,6 @@ class ProducerStream:
         """Whether its next step is to read from disk."""
         return self.source.backfilling or self.source.position < self.producer.store.memory_floor(self.vbucket)
 
-    @property
-    def state(self) -> str:
-        """As the statistics name it."""
-        if self.ended:
-            return "dead"
-        if self.takeover is not None and not self.backfilling:
-            return self.takeover.state
-        return "backfilling" if self.backfilling else "in-memory"
-
     # ------------------------------------------------------------------------------------------ its place
 
     @property
@@ -151,13 +142,12 @@ class ProducerStream:
         producer = self.producer
         if not len(producer.live_table):
             producer.live_table = LiveTable(producer.store.vbuckets)
-        with producer.store.lock:  # whoever ends it in another thread finds it live, or not, and nothing in between
-            self.live = producer.live.join(self)
-            if self.live is not None:
-                producer.live_table.add(
-                    self.vbucket_id, encoder, self.end_seqno, can_advance=self.can_advance,
-                    is_filtered=self.filter.is_filtered, is_replica=self.options.sync_replication,
-                )  # fmt: skip
+        self.live = producer.live.join(self)
+        if self.live is not None:
+            producer.live_table.add(
+                self.vbucket_id, encoder, self.end_seqno, can_advance=self.can_advance,
+                is_filtered=self.filter.is_filtered, is_replica=self.options.sync_replication,
+            )  # fmt: skip
 
     def leave_live(self) -> None:
         """Read on alone, from the place that it has reached as a live stream."""
@@ -284,7 +274,7 @@ class ProducerStream:
         return status
 
     def drop(self) -> None:
-        """Gone without a word: the client closed it, or the connection went."""
+        """Stop without a stream end: the client closed it, or the connection is gone."""
         self._stop()
         self._frames.clear()
 
@@ -308,8 +298,9 @@ class ProducerStream:
         if encoder is None:
             encoder = self._encoder = self._make_encoder()
             self._live_encoder = encoder.plain_encoder if self._can_be_live else None
+        upto = min(run.upto, self.end_seqno) if self.frames.upr else run.upto  # there a stream ends exactly (12.1)
         done = encoder.encode(
-            run.data, out, offset=self._offset, after=run.after, upto=self._upto(run),
+            run.data, out, offset=self._offset, after=run.after, upto=upto,
             budget=window.room - (out.used - before),
         )  # fmt: skip
         if done.records_sent or done.stop in (Stop.WINDOW, Stop.FULL):
@@ -320,10 +311,6 @@ class ProducerStream:
         window.charge(out.used - before)
         self._note(done)
         return self._after_encode(run, done)
-
-    def _upto(self, run: Run) -> int:
-        """UPR streams end exactly at their end seqno (12.1)."""
-        return min(run.upto, self.end_seqno) if self.frames.upr else run.upto
 
     def _marker_sent(self) -> None:
         self._marker = None
@@ -415,7 +402,7 @@ class ProducerStream:
             self.end(StreamEndStatus.OK)
 
     def _finish_snapshot(self, snapshot: SnapshotStart) -> None:
-        """Nothing of it is left; if its end was not a document of ours, say that it is reached (6.6)."""
+        """All of it was sent; if its end was not a document of this stream, say that it is reached (6.6)."""
         self._snapshot = None
         if self._marker is not None:
             self._finish_unseen(snapshot)
@@ -425,21 +412,17 @@ class ProducerStream:
             self.end(StreamEndStatus.FILTER_EMPTY)
 
     def _finish_unseen(self, snapshot: SnapshotStart) -> None:
-        """Nothing in it was for this stream: worth a word only if the client must know that it got this far."""
+        """Nothing in it was for this stream: say so only if the client must know that it got this far."""
         marker, self._marker = self._marker, None
         if not self.can_advance or marker is None:
             return
-        if self._partial or snapshot.flags & _DISK or self._follows_all:
+        if self._partial or snapshot.flags & _DISK or self.filter.collection_ids is None:
             self.push(marker)
             self._marker_sent()
             self._advance(snapshot.end)
         elif self._invisible:
             self.push(self.frames.marker(MarkerFacts(self._invisible, self._invisible, snapshot.flags)))
             self._advance(self._invisible)
-
-    @property
-    def _follows_all(self) -> bool:
-        return self.filter.collection_ids is None
 
     def _catch_up(self, run: Run) -> None:
         """A long stretch that the filter hides: say how far the stream is, so that a resume does not begin far back."""

@@ -82,7 +82,7 @@ class Attempt:
     def _high_of(self, collection_id: int) -> int:
         try:
             return self.facts.collection_high_seqno(collection_id)
-        except UnknownCollection:  # this vbucket has not heard of it yet, or no more
+        except UnknownCollection:  # this vbucket does not know it yet, or no longer
             return 0
 
 

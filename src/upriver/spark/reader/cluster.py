@@ -114,7 +114,8 @@ class Cluster:
         found: dict[int, int] = {}
         try:
             for number in collections:
-                for vb, seqno in self._connected().high_seqnos(number, complete=False).items():
+                db = self._connected()
+                for vb, seqno in db.run(db.operations.high_seqnos(number, complete=False)).items():
                     found[vb] = max(seqno, found.get(vb, 0))
         except (StatusError, ConnectFailed, RemoteProtocolError, OSError):
             return None

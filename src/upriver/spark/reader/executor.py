@@ -22,11 +22,10 @@ from upriver.client._feed.bundle import Bundle
 from upriver.client._feed.pump import Pump
 from upriver.client._feed.reconnects import Reconnects, jitter
 from upriver.client._requests.connections import make_session
-from upriver.client.blocking import Database, default_name
+from upriver.client.blocking import Database
 from upriver.client.names import Names
 from upriver.client.options import redacted
-from upriver.client.reading import Content, settings_of
-from upriver.client.reading import ReadOptions as ClientReadOptions
+from upriver.client.reading import Content, FeedOptions, settings_of
 from upriver.errors import ConnectFailed, HistoryLost, UnknownCollection, UnknownScope
 from upriver.model import OnRollback
 from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedRequest, FeedRows
@@ -175,9 +174,9 @@ class TaskReader:
     def _pump(self, todo: list[Range], *, planned: bool) -> Pump:
         database, options = self._ask(lambda db: db, "reach a node"), self.options
         content = Content.VALUES if options.values_wanted else Content.KEYS
-        wanted = ClientReadOptions(content=content, xattrs=options.xattrs, expiry_events=True)
+        wanted = FeedOptions(content=content, xattrs=options.xattrs, expiry_events=True)
         connect = replace(database.options, window_bytes=options.flow_control_buffer)
-        settings = settings_of(connect, wanted, default_name())
+        settings = settings_of(connect, wanted)
         feed = ClusterFeed(
             self._request(todo, planned), database.topology, lambda: make_session(connect, settings),
             settings.buffer_bytes, parse=connect.parse_map, noop_interval_s=settings.noop_interval_s, jitter=jitter,

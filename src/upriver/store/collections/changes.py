@@ -63,7 +63,7 @@ class ManifestChanges:
                 self._apply_to(waiting.pop())
                 while waiting and self._shared.dirty_bytes < self._shared.options.flush_bytes:
                     self._apply_to(waiting.pop())
-                self._flusher.settle()
+                self._flusher.flush_unless_paused()
 
     def _apply_to(self, vbucket: VBucket) -> None:
         with self._shared.lock:

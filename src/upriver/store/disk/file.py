@@ -61,7 +61,7 @@ class Disk:
         try:
             lmdbfile.compare_note(path)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
         self._options = options
         self._env = self._open(options)
@@ -90,7 +90,7 @@ class Disk:
                 readonly=self._read_only,
             )  # fmt: skip
         except lmdb.Error as failure:
-            self._let_go()
+            self._release()
             raise _ours(failure, self.file) from failure
 
     def _open_trees(self) -> dict[bytes, Any]:
@@ -118,9 +118,9 @@ class Disk:
         self._env.close()
         if clean:
             lmdbfile.note_closed(self.path)
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._owner is not None:
             self._owner.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -122,9 +122,6 @@ class Flusher:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.paused = False
-        self.on_persisted: Callable[[list[tuple[int, int]]], None] | None = None
-        self.on_room: Callable[[], None] | None = None
-        self.on_trouble: Callable[[str], None] | None = None
         self._troubled = False
         self.commits = 0
 
@@ -184,7 +181,7 @@ class Flusher:
                 return
             time.sleep(min(left, SLICE_S))
 
-    def settle(self) -> None:
+    def flush_unless_paused(self) -> None:
         """``flush``, where a pause only means that it happens later."""
         with self._shared.commit_lock:
             if not self.paused:
@@ -222,20 +219,21 @@ class Flusher:
             self._tell_trouble("")
         if self._shared.dirty:  # written while we were at it, when there was something dirty already: nobody was told
             self._shared.wake_flusher()
-        if self.on_persisted is not None:
-            self.on_persisted(told)
+        listeners = self._shared.listeners
+        if listeners.on_persisted is not None:
+            listeners.on_persisted(told)
         if self._shared.refused and self._shared.dirty_bytes <= self._shared.options.dirty_bytes // 2:
             self._shared.refused = False
-            if self.on_room is not None:
-                self.on_room()
+            if listeners.on_room is not None:
+                listeners.on_room()
         return [item.vbucket.id for item in batch]
 
     def _tell_trouble(self, reason: str) -> None:
         """Once when it begins and once when it is over, however often it is tried."""
         if self._troubled is not bool(reason):
             self._troubled = bool(reason)
-            if self.on_trouble is not None:
-                self.on_trouble(reason)
+            if self._shared.listeners.on_trouble is not None:
+                self._shared.listeners.on_trouble(reason)
 
     def _freeze(self) -> list[Frozen]:
         """What waits now; between two vbuckets others may have the lock."""
@@ -258,7 +256,7 @@ class Flusher:
 
     def _freeze_one(self, vbucket: VBucket) -> Frozen:
         vbucket.close_segment()
-        segments = vbucket.memory.take_unflushed()
+        segments = vbucket.memory.collect_unflushed()
         vbucket.keys.freeze_if_due(vbucket.high_seqno, vbucket.high_seqno - vbucket.indexed_seqno)
         size = sum(segment.end - segment.at for segment in segments)
         return Frozen(vbucket, segments, vbucket.high_seqno, describe(vbucket), vbucket.keys.frozen[:], size)

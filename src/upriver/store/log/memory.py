@@ -1,7 +1,7 @@
 """The recent history of one vbucket in memory: checkpoints, cut into segments of packed records.
 
 A segment is what dedup works inside: while it is open a newer write of a key supersedes the older one in place. It is
-closed, and immutable from then on, as soon as anybody (a stream, the flusher) has taken it. A stream therefore never
+closed, and immutable from then on, as soon as anybody (a stream, the flusher) has seen it. A stream therefore never
 sees half of a dedup, and every closed segment of an active vbucket ends in a state that existed.
 """
 
@@ -59,8 +59,20 @@ class MemoryCheckpoint:
     """
 
     __slots__ = (
-        "_reserved", "address", "closed", "data", "end", "exact", "first", "last", "log", "persisted", "safe",
-        "serial", "snap_end", "taken",
+        "_reserved",
+        "address",
+        "closed",
+        "data",
+        "end",
+        "exact",
+        "first",
+        "last",
+        "log",
+        "persisted",
+        "safe",
+        "seen",
+        "serial",
+        "snap_end",
     )  # fmt: skip
 
     def __init__(self, log: MemoryLog, serial: int, size: int, expected: int) -> None:
@@ -69,7 +81,7 @@ class MemoryCheckpoint:
         self.closed = False
         self.end, self.first, self.last, self.safe, self.snap_end = (array("Q") for _ in range(5))
         self.exact = bytearray()
-        self.taken = 0  # segments that the flusher has seen
+        self.seen = 0  # segments that the flusher has seen
         self.persisted = 0  # and those of them that are on disk
         self._reserved: Octets = NOTHING
         self.data: Octets = NOTHING
@@ -118,10 +130,10 @@ class MemoryCheckpoint:
         self.snap_end.append(snap_end)
         self.exact.append(exact)
 
-    def take(self) -> list[Segment]:
+    def collect_unseen(self) -> list[Segment]:
         """What the flusher has not seen yet; neighbours that are exact are as good as one."""
         found: list[Segment] = []
-        row, rows = self.taken, len(self.end)
+        row, rows = self.seen, len(self.end)
         while row < rows:
             after = row + 1
             if self.exact[row]:
@@ -129,10 +141,10 @@ class MemoryCheckpoint:
                 after = rows if after < 0 else after
             found.append(Segment(self, self.at(row), self.end[after - 1], self.safe[row], bool(self.exact[row])))
             row = after
-        self.taken = rows
+        self.seen = rows
         return found
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Give the memory back now: a checkpoint and its log know each other, so only the collector would."""
         self.log.gauge.bytes -= self._reserved.size
         self.data = self._reserved = NOTHING
@@ -269,24 +281,24 @@ class MemoryLog:
         """In closed segments that are not on disk yet."""
         return sum(checkpoint.used - checkpoint.at(checkpoint.persisted) for checkpoint in self.checkpoints)
 
-    def take_unflushed(self) -> list[Segment]:
+    def collect_unflushed(self) -> list[Segment]:
         """Closed segments that it has not seen; ``flush_ended`` says what became of them."""
         found: list[Segment] = []
         for checkpoint in reversed(self.checkpoints):
-            if checkpoint.end and checkpoint.taken == len(checkpoint.end):
+            if checkpoint.end and checkpoint.seen == len(checkpoint.end):
                 break
-            found[:0] = checkpoint.take()
+            found[:0] = checkpoint.collect_unseen()
         return found
 
     def flush_ended(self, on_disk: bool) -> None:
-        """All that was taken is on disk now, or waits again."""
+        """All that was seen is on disk now, or waits again."""
         for checkpoint in reversed(self.checkpoints):
-            if checkpoint.taken and checkpoint.taken == checkpoint.persisted:
+            if checkpoint.seen and checkpoint.seen == checkpoint.persisted:
                 break
             if on_disk:
-                checkpoint.persisted = checkpoint.taken
+                checkpoint.persisted = checkpoint.seen
             else:
-                checkpoint.taken = checkpoint.persisted
+                checkpoint.seen = checkpoint.persisted
 
     def flushed(self, checkpoint: MemoryCheckpoint) -> bool:
         """Whether all of the checkpoint is on disk (or was never anything)."""
@@ -301,12 +313,12 @@ class MemoryLog:
             self.floor = max(self.floor, oldest.last[-1])
         if not self.checkpoints:
             self._busy = oldest.used >= MAPPED
-        oldest.let_go()
+        oldest.release()
 
     def clear(self, floor: int) -> None:
         """Forget everything; history goes on above ``floor``."""
         for checkpoint in self.checkpoints:
-            checkpoint.let_go()
+            checkpoint.release()
         self.checkpoints.clear()
         self.by_serial.clear()
         self.open = None

@@ -47,6 +47,21 @@ def live_after(vbucket: VBucket, position: int) -> NewSnapshot | None:
         return NewSnapshot(position + 1, checkpoint.last[row], row == 0, checkpoint.address + at, size, checkpoint.data)
 
 
+def follow(
+    vbucket: VBucket, position: int, most_bytes: int, wake: Callable[[], None]
+) -> tuple[bool, NewSnapshot | None]:
+    """What is new for readers who have everything up to ``position``; ``wake`` is called once when there is more.
+
+    (False, None) and no call if they must read on alone: there is more than ``most_bytes``, or not in one snapshot.
+    """
+    with vbucket.shared.lock:
+        found = live_after(vbucket, position)
+        simple = found.size <= most_bytes if found is not None else vbucket.high_seqno == position
+        if simple:
+            vbucket.wait(wake)
+        return simple, found if simple else None
+
+
 class StreamSource:
     """Poll it for events; made by ``VBucket.stream``."""
 
@@ -101,11 +116,6 @@ class StreamSource:
             return SEQNO_MAX
         return self.position if self._scan.after else self._scan.end
 
-    @property
-    def items_remaining(self) -> int:
-        """How many seqnos are ahead: an upper bound of the items."""
-        return max(0, min(self.end, self._vbucket.high_seqno) - self.position)
-
     def close(self) -> None:
         self._ended = True
         self._scan = None
@@ -134,10 +144,10 @@ class StreamSource:
                 self._vbucket.wait(self._wake, for_disk=self._owed_end > 0)
             return event
 
-    def hand_over(self) -> int | None:
+    def hand_over(self, wake: Callable[[], None] | None = None) -> int | None:
         """If it has all that there is and the next thing will be a snapshot from memory: where it is.
 
-        Somebody else then reads on in its place with ``live_after``, and nobody wakes it any more for what is new.
+        Somebody else then reads on in its place with ``follow``: ``wake`` is called for what is new, not its own.
         """
         vbucket, position = self._vbucket, self.position
         with vbucket.shared.lock:
@@ -148,6 +158,8 @@ class StreamSource:
                 return None
             if self._wake is not None:
                 vbucket.stop_waiting(self._wake)
+            if wake is not None:
+                vbucket.wait(wake)
             return position
 
     def take_back(self, origin: int, position: int) -> None:

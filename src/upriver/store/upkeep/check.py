@@ -15,7 +15,7 @@ from upriver.store.disk.sealed import Damage
 from upriver.store.options import StoreOptions
 
 
-class Finding(NamedTuple):
+class StoreFinding(NamedTuple):
     """Something that is damaged; vbucket None: it concerns the whole bucket."""
 
     bucket: str
@@ -24,7 +24,7 @@ class Finding(NamedTuple):
     what: str
 
 
-class Looked(NamedTuple):
+class CheckedAmount(NamedTuple):
     """At how much."""
 
     vbuckets: int = 0
@@ -32,29 +32,29 @@ class Looked(NamedTuple):
     tables: int = 0
     size_bytes: int = 0
 
-    def plus(self, other: Looked) -> Looked:
-        return Looked(*(mine + its for mine, its in zip(self, other, strict=True)))
+    def plus(self, other: CheckedAmount) -> CheckedAmount:
+        return CheckedAmount(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
-def check_bucket(path: Path, progress: Callable[[int, int], None]) -> tuple[Looked, list[Finding]]:
+def check_bucket(path: Path, progress: Callable[[int, int], None]) -> tuple[CheckedAmount, list[StoreFinding]]:
     """All of one bucket; ``progress`` is told how many of how many vbuckets are done."""
-    looked, findings = Looked(), []
+    looked, findings = CheckedAmount(), []
     try:
         disk = Disk(path, StoreOptions(), read_only=True)
     except StoreError as error:
-        return looked, [Finding(path.name, None, str(path / "data.mdb"), str(error))]
+        return looked, [StoreFinding(path.name, None, str(path / "data.mdb"), str(error))]
     try:
         vbuckets = _vbuckets(disk)
         manifests = kept_manifests.read(
-            disk, lambda damage: findings.append(Finding(path.name, None, str(disk.file), str(damage)))
+            disk, lambda damage: findings.append(StoreFinding(path.name, None, str(disk.file), str(damage)))
         )
         for done, number in enumerate(vbuckets):
             at_this, found = VbucketCheck(disk, number, manifests).run()
             looked = looked.plus(at_this)
-            findings += [Finding(path.name, number, str(disk.file), what) for what in found]
+            findings += [StoreFinding(path.name, number, str(disk.file), what) for what in found]
             progress(done + 1, len(vbuckets))
     except StoreError as error:
-        findings.append(Finding(path.name, None, str(disk.file), str(error)))
+        findings.append(StoreFinding(path.name, None, str(disk.file), str(error)))
     finally:
         disk.close()
     return looked, findings
@@ -87,9 +87,9 @@ class VbucketCheck:
     def __init__(self, disk: Disk, number: int, manifests: Container[int]) -> None:
         self._disk, self._number, self._manifests = disk, number, manifests
         self._found: list[str] = []
-        self._looked = Looked(vbuckets=1)
+        self._looked = CheckedAmount(vbuckets=1)
 
-    def run(self) -> tuple[Looked, list[str]]:
+    def run(self) -> tuple[CheckedAmount, list[str]]:
         try:
             with self._disk.read(self._number) as transaction:
                 record = self._disk.get(transaction, meta_key(self._number), self._number)
@@ -127,7 +127,7 @@ class VbucketCheck:
             except Damage as damage:
                 self._found.append(str(damage))
             blocks, reached = blocks + 1, last
-            self._looked = self._looked.plus(Looked(blocks=1, size_bytes=len(value)))
+            self._looked = self._looked.plus(CheckedAmount(blocks=1, size_bytes=len(value)))
         if reached != fields.get("log_end", reached):
             self._found.append(f"the log ends at seqno {reached}, not at {fields['log_end']}")
         if not self._found and "log_end" in fields and [blocks, records] != fields["content"][:2]:
@@ -137,13 +137,13 @@ class VbucketCheck:
         count = 0
         for last, value in self._each(transaction, self._disk.dead):
             count += self._disk.dead_list(self._number, last, value).size
-            self._looked = self._looked.plus(Looked(size_bytes=len(value)))
+            self._looked = self._looked.plus(CheckedAmount(size_bytes=len(value)))
         if "log_end" in fields and count != fields["content"][2]:
             self._found.append(f"{count} seqnos are listed as replaced, not {fields['content'][2]}")
 
     def _check_tables(self, transaction: Any, fields: dict[str, Any]) -> None:
         tables = self._disk.tables_in(transaction, self._number, guarded=True)
         self._looked = self._looked.plus(
-            Looked(tables=len(tables), size_bytes=sum(table.nbytes for _, table in tables))
+            CheckedAmount(tables=len(tables), size_bytes=sum(table.nbytes for _, table in tables))
         )
         self._disk.check_tables(transaction, self._number, tables)

@@ -45,7 +45,7 @@ def compact(vbucket: VBucket, purge_before_s: int, purge_before_seqno: int) -> N
         with shared.disk.write(shared.options.block_bytes) as transaction:
             work.run(transaction)
             at_last.enter_context(shared.lock)  # nobody sees the new blocks before the vbucket knows of them
-        work.settle()
+        work.acknowledge()
 
 
 def wants_compaction(vbucket: VBucket) -> bool:
@@ -204,7 +204,7 @@ class Compaction:
         self._dropped.append(dropped)
         return bool(purged.size or dropped.size)
 
-    def settle(self) -> None:
+    def acknowledge(self) -> None:
         """After the commit, under the lock: tell the vbucket, which may have gone on."""
         vbucket, meta = self._vbucket, self._meta
         overtaken = vbucket.keys.count_newer(self._hashes, len(self._overlays))  # tombstones replaced meanwhile

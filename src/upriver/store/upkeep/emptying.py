@@ -53,7 +53,7 @@ def _begin_anew(shared: Shared, vbucket: VBucket, record: bytes) -> None:
     It stays the same object: who has it in hand and waits for the lock goes on with what it is now.
     """
     vbucket.close_segment()
-    shared.dirty_bytes -= sum(segment.end - segment.at for segment in vbucket.memory.take_unflushed())
+    shared.dirty_bytes -= sum(segment.end - segment.at for segment in vbucket.memory.collect_unflushed())
     shared.dirty.pop(vbucket.id, None)
     vbucket.end_streams(EndReason.STATE_CHANGED)
     vbucket.locks.clear()

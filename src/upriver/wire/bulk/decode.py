@@ -1,4 +1,4 @@
-"""Document messages in bulk: a receive buffer of mixed frames becomes columns, everything else stays in order.
+"""Frames to columns in bulk: document messages become rows, all other frames are handed over in order.
 
 ``BulkDecoder`` is the columnar twin of ``framing.FrameSplitter``: the same stream, the same errors, no object per
 mutation. Importing this module imports numpy; the first decode imports numba and loads (or compiles, once per
@@ -35,7 +35,7 @@ def address_of(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-SLACK = 128  # kernels may write this far behind the end of a data area
+SLACK = 128  # how far kernels may write past the end of a data area
 
 # The columns of a row, in the order of the kernels' address table; ``event`` is the opcode, 0x57 to 0x59.
 LAYOUT: Mapping[str, type[np.generic]] = {
@@ -84,9 +84,9 @@ DEFAULT_SIZES = ColumnSizes()
 
 
 class Lease:
-    """One borrower's hold on a block of memory, which goes back to the pool when the borrower is gone.
+    """A loan of a block of memory, which goes back to the pool when nothing refers to it any more.
 
-    ``np.asarray(lease)`` is the memory; every view and Arrow buffer of it leads back here, so its end is theirs too.
+    ``np.asarray(lease)`` is the memory; every view and Arrow buffer of it refers to the lease.
     """
 
     def __init__(self, arena: Array, pool: deque[Array] | None) -> None:
@@ -121,7 +121,7 @@ class Columns:
         self.zero(sizes.rows)
 
     def zero(self, rows: int) -> None:
-        """Before the kernel starts at row 0: the columns that it does not write when there is nothing to say."""
+        """Zero the columns that the kernel writes only where they are not 0; before it starts at row 0."""
         for name in _MOSTLY_ZERO:
             self.view(name)[:rows] = 0
 
@@ -174,7 +174,7 @@ _INCOMPLETE, _FULL, _CONTROLS_FULL, _BROKEN = range(4)  # why the kernel stopped
 
 @cache
 def _kernel() -> Any:
-    from upriver.wire.kernels.decode import decode  # loads numba, which nobody should wait for before it is needed
+    from upriver.wire.kernels.decode import decode  # loads numba, which takes a second
 
     return decode
 
@@ -203,13 +203,13 @@ class ControlFrame(NamedTuple):
 
 @dataclass(slots=True)
 class Decoded:
-    """What one step of the decoder gave: rows ``first`` to ``last`` (excluded) of ``columns``, and the controls."""
+    """The result of one step: rows ``first`` to ``last`` (excluded) of ``columns``, and the control frames."""
 
     columns: Columns
     first: int
     last: int
     controls: list[ControlFrame]
-    row_bytes: int  # wire size of the rows, which flow control charges; controls are the caller's to charge
+    row_bytes: int  # wire size of the rows, for flow control; the caller counts control frames itself
     full: bool  # ``take()`` or ``clear()`` before the next step
 
 

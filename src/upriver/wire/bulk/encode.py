@@ -1,8 +1,8 @@
-"""Frames in bulk into one reusable send buffer, from the store's packed records or from columns.
+"""Packed records to frames in one reusable send buffer, and columns to packed records, in bulk.
 
-The producer lives on ``encode_packed``: it skips, filters and encodes a run of records by the stream's options, and
-stops with a reason at whatever needs thought: system events, prepares, values that must be inflated or stripped, a
-full window. The caller does that one record as an object and goes on at ``next_offset``.
+``PackedEncoder`` filters and encodes a run of records by the options of a stream. It stops, and says why, at whatever
+it cannot encode: system events, prepares, values that must be inflated or stripped, a full window. The caller encodes
+that one record as an object and goes on at ``next_offset``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Stop(IntEnum):
     """Why an encoder returned; the kernels' numbers."""
 
     END = 0  # everything was looked at
-    FULL = 1  # the send buffer is: send it and go on
+    FULL = 1  # the send buffer is full: send it and go on
     WINDOW = 2  # flow control: wait for an acknowledgement
     PAST = 3  # the next record is beyond ``upto``
     SPECIAL = 4  # the record at ``next_offset`` is for the caller
 
 
 class SendBuffer:
-    """Frames one behind the other, to be sent and written over.
+    """Frames that wait to be sent; the memory is then used again.
 
     ``append`` puts control frames between the bulk ones. A blocking sender uses ``view()`` and ``clear()``; a
     transport that keeps what it is given (asyncio from 3.12 on, uvloop) must get ``take()`` instead.
@@ -54,7 +54,7 @@ class SendBuffer:
         self.address = address_of(memory)
 
     def reserve(self, size: int) -> None:
-        """Make room for ``size`` bytes behind what is there."""
+        """Make room for ``size`` more bytes."""
         if self.used + size > self.room:
             larger = np.empty(max(self.used + size, 2 * self.room) + SLACK, np.uint8)
             larger[: self.used] = self._memory[: self.used]
@@ -74,7 +74,7 @@ class SendBuffer:
         self.used = 0
 
     def take(self) -> memoryview:
-        """What is to be sent, for good: its memory is reused when the last reference to it is gone."""
+        """What is to be sent, for the caller to keep: its memory is reused when the last reference to it is gone."""
         taken = self.view()
         self._adopt(lend(self._pool, self._size + SLACK))
         self.used = 0
@@ -83,7 +83,7 @@ class SendBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FrameOptions:
-    """What one stream asked for; makes the kernels' parameters once."""
+    """What one stream asked for, and the same as the kernels' parameters."""
 
     opaque: int = 0
     vbucket: int = 0
@@ -94,11 +94,11 @@ class FrameOptions:
     expiry_opcode: bool = False
     upr: bool = False
     no_value: bool = False
-    keep_datatype: bool = False  # with no_value: the datatype of the value that is not there
+    keep_datatype: bool = False  # with no_value: the datatype of the value that is left out
     skip_deletes: bool = False
     hifi_mfu: bool = False
     stop_datatypes: int = 0  # values with any of these bits are for the caller
-    plain_commits: bool = False  # commits as the documents they made; prepares and aborts are passed over
+    plain_commits: bool = False  # commits as the documents they made; prepares and aborts are skipped
 
     def bits(self) -> int:
         return (
@@ -116,7 +116,7 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class Encoded(NamedTuple):
-    """What an encoder did. Seqnos are 0 when it sent or saw nothing; ``invisible`` is of a prepare or an abort."""
+    """What an encoder did. A seqno is 0 if there was none; ``invisible`` is that of the last prepare or abort."""
 
     bytes_written: int
     records_sent: int
@@ -128,7 +128,7 @@ class Encoded(NamedTuple):
 
 
 class PackedEncoder:
-    """Encodes the packed records of one stream; keep it as long as the stream, its options do not change."""
+    """Encodes the packed records of one stream. Make one per stream: its options do not change."""
 
     __slots__ = ("_filter", "_plan", "_plan_at", "_state")
 
@@ -138,7 +138,9 @@ class PackedEncoder:
         self._filter = options.filter_ids()
         stream = options.bits(), options.opaque, options.vbucket, options.stream_id, options.stop_datatypes
         ids_at = address_of(self._filter) if len(self._filter) else 0
-        self._plan = array("q", (*stream, ids_at, len(self._filter), 0, 0, 0))  # tells its address in no time
+        self._plan = array(
+            "q", (*stream, ids_at, len(self._filter), 0, 0, 0)
+        )  # an array tells its address faster than NumPy does
         self._plan_at = self._plan.buffer_info()[0]
         self._state = np.zeros(7, np.int64)
 
@@ -156,7 +158,7 @@ class PackedEncoder:
         self, run: Buffer, out: SendBuffer, *, offset: int = 0, after: int = 0, upto: int = SEQNO_MAX,
         budget: int = _I64_MAX,
     ) -> Encoded:  # fmt: skip
-        """Frames for the records of ``run`` from ``offset`` with a seqno in ``(after, upto]``, behind what ``out`` has.
+        """Append frames to ``out`` for the records of ``run`` from ``offset`` on with a seqno in ``(after, upto]``.
 
         ``budget`` is what is left of the flow-control window; the frame that uses it up is still sent (8.1).
         """
@@ -215,7 +217,7 @@ class RowPacker:
         self._addresses = address_of(self._row), address_of(self._memory), address_of(self._start)
 
     def pack(self, columns: Columns, row: int) -> memoryview | None:
-        """The row's record, good until the next call; None if it is too large for that memory."""
+        """The row's record, valid until the next call; None if it is too large for the memory."""
         from upriver.wire.kernels import encode as bulk_frames
 
         state = self._state

@@ -1,11 +1,10 @@
-"""Walk frames without decoding them, for whoever forwards bytes: find the few frames that matter, note how far each
-vbucket has come, and leave everything else untouched.
+"""Frames found without decoding them, to forward bytes: finds the few frames that matter and the last seqno of each
+vbucket, and leaves everything else untouched.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ VBUCKETS = 65536
 class ScanStop(IntEnum):
     """Why a scan stopped."""
 
-    NOTHING = 0  # the rest is a partial frame
+    NOTHING = 0  # what is left is an incomplete frame
     FRAME = 1  # one of interest starts at the offset
     BROKEN = 2
 
@@ -32,8 +31,8 @@ class FrameScanner:
         self._own = own_opaques_from
         self._state = np.zeros(2, np.int64)
 
-    def scan(self, data: Any, at: int) -> tuple[int, ScanStop]:
-        """Walk from ``at`` to the next frame of interest; where it starts (or where the whole frames end)."""
+    def scan(self, data: bytes, at: int) -> tuple[int, ScanStop]:
+        """Go from ``at`` to the next frame of interest; returns where it starts, or where the complete frames end."""
         from upriver.wire.kernels import scan as scan_kernel
 
         view = np.frombuffer(data, np.uint8)
@@ -44,7 +43,7 @@ class FrameScanner:
 
 
 class SpanSplitter:
-    """Cuts a byte stream at frames of interest: everything between them comes out as spans of whole frames."""
+    """Cuts a byte stream at frames of interest; everything between two of them comes out as one span."""
 
     def __init__(self, scanner: FrameScanner) -> None:
         self.scanner = scanner

@@ -1,7 +1,7 @@
 """An encoder for streams that want other values than the store has: stripped, inflated or compressed, in bulk.
 
-It has the door of ``PackedEncoder`` and uses two of them. As long as records may go as they are they do; from the
-first that may not, a stretch of the run is shaped into a scratch buffer by a kernel and encoded from there.
+It is used like ``PackedEncoder``, and consists of two. Records whose values need no change are encoded as they are;
+from the first that needs one, a kernel copies part of the run with changed values, and that copy is encoded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from upriver.wire.bulk.encode import Buffer, Encoded, FrameOptions, PackedEncode
 from upriver.wire.packed import AT_KIND, AT_PREV, RecordKind
 
 _I64_MAX = 2**63 - 1
-_STRETCH = 64 * 1024  # bytes shaped at once: what a stream sends before another gets its turn
+_STRETCH = 64 * 1024  # bytes changed at once: what a stream sends before another gets its turn
 _USUAL = 2 * _STRETCH
 _DOCUMENTS = frozenset({RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION, RecordKind.COMMIT})
 
@@ -33,7 +33,7 @@ class ValueShape:
     no_body: bool = False
     force_compression: bool = False
     keep_datatype: bool = False
-    snappy: bool = False  # the reader knows it
+    snappy: bool = False  # the reader can inflate it
 
     def bits(self) -> int:
         switches = (
@@ -44,7 +44,7 @@ class ValueShape:
 
 
 class ScratchMemory:
-    """Memory that values are changed in. One serves all encoders of a thread: nothing stays in it between calls."""
+    """Memory that values are changed in. The encoders of a thread share one: nothing stays in it between calls."""
 
     def __init__(self) -> None:
         from upriver.wire.kernels.snappy import TABLE_BYTES
@@ -57,7 +57,7 @@ class ScratchMemory:
         self.fit(_USUAL)
 
     def fit(self, size: int) -> None:
-        """Room for ``size`` bytes; for the usual size again, what a large document needed is given back."""
+        """Have room for ``size`` bytes; memory that only a large document needed is given back."""
         if len(self.out) != size + SLACK:
             self.out, self.scratch = np.empty(size + SLACK, np.uint8), np.empty(size + SLACK, np.uint8)
 
@@ -79,9 +79,9 @@ class _Progress:
 
 
 class ShapingEncoder:
-    """Takes the place of a ``PackedEncoder``; for one thread, as its scratch is.
+    """Takes the place of a ``PackedEncoder``; for one thread, like its scratch memory.
 
-    The part for values that have to change is made when the first one comes: to most streams none ever does.
+    The part for values that have to change is made when the first one comes: most streams never have one.
     """
 
     __slots__ = ("_filter", "_options", "_plan", "_scratch", "_shape", "_shaped", "_wanted", "plain_encoder")
@@ -96,7 +96,7 @@ class ShapingEncoder:
         self, run: Buffer, out: SendBuffer, *, offset: int = 0, after: int = 0, upto: int = SEQNO_MAX,
         budget: int = _I64_MAX,
     ) -> Encoded:  # fmt: skip
-        """As ``PackedEncoder.encode``; stops for the caller only at what is no document, or a broken one."""
+        """As ``PackedEncoder.encode``, but stops at a record only if it is no document, or a broken one."""
         source = np.frombuffer(run, np.uint8) if len(run) else np.empty(0, np.uint8)
         begin, total, stop = out.used, _Progress(), Stop.SPECIAL
         while stop is Stop.SPECIAL:
@@ -122,7 +122,7 @@ class ShapingEncoder:
         self, source: npt.NDArray[np.uint8], out: SendBuffer, offset: int, bounds: tuple[int, int, int],
         total: _Progress,
     ) -> tuple[int, Stop]:  # fmt: skip
-        """ValueShape and encode some of the run; returns where to go on. ``SPECIAL``: so far, and there may be more."""
+        """Change and encode part of the run; returns where to go on, with ``SPECIAL`` if there may be more."""
         from upriver.wire.kernels import shape as k
 
         shaped, plan = self._prepared()
@@ -157,13 +157,13 @@ class ShapingEncoder:
     ) -> tuple[int, int, int, int, int]:
         from upriver.wire.kernels import shape as k
 
-        shop = self._scratch
-        shop.fit(size)
-        plan[k.TABLE : k.SCRATCH_SIZE + 1] = address_of(shop.table), address_of(shop.scratch), len(shop.scratch)
-        shop.state[:] = offset, 0, 0, 0, 0, 0
-        target = address_of(shop.out), len(shop.out)
-        k.shape_run(address_of(source), len(source), *target, address_of(plan), shop.work, shop.state)
-        at, written, scanned, reason, needed, invisible = shop.state.tolist()
+        memory = self._scratch
+        memory.fit(size)
+        plan[k.TABLE : k.SCRATCH_SIZE + 1] = address_of(memory.table), address_of(memory.scratch), len(memory.scratch)
+        memory.state[:] = offset, 0, 0, 0, 0, 0
+        target = address_of(memory.out), len(memory.out)
+        k.shape_run(address_of(source), len(source), *target, address_of(plan), memory.work, memory.state)
+        at, written, scanned, reason, needed, invisible = memory.state.tolist()
         if reason == k.CORRUPT:
             raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} does not add up")
         if reason == k.TOO_SMALL:

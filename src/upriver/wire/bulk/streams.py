@@ -1,6 +1,6 @@
-"""Where every stream of a connection stands, as an array that kernels check whole batches of rows against.
+"""The state of every stream of a connection as one array, against which a kernel checks whole batches of rows.
 
-The stream state machine keeps the rules; this is its arithmetic for rows: seqnos must rise inside the announced
+The state machine of a stream has the rules; this is their arithmetic for rows: seqnos must rise inside the announced
 snapshot, and each row is stamped with the snapshot, branch and epoch that it belongs to.
 """
 
@@ -18,12 +18,12 @@ _I64_MAX = 2**63 - 1
 
 
 class SlotState(IntEnum):
-    """What rows of a stream are good for; the kernels' numbers."""
+    """What happens to the rows of a stream; the kernels' numbers."""
 
-    CLOSED = 0  # no such stream: a row for it breaks the rules
+    CLOSED = 0  # no such stream: a row of it breaks the rules
     OPEN = 1
     OUT_OF_ORDER = 2  # between the two OSO messages: seqnos in any order, and no snapshot
-    IGNORED = 3  # ended here, the peer may not know yet: rows are dropped
+    IGNORED = 3  # ended here, but the peer may not know yet: its rows are dropped
 
 
 class StreamTable:
@@ -38,7 +38,7 @@ class StreamTable:
     def open(
         self, slot: int, *, opaque: int, seqno: int = 0, vbuuid: int = 0, epoch: int = 0, upto: int = SEQNO_MAX
     ) -> None:
-        """A stream begins behind ``seqno``; rows above ``upto`` are counted but dropped. No row before a marker."""
+        """A stream begins after ``seqno``; rows above ``upto`` are dropped. No row may come before a marker."""
         seqno, upto = min(seqno, _I64_MAX), min(upto, _I64_MAX)
         self._slots[slot] = seqno, 0, -1, signed(vbuuid), epoch, opaque, upto, SlotState.OPEN
 
@@ -56,7 +56,7 @@ class StreamTable:
         return SlotState(int(self._slots[slot, 7]))
 
     def seqno(self, slot: int) -> int:
-        """The last seqno that came."""
+        """The last seqno received."""
         return int(self._slots[slot, 0])
 
     def seqnos(self) -> npt.NDArray[np.int64]:
@@ -68,7 +68,7 @@ class StreamTable:
         return int(self._slots[slot, 1]), int(self._slots[slot, 2])
 
     def advance(self, columns: Columns, first: int, last: int) -> int:
-        """Take rows ``first`` to ``last``; the first row that breaks a rule, or -1.
+        """Take rows ``first`` to ``last``; returns the first row that breaks a rule, or -1.
 
         Rows before the bad one were taken. Rows to be dropped have event 0 from now on.
         """

@@ -1,4 +1,4 @@
-"""The values of received rows checked in bulk: is every datatype bit true (``protocol.md`` 2.18, 8 and 9)?"""
+"""The values of received rows, checked in bulk: each must be what its datatype says (``protocol.md`` 2.18, 8 and 9)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from upriver.wire.bulk.decode import SLACK, Columns, address_of
 from upriver.wire.values import check_value
 
 CHECKED = int(Datatype.SNAPPY | Datatype.XATTR)
-_SCRATCH = 256 * 1024  # a compressed value with attributes that is larger is looked at one by one
+_SCRATCH = 256 * 1024  # a larger compressed value with attributes is checked as an object
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -25,7 +25,7 @@ class BrokenValue(NamedTuple):
 
 
 class ValueChecker:
-    """Checks rows of columns; for one thread, as its memory is. Most connections never need that memory."""
+    """Checks rows of columns, for one thread. Its memory is made at the first use: most connections need none."""
 
     def __init__(self) -> None:
         self._memory = _NOTHING, _NOTHING

@@ -1,4 +1,4 @@
-"""Both directions of one connection, read for a dump: dialect and collections are learned from what passes.
+"""Both directions of one connection, read for a dump: dialect and collections are learned from the frames.
 
 A stream's dialect follows from the size of its request (12.3) and is remembered by opaque; collections follow from
 the HELLO response. Bytes that are missing, as in a capture that lost a packet, are skipped up to the next plausible

@@ -1,4 +1,4 @@
-"""A frame for people and for programs: every field with its place and name, and the rule that a broken frame breaks.
+"""A frame for people and programs: every field with its place and name, and the rule that a broken frame breaks.
 
 ``FrameDump`` is what is known of one frame; ``rows`` draws it field by field, with the names of the specification,
 and ``as_json`` gives the object that ``upriver wire decode --json`` prints.

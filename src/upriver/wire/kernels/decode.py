@@ -1,7 +1,7 @@
-"""Frames to columns in one pass: the numba kernel behind ``columns.BulkDecoder``.
+"""Frames to columns in one pass: the numba kernel of ``bulk.decode``.
 
-The kernel takes a document message only if nothing about it is unusual. Whatever it does not like (other opcodes,
-other framing extras, broken prefixes, seqno 0, extended metadata) is noted as a *control* for the object reader,
+The kernel takes a document message only if nothing about it is unusual. Everything else (other opcodes,
+other framing extras, broken prefixes, seqno 0, extended metadata) is reported as a control frame for the object reader,
 which knows every rule and its error. So the two readers cannot disagree about what is legal.
 """
 

@@ -1,7 +1,6 @@
-"""Packed records and columns to frames, and columns to packed records: the numba kernels behind ``bulk_encode``.
+"""Packed records to frames, and columns to packed records: the numba kernels of ``bulk.encode`` and ``bulk.live``.
 
-Every frame of a document message is written by ``put_head`` and ``put_extras`` here, so that the two sources
-cannot drift apart.
+Every frame of a document message is written by ``put_head`` and ``put_extras``.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -55,7 +54,7 @@ _SUPERSEDED = packed.SUPERSEDED
 _KIND_MASK = 0x7F
 _LAST_DOCUMENT_KIND = int(packed.RecordKind.EXPIRATION)
 _SYSTEM_EVENT, _COMMIT = int(packed.RecordKind.SYSTEM_EVENT), int(packed.RecordKind.COMMIT)
-UNSEEN = -1  # a prepare or an abort, to who sees only what they lead to
+UNSEEN = -1  # a prepare or an abort, for a reader that sees only commits
 
 
 @njit(**INLINE)

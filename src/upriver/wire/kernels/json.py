@@ -1,4 +1,4 @@
-"""JSON text without building what it says: is it JSON, how deep, and where is a member. For values of megabytes.
+"""JSON texts of megabytes, without making objects: whether a text is JSON, how deep it is, and where a member is.
 
 A parser that makes objects takes seconds for a document of 20 MB and holds the interpreter lock meanwhile; these
 kernels take milliseconds and do not. ``check`` is strict (RFC 8259, UTF-8, no lone surrogates); the others trust that
@@ -69,7 +69,7 @@ def hex4(p, end):
 
 @njit(**CALLED)
 def skip_escape(p, end):
-    """Behind the escape whose backslash is at ``p``, or -1."""
+    """Where the escape ends whose backslash is at ``p``, or -1."""
     if end - p < 2:
         return -1
     c = load8(p + 1)
@@ -88,7 +88,7 @@ def skip_escape(p, end):
 
 @njit(**CALLED)
 def skip_rune(p, end):
-    """Behind the UTF-8 sequence at ``p``, or -1 if it is none."""
+    """Where the UTF-8 sequence at ``p`` ends, or -1 if it is none."""
     c = load8(p)
     size = 2 if 0xC2 <= c < 0xE0 else 3 if 0xE0 <= c < 0xF0 else 4 if 0xF0 <= c < 0xF5 else 0
     if size == 0 or end - p < size:
@@ -106,7 +106,7 @@ def skip_rune(p, end):
 
 @njit(**CALLED)
 def check_string(p, end):
-    """Behind the string whose inside begins at ``p``, or -1."""
+    """Where the string ends whose content begins at ``p``, or -1."""
     while True:
         while end - p >= 8 and is_plain(load_le64(p)):
             p += 8
@@ -136,7 +136,7 @@ def skip_digits(p, end):
 
 @njit(**CALLED)
 def check_number(p, end):
-    """Behind the number at ``p``, or why not; one that may not fit a double is for somebody else to judge."""
+    """Where the number at ``p`` ends, or why there is none; UNSURE if it may not fit a double."""
     begin = p
     if load8(p) == _MINUS:
         p += 1
@@ -162,7 +162,7 @@ def check_number(p, end):
 
 @njit(**CALLED)
 def check_word(p, end):
-    """Behind true, false or null, or -1."""
+    """Where true, false or null ends, or -1."""
     if end - p >= 4 and (load_be32(p) == 0x74727565 or load_be32(p) == 0x6E756C6C):
         return p + 4
     if end - p >= 5 and load_be32(p) == 0x66616C73 and load8(p + 4) == 0x65:
@@ -172,7 +172,7 @@ def check_word(p, end):
 
 @njit(**CALLED)
 def check_simple(p, end):
-    """Behind the value at ``p``, which is no array and no object, or why not."""
+    """Where the value at ``p`` ends, which is no array and no object, or why there is none."""
     c = load8(p)
     if c == _QUOTE:
         return check_string(p + 1, end)
@@ -240,7 +240,7 @@ def check_text(base, size, stack):
 
 @njit(**CALLED)
 def string_end(p):
-    """Behind the string whose inside begins at ``p``."""
+    """Where the string ends whose content begins at ``p``."""
     while True:
         c = load8(p)
         if c == _QUOTE:
@@ -250,7 +250,7 @@ def string_end(p):
 
 @njit(**CALLED)
 def value_end(p):
-    """Behind the value at ``p``."""
+    """Where the value at ``p`` ends."""
     c = load8(p)
     if c == _QUOTE:
         return string_end(p + 1)

@@ -1,8 +1,8 @@
-"""Packed records whose values have to change on the way to a stream: the numba kernel behind ``bulk_shape``.
+"""Packed records whose values change on their way to a stream: the numba kernel of ``bulk.shape``.
 
-What OPEN and CONTROL ask for (``protocol.md`` section 3): bodies and extended attributes left out, compressed values
-inflated for who cannot read them, all others compressed for who wants that. The records come out packed again, so
-that the one encoder makes all frames.
+What OPEN and CONTROL ask for (``protocol.md`` section 3): bodies and extended attributes are left out, compressed
+values are inflated for a reader that cannot do so, and others compressed for one that wants them so. The records come
+out packed again, so that one encoder makes all frames.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -92,7 +92,7 @@ def keep_system(p, end, target):
 
 @njit(**CALLED)
 def strip(gone, plan, work):
-    """Inflate the value and leave out what the stream does not want (``producer_frames`` says the same in Python)."""
+    """Inflate the value and leave out what the stream does not want (as ``producer.frames`` does in Python)."""
     bits, datatype = word(plan, BITS), work[_DATATYPE]
     if datatype & _SNAPPY:
         claimed = claimed_size(work[_AT], work[_SIZE])
@@ -156,7 +156,7 @@ def shape_record(r, gone, at, o, room, plan, work, state):
     store_le32(o + packed.AT_SIZE, _RECORD + klen + size)
     store8(o + packed.AT_DATATYPE, datatype)
     store_le32(o + packed.AT_VALUE_LEN, size)
-    store_le64(o + packed.AT_PREV, at)  # where it came from: nobody who encodes asks for its predecessor
+    store_le64(o + packed.AT_PREV, at)  # where the record came from: an encoder does not need its predecessor
     return _RECORD + klen + size
 
 

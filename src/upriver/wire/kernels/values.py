@@ -1,7 +1,7 @@
-"""Whether the values of received rows are what their datatypes say: the numba kernel behind ``bulk_values``.
+"""Whether the values of received rows are what their datatypes say: the numba kernel of ``bulk.values``.
 
-It knows the plain case only. A row that it is not sure of is for ``values.check_value``, which knows every rule and
-its error, so the two cannot disagree about what is legal.
+It knows only the plain case. A row that it is not sure of is left to ``values.check_value``, which knows every rule
+and its error; so the two cannot disagree about what is legal.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 

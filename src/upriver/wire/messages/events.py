@@ -124,7 +124,7 @@ class SystemEvent(Message):
 
 
 def to_record(content: CollectionEvent) -> tuple[int, int, bytes, bytes]:
-    """(event, version, key, value) as stores keep it: the plain layout, and behind it what that cannot say."""
+    """(event, version, key, value) as a store keeps it: the plain layout, followed by what that cannot express."""
     plain = SystemEvent.of(0, content)
     more = b""
     if isinstance(content, CollectionBegun) and (content.history or content.metered or content.flush_uid):

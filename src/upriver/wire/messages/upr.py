@@ -1,7 +1,7 @@
 """The older UPR dialect where its bytes differ from DCP (``protocol.md`` section 12).
 
-Most layouts betray themselves by the size of their extras and are read under either dialect; a state number or an
-end status is the same byte with another meaning, so for those the stream's dialect must be known.
+Most layouts are told apart by the size of their extras and are read under either dialect. A state number or an end
+status is the same byte with another meaning, so for those the dialect of the stream must be known.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _supersede(target, segment_at, serial, place, kind, seqno, registers):
 
 
 @kernel(nogil=False)
-def _settle(target, at, kind, known, rev, previous, assign, registers):
+def _complete(target, at, kind, known, rev, previous, assign, registers):
     """Fill in what only the vbucket knows; returns (seqno, rev)."""
     if assign:
         store64(target, at + AT_SEQNO, registers[HIGH] + np.uint64(1))
@@ -251,7 +251,7 @@ def _ingest(
             known = np.uint64(0)
         used, size = np.int64(registers[USED]), load32(source, at + AT_SIZE)
         copy_bytes(target, used, source, at, size)
-        seqno, rev = _settle(target, used, kind, known, rev, previous, assign, registers)
+        seqno, rev = _complete(target, used, kind, known, rev, previous, assign, registers)
         extra = load64(source, at + AT_EXTRA)
         gone = is_delete(kind, extra)
         expiry = np.uint64(load32(source, at + AT_TIME))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from upriver.cli.admin.management import Management
 from upriver.cli.connecting import ConnectingGroup, connection_options
-from upriver.cli.management import Management
 
 if TYPE_CHECKING:
     from upriver.client.options import ConnectOptions

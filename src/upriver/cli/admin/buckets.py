@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from upriver.cli.admin.management import BUCKETS, Management
 from upriver.cli.connecting import ConnectingGroup, connection_options
-from upriver.cli.management import BUCKETS, Management
 
 if TYPE_CHECKING:
     from upriver.client.options import ConnectOptions

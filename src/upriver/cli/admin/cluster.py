@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from upriver.cli.admin.management import Management
 from upriver.cli.connecting import ConnectingGroup, connect_options, login, login_options, split_options
-from upriver.cli.management import Management
 from upriver.cli.progress import progress_bar
 from upriver.lake.report import counted
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from upriver.cli.admin.management import BUCKETS, Management
 from upriver.cli.connecting import ConnectingGroup, connection_options
-from upriver.cli.management import BUCKETS, Management
 from upriver.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from upriver.errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
 from upriver.wire import Context, Dialect, Frame, FrameSplitter, Message, decode
-from upriver.wire.inspect.conversation import Conversation, DumpReader
+from upriver.wire.inspect.conversation import CapturedConversation, DumpReader
 from upriver.wire.inspect.dump import as_json, rows
 from upriver.wire.messages.stream_value import StreamValue
 from upriver.wire.values import inflate, split_xattrs
@@ -61,7 +61,7 @@ def _outcome(frame: Frame, context: Context) -> tuple[Message | None, RemoteProt
 
 
 def _dump(stream: bytes, step: int, dialect: Dialect, collections: bool | None) -> None:
-    reader = DumpReader(Conversation(dialect, collections), 4096)
+    reader = DumpReader(CapturedConversation(dialect, collections), 4096)
     for at in range(0, len(stream), step):
         if at and stream[at] == 0xFF:
             reader.gap()

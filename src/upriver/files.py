@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str, *, private: bool = False) -> None:
-    """A crash at any moment, of the machine too, leaves the old content or the new; when this returns, the new.
+    """Replace the content of a file: a crash, even of the machine, leaves the old or the new; on return, the new.
 
-    A ``private`` file is for its owner's eyes only.
+    A ``private`` file can be read by its owner only.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     try:
@@ -28,7 +28,7 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """What a file holds is on disk when this returns; that it has its name is a matter of its folder."""
+    """The content of a file is on disk when this returns; for its name see ``sync_folder``."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -38,7 +38,7 @@ def _private(name: str, flags: int) -> int:
 
 
 def sync_folder(path: Path) -> None:
-    """That the new file has the name is part of the folder, which has to reach the disk too."""
+    """The names in a folder are on disk when this returns: a new file is lost without its name."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from tests.node.front_node import make_certificates
 from upriver import testing
 from upriver.cli import COMMANDS, cli
+from upriver.cli.admin.management import port_in
 from upriver.cli.connecting import connect_options
-from upriver.errors import ConfigError
+from upriver.errors import ConfigError, RemoteProtocolError
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +139,26 @@ def tls_port(node: testing.RunningNode) -> int:
 def test_help_fits_a_terminal_of_80_columns(name: str) -> None:
     shown = CliRunner().invoke(cli, [name, "--help"], terminal_width=80).output
     assert max(map(len, shown.splitlines())) <= 80
+
+
+INSIDE = {"hostname": "10.0.0.1", "services": {"kv": 11210, "mgmt": 8091, "mgmtSSL": 18091}}
+OUTSIDE = {"external": {"hostname": "db.example", "ports": {"kv": 31210, "mgmt": 38091}}}
+
+
+@pytest.mark.parametrize(("came_by", "network", "tls", "port"), [
+    ("10.0.0.1", "auto", False, 8091), ("10.0.0.1", "auto", True, 18091), ("db.example", "auto", False, 38091),
+    ("db.example", "default", False, 8091), ("proxy.example", "external", False, 38091),
+    ("db.example", "auto", True, None),
+])  # fmt: skip
+def test_the_management_port_is_that_of_the_network_that_we_came_in_by(
+    came_by: str, network: str, tls: bool, port: int | None
+) -> None:
+    other = {"hostname": "10.0.0.2", "services": {"kv": 1, "mgmt": 2}}
+    config = {"nodesExt": [other, {**INSIDE, "alternateAddresses": OUTSIDE, "thisNode": True}]}
+    assert port_in(config, came_by, network, tls=tls) == port
+
+
+@pytest.mark.parametrize("config", [[], {"nodesExt": 7}, {"nodesExt": [7]}, {"nodesExt": [{"services": []}]}])
+def test_a_map_that_makes_no_sense_is_the_servers_fault(config: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="the cluster config is not usable"):
+        port_in(config, "db")

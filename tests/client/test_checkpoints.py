@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from upriver.client.blocking import Database
 from upriver.client.checkpoints import BucketCheckpoint, FileCheckpoint, SqliteCheckpoint
+from upriver.client.filters import named
 from upriver.client.positions import Positions
 from upriver.errors import CheckpointError, CorruptCheckpoint, ForeignCheckpoint
 from upriver.model import SEQNO_MAX
@@ -40,6 +41,24 @@ def test_json_undoes_json(positions: Positions) -> None:
     again = Positions.from_json(json.loads(json.dumps(positions.to_json())))
     assert again == positions
     assert again.by_vbucket == positions.by_vbucket
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read_and_written_as_it_was() -> None:
+    positions = {
+        "0": {"vbuuid": "a1b2", "seqno": 120, "snapshot": [100, "8c"], "points": [10, 80], "epoch": 2},
+        "1": {"vbuuid": "8000000000000005", "seqno": 7, "filter": {"collections": ["_default.b", "shop.a"]}},
+        "2": {"vbuuid": "3", "seqno": 0, "snapshot": [0, "32"], "filter": None},
+        "3": {"vbuuid": "3", "seqno": 5, "snapshot": [4, "ffffffffffffffff"], "filter": {}},
+    }
+    saved = {"format": "upriver-positions", "version": 2, "bucket_uuid": "f00", "vbuckets": 4}
+    found = Positions.from_json({**saved, "filter": {"scope": "shop"}, "positions": positions})
+    assert found[0] == Position(0xA1B2, 120, 100, 140, (10, 80), 2, named("shop"))
+    assert found[1] == Position(2**63 + 5, 7, 7, 7, filter=named(names=("shop.a", "b")))
+    assert found[2] == Position(3, 0, 0, 50)
+    assert found[3] == Position(3, 5, 4, SEQNO_MAX, filter=named())
+    assert found.to_json() == {**saved, "filter": {"scope": "shop"}, "positions": positions}
+    first = Positions.from_json({**saved, "version": 1, "positions": {"0": positions["0"]}})
+    assert first[0] == Position(0xA1B2, 120, 100, 140, (10, 80), 2), "version 1 did not tell what was read"
 
 
 @given(any_positions, st.data())

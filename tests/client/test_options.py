@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import upriver
-from upriver.cli.admin.management import Management
 from upriver.client.options import ConnectOptions, has_password, parse_connection_string, redacted
 from upriver.client.reading import Content, FeedOptions
 from upriver.errors import ConfigError, RemoteProtocolError
@@ -51,11 +50,6 @@ def test_a_host_that_cannot_be_is_a_config_error_that_names_it(host: str) -> Non
 def test_hosts_of_every_kind_are_understood(host: str) -> None:
     [seed] = parse_connection_string("couchbase://" + host).seeds
     assert str(seed).startswith(host.lower())
-
-
-def test_a_management_address_that_cannot_be_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="not the address of a management port"):
-        Management("http://[::1").get("pools")
 
 
 @given(st.text(max_size=30))

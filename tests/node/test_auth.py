@@ -70,7 +70,7 @@ def test_mechanisms_are_listed_strongest_first(raw: Raw) -> None:
 
 
 @pytest.mark.parametrize("mechanism", SCRAM_MECHANISMS)
-def test_scram_lets_in_who_knows_the_password_and_proves_the_server(raw: Raw, mechanism: str) -> None:
+def test_scram_checks_the_password_and_proves_the_server(raw: Raw, mechanism: str) -> None:
     assert not works(raw)
     status, client, final = scram(raw, mechanism, "ann", "secret")
     assert status == S.SUCCESS
@@ -118,7 +118,7 @@ def test_nonsense_is_refused_and_the_connection_goes_on(raw: Raw, mechanism: str
     assert scram(raw, "SCRAM-SHA1", "ann", "secret")[0] == S.SUCCESS
 
 
-def test_a_step_without_a_beginning_is_refused(raw: Raw) -> None:
+def test_a_sasl_step_without_sasl_auth_is_refused(raw: Raw) -> None:
     assert step(raw, "SCRAM-SHA512", b"c=biws,r=x,p=AAAA").specific == S.EINVAL
 
 
@@ -143,7 +143,7 @@ def test_the_user_can_be_changed_but_not_on_a_dcp_connection(raw: Raw) -> None:
     assert auth(raw, "PLAIN", encode_plain("ann", "secret")).specific == S.NOT_SUPPORTED
 
 
-def test_who_fails_to_become_somebody_else_is_nobody(raw: Raw) -> None:
+def test_a_failed_attempt_to_change_the_user_ends_the_login(raw: Raw) -> None:
     assert auth(raw, "PLAIN", encode_plain("ann", "secret")).specific == S.SUCCESS
     assert scram(raw, "SCRAM-SHA256", "bob", "guess")[0] == S.AUTH_ERROR
     assert not works(raw)
@@ -166,7 +166,7 @@ def test_a_clear_password_is_refused_without_tls_if_the_operator_says_so(tmp_pat
 @pytest.mark.parametrize(("peer", "is_open"), [
     ("127.0.0.1", True), ("127.8.9.1", True), ("::1", True), ("10.0.0.5", False), ("fe80::1%eth0", False), ("", False),
 ])  # fmt: skip
-def test_without_users_only_this_machine_gets_in(tmp_path: Path, peer: str, is_open: bool) -> None:
+def test_without_users_only_this_machine_needs_no_login(tmp_path: Path, peer: str, is_open: bool) -> None:
     transport = SimpleNamespace(get_extra_info=lambda _: (peer, 1) if peer else None)
     conn: Any = SimpleNamespace(transport=transport, node=SimpleNamespace(users=users.Users(tmp_path / "users.json")))
     assert node_auth.is_open(conn) == is_open
@@ -266,7 +266,7 @@ def tls(port: int, certificates: Path, client: str = "") -> Raw:
     return raw
 
 
-def test_over_tls_a_clear_password_is_welcome(tls_port: int, certificates: Path) -> None:
+def test_over_tls_a_clear_password_is_accepted(tls_port: int, certificates: Path) -> None:
     with tls(tls_port, certificates) as raw:
         assert not works(raw)
         assert b"PLAIN" in raw.ask(session.SaslListMechanisms()).value

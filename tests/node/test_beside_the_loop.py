@@ -1,4 +1,4 @@
-"""What takes long is done beside the loop: while it waits, the other clients are served."""
+"""Slow work runs beside the loop: meanwhile the other clients are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that say nothing, requests that never end and answers that nobody reads hurt only those who make them."""
+"""Silent connections, requests that never end and answers that are not read do no harm to other clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from upriver.wire.messages.session import SaslAuth
 MIB = 1 << 20
 
 
-def test_the_stranger_that_goes_is_the_oldest_of_the_peer_with_most_of_them() -> None:
+def test_the_oldest_new_connection_of_the_peer_with_the_most_is_closed() -> None:
     strangers: NewConnections[int] = NewConnections(3)
     assert [strangers.add(n, peer) for n, peer in enumerate(["good", "bad", "bad"])] == [None] * 3
     assert strangers.add(3, "bad") == 1
@@ -105,13 +105,13 @@ def test_a_request_larger_than_the_budget_is_served_when_it_is_alone() -> None:
     assert shares.release("a", 0.0) == ["b"]
 
 
-def test_nobody_is_slow_as_long_as_nobody_waits() -> None:
+def test_no_request_is_overdue_while_no_other_waits() -> None:
     shares: Shares[str] = Shares(64 * MIB)
     assert shares.ask("a", 20 * MIB, 0.0)
     assert shares.overdue(1e6) == []
 
 
-def test_whoever_leaves_answers_unread_for_longest_goes() -> None:
+def test_the_client_whose_answers_have_waited_longest_is_closed() -> None:
     unread: Unread[str] = Unread(10)
     assert unread.hold("old", 6) == []
     assert unread.hold("new", 3) == []
@@ -188,7 +188,7 @@ def test_a_failed_login_is_logged_with_its_user_and_peer(tmp_path: Path) -> None
     assert "guess" not in log
 
 
-def test_a_restart_does_not_tell_who_exists(tmp_path: Path) -> None:
+def test_a_restart_does_not_reveal_which_users_exist(tmp_path: Path) -> None:
     before, after = (Users(tmp_path / "users.json").credentials("nobody", Mechanism.SCRAM_SHA256) for _ in range(2))
     assert before.salt == after.salt
     assert (tmp_path / "login.key").stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""Fairness and limits over real sockets: who asks for too much, or gives nothing back, slows only itself."""
+"""Fairness and limits over real sockets: a client that asks for too much, or does not read, slows only itself."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_many_connections_with_a_stream_for_every_vbucket_follow_while_others_ar
     assert is_served(client)
 
 
-def test_a_flood_of_requests_by_who_reads_no_answers_is_not_read_any_further(crowd: NodeThread, client: Raw):
+def test_a_client_that_floods_requests_and_reads_no_answers_is_not_read_from(crowd: NodeThread, client: Raw):
     assert client.ask(kv.Set(key=b"\0large", value=bytes(100_000))).specific == OK
     with ready(crowd.port, *ALL) as flood:
         flood.socket.settimeout(0.5)
@@ -127,7 +127,7 @@ def test_a_flood_of_requests_by_who_reads_no_answers_is_not_read_any_further(cro
         assert unsent(crowd) < 8 << 20
 
 
-def test_a_flood_on_a_dcp_connection_is_not_read_any_further_either(crowd: NodeThread, client: Raw):
+def test_a_dcp_connection_that_floods_requests_is_not_read_from(crowd: NodeThread, client: Raw):
     with producer(crowd) as flood:
         flood.socket.settimeout(0.5)
         question = session.Stat(b"vbucket-details").frame().encode()
@@ -181,7 +181,7 @@ def parked(crowd: NodeThread) -> tuple[int, int]:
         pytest.param(frame(Opcode.SET, extras=bytes(8), key=b"k", value=bytes(20_000))[:24], id="only a header"),
     ],
 )
-def test_a_stranger_may_not_send_more_than_16_kib(make_node, data: bytes):  # type: ignore[no-untyped-def]
+def test_a_connection_that_has_not_logged_in_may_not_send_more_than_16_kib(make_node, data: bytes):  # type: ignore[no-untyped-def]
     node = make_node(username="u", password="p")
     with Raw(node.port) as raw:
         raw.send(data)
@@ -192,7 +192,7 @@ def test_a_stranger_may_not_send_more_than_16_kib(make_node, data: bytes):  # ty
         assert raw.receive().specific != OK, "just under the limit it is read and answered"
 
 
-def test_who_fails_to_log_in_again_is_a_stranger_again(make_node):  # type: ignore[no-untyped-def]
+def test_a_connection_whose_second_login_fails_has_the_limits_of_a_new_one(make_node):  # type: ignore[no-untyped-def]
     node = make_node(username="u", password="p")
     with Raw(node.port) as raw:
         raw.hello(*BASIC)
@@ -219,7 +219,7 @@ def test_a_slow_reader_is_not_taken_for_a_dead_one(make_node):  # type: ignore[n
 
 
 @pytest.mark.parametrize("closed_first", [False, True])
-def test_who_has_gone_is_freed_without_the_garbage_collector(crowd: NodeThread, client: Raw, closed_first: bool):
+def test_a_closed_connection_is_freed_without_the_garbage_collector(crowd: NodeThread, client: Raw, closed_first: bool):
     """Full collections are rare, because they hold up everybody: nothing may depend on them."""
     eventually(lambda: crowd.call(lambda: all(conn.dcp is None for conn in crowd.node.connections)))
     gc.disable()
@@ -241,7 +241,7 @@ def test_who_has_gone_is_freed_without_the_garbage_collector(crowd: NodeThread, 
         gc.enable()
 
 
-def test_a_consumer_that_has_gone_is_freed_without_the_garbage_collector(crowd: NodeThread) -> None:
+def test_a_closed_consumer_is_freed_without_the_garbage_collector(crowd: NodeThread) -> None:
     eventually(lambda: crowd.call(lambda: all(conn.dcp is None for conn in crowd.node.connections)))
     gc.disable()
     try:

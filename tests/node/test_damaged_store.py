@@ -126,7 +126,7 @@ def test_inspect_finds_nothing_in_a_whole_store_and_refuses_other_directories(tm
     assert "not the data directory of a node" in done.output
 
 
-def test_a_member_that_cannot_read_a_vbucket_leaves_it_to_who_has_a_copy_and_fills_it_again():
+def test_a_member_that_cannot_read_a_vbucket_leaves_it_to_a_node_with_a_copy_and_replicates_it_again():
     with local_cluster(2, 1, VBUCKETS, lazy=True) as made:
         state, ports = made.state, [member.kv for member in made.state.members]
         vbucket = next(vb for vb, owners in enumerate(state.owners) if owners == (0, 1))

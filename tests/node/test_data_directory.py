@@ -54,13 +54,13 @@ def test_a_node_ends_when_another_process_has_one_of_its_buckets_open(node: test
 
 
 @pytest.mark.parametrize("below", ["file", "file/data"])
-def test_a_directory_that_cannot_be_made_is_said_in_one_line(tmp_path: Path, below: str):
+def test_a_directory_that_cannot_be_made_is_reported_in_one_line(tmp_path: Path, below: str):
     (tmp_path / "file").write_text("")
     refused(serve(tmp_path / below), "cannot write to the data directory", below)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_cannot_be_written_is_said_in_one_line(tmp_path: Path):
+def test_a_directory_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path):
     tmp_path.chmod(0o500)
     refused(serve(tmp_path), "cannot write to the data directory", "Permission denied")
 

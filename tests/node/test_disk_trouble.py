@@ -1,4 +1,4 @@
-"""The disk and those who wait for it: a full one is in the log, and nobody is waited for who has gone."""
+"""Trouble with the disk: a full disk is logged, and a wait for the disk ends with its connection."""
 
 from __future__ import annotations
 

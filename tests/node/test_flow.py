@@ -253,3 +253,25 @@ def _talk_until_cut(stuck: Raw, other: Raw) -> None:
     while time.monotonic() < deadline:
         assert other.ask(kv.Get(b"k000001", vbucket=0)).specific == OK
         stuck.send(dcp.BufferAck(1))  # it talks, but it does not read
+
+
+@pytest.mark.parametrize("fault", ["stall", "slow"])
+def test_a_live_stream_sends_nothing_at_once_on_a_connection_with_a_fault(node: NodeThread, fault: str):
+    with producer(node.port, b"faulty") as raw:
+        raw.send(dcp.StreamRequest(vbucket=1, start_seqno=0))
+        write = [(b"fault-%d" % number, bytes(3000)) for number in range(3)]
+        node.call(lambda: node.vbucket(1).documents.set(*write[0]))
+        assert raw.until_quiet(), "it is live now"
+        role = node.call(lambda: node.node.buckets.get("default").dcp_connections["faulty"].dcp)
+        if fault == "stall":
+            role.stalled_until = time.monotonic() + 3600
+        else:
+            role.slow_bytes_per_s = 1
+        for key, value in write[1:]:
+            node.call(lambda key=key, value=value: node.vbucket(1).documents.set(key, value))
+        sent = [got.key for got in raw.until_quiet() if got.opcode == Opcode.DCP_MUTATION]
+        assert len(sent) <= (fault == "slow")  # and then it waits for an hour
+        role.slow_bytes_per_s, role.stalled_until, role._resume_at = 0, 0.0, 0.0
+        node.call(role.schedule)
+        sent += [got.key for got in raw.until_quiet() if got.opcode == Opcode.DCP_MUTATION]
+        assert sent == [b"fault-1", b"fault-2"]

@@ -123,7 +123,7 @@ def test_touch_and_get_and_touch_set_the_expiry(raw: Raw, key: bytes):
     assert raw.ask(kv.Touch(0, b"absent")).specific == MISSING
 
 
-def test_a_lock_keeps_others_out_until_it_is_given_back(raw: Raw, key: bytes):
+def test_a_locked_document_is_only_written_by_its_holder_until_it_is_unlocked(raw: Raw, key: bytes):
     raw.ask(set_(key))
     locked = raw.ask(kv.GetLocked(10, key))
     assert raw.ask(set_(key)).specific == Status.LOCKED
@@ -135,7 +135,7 @@ def test_a_lock_keeps_others_out_until_it_is_given_back(raw: Raw, key: bytes):
     assert raw.ask(kv.Unlock(key, cas=5)).specific == Status.NOT_LOCKED
 
 
-def test_quiet_commands_speak_only_when_they_have_to(raw: Raw, key: bytes):
+def test_quiet_commands_are_answered_only_where_the_rule_says_so(raw: Raw, key: bytes):
     """A NOOP at the end is the fence: what was not answered before it will not be."""
     raw.send(
         quiet(Opcode.SETQ, set_(key, b"1")),
@@ -165,7 +165,7 @@ def test_ten_thousand_pipelined_requests_are_answered_in_order(raw: Raw):
     writer.join()
 
 
-def test_a_waiting_request_holds_back_the_answers_behind_it(node: NodeThread, key: bytes):
+def test_a_waiting_request_holds_back_later_answers(node: NodeThread, key: bytes):
     with ready(node.port) as raw:
         raw.ask(set_(key))
         seqno = node.vbucket(0).high_seqno
@@ -174,7 +174,7 @@ def test_a_waiting_request_holds_back_the_answers_behind_it(node: NodeThread, ke
         assert node.vbucket(0).persisted_seqno >= seqno
 
 
-def test_a_seqno_that_is_never_persisted_gives_up(make_node, key: bytes):  # type: ignore[no-untyped-def]
+def test_waiting_for_a_seqno_that_is_never_persisted_times_out(make_node, key: bytes):  # type: ignore[no-untyped-def]
     other = make_node(limits=Limits(persistence_wait_s=0.2))
     with ready(other.port) as raw:
         assert raw.ask(cluster.SeqnoPersistence(10**9)).specific == Status.ETMPFAIL
@@ -229,7 +229,7 @@ def test_a_seqno_that_is_never_persisted_gives_up(make_node, key: bytes):  # typ
         pytest.param(frame(Opcode.OBSERVE_SEQNO, value=bytes(8)), MISSING, id="OBSERVE_SEQNO of an unknown branch"),
     ],
 )
-def test_a_request_that_breaks_a_rule_gets_its_status_and_no_more(raw: Raw, request_bytes: bytes, status: int):
+def test_a_request_that_breaks_a_rule_is_answered_with_its_status(raw: Raw, request_bytes: bytes, status: int):
     assert raw.ask(request_bytes).specific == status
     assert raw.ask(session.Noop()).specific == OK
 
@@ -306,7 +306,7 @@ def test_an_older_branch_is_observed_with_its_end(make_node):  # type: ignore[no
         assert (fields[0], fields[5], fields[6]) == (1, old, 1)
 
 
-def test_metadata_from_elsewhere_wins_or_loses(raw: Raw, key: bytes):
+def test_a_write_with_metadata_wins_or_loses_the_conflict(raw: Raw, key: bytes):
     def with_meta(opcode: int, rev: int, **fields: int) -> int:
         message = kv.WithMeta(rev_seqno=rev, new_cas=1000 + rev, key=key, value=b"x", **fields)
         return raw.ask(quiet(opcode, message)).specific  # type: ignore[arg-type]
@@ -393,7 +393,7 @@ def test_a_new_map_is_pushed_to_those_who_asked(node: NodeThread, brief: bool):
 class TestLimits:
     """What one client can take from the others."""
 
-    def test_large_frames_before_logging_in_and_silent_strangers_are_cut(self, make_node):  # type: ignore[no-untyped-def]
+    def test_large_frames_before_login_and_silent_connections_are_disconnected(self, make_node):  # type: ignore[no-untyped-def]
         node = make_node(username="u", password="p")
         with Raw(node.port) as raw:
             raw.hello(*BASIC)
@@ -404,7 +404,7 @@ class TestLimits:
         with Raw(impatient.port) as raw:
             assert raw.is_closed(), "silent"
 
-    def test_an_idle_connection_is_cut(self, make_node):  # type: ignore[no-untyped-def]
+    def test_an_idle_connection_is_disconnected(self, make_node):  # type: ignore[no-untyped-def]
         node = make_node(limits=Limits(idle_s=0.3))
         with Raw(node.port) as raw:
             with contextlib.suppress(ConnectionError):  # on a busy machine even this much can take too long

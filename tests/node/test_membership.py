@@ -1,4 +1,4 @@
-"""Which maps a member takes: none that is older than the newest it ever had, and none of another cluster."""
+"""Which maps a member accepts: none older than the newest it ever had, and none of another cluster."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def member(tmp_path: Path) -> Iterator[Member]:
     made.thread.stop()
 
 
-def test_a_member_takes_no_older_map_after_a_restart_either(member: Member) -> None:
+def test_a_member_refuses_an_older_map_after_a_restart_too(member: Member) -> None:
     assert member.push(7, "a") == 200
     member.restart()
     assert (member.report()["member"], member.report()["revision"]) == (False, 7)
@@ -98,7 +98,7 @@ WRONG_MAPS = [
 ]  # fmt: skip
 
 
-def test_a_map_that_makes_no_sense_is_refused_and_not_kept(member: Member) -> None:
+def test_an_invalid_map_is_refused_and_not_kept(member: Member) -> None:
     assert member.push(3, "a") == 200
     for wrong in WRONG_MAPS:
         assert member.push(4, "a", **wrong) == 400, wrong
@@ -121,7 +121,7 @@ def test_a_bucket_of_a_cluster_is_not_deleted_at_one_of_its_members(member: Memb
     assert member.call("GET", path)[0] == 404
 
 
-def test_a_member_without_a_manager_says_who_would_have_to_decide(
+def test_a_proposal_without_a_manager_fails_and_says_what_must_run(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("upriver.node.cluster.proposals.DECIDED_S", 0.05)
@@ -131,7 +131,7 @@ def test_a_member_without_a_manager_says_who_would_have_to_decide(
     assert "upriver cluster start" in content["errors"]["_"]
 
 
-def test_a_cluster_has_its_collections_from_the_manager_and_hears_what_became_of_a_proposal(member: Member) -> None:
+def test_a_member_takes_manifests_from_the_manager_and_learns_the_outcome_of_a_proposal(member: Member) -> None:
     """As the manager does it: look what was asked for, push the manifest, tell."""
     assert member.push(3, "a") == 200
     with ThreadPoolExecutor(1) as pool:
@@ -145,7 +145,7 @@ def test_a_cluster_has_its_collections_from_the_manager_and_hears_what_became_of
     assert [scope["name"] for scope in scopes] == ["_default", "shop"]
 
 
-def test_a_manifest_that_a_member_is_given_by_key_value_clients_goes_to_the_manager_too(member: Member) -> None:
+def test_a_manifest_set_through_the_kv_port_of_a_member_is_proposed_to_the_manager(member: Member) -> None:
     assert member.push(3, "a") == 200
     wanted = manifest(1, (9, "orders"))
     with ThreadPoolExecutor(1) as pool, ready(member.served.kv_port, *ALL) as raw:

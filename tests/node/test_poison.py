@@ -1,4 +1,4 @@
-"""Documents that cannot be read: none gets in, and one that an older version let in hurts only who asks for it."""
+"""Documents that cannot be read: none gets in, and one from an older version fails only the requests for it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_read_of_an_unreadable_document_fails_and_the_reader_stays(
 @pytest.mark.parametrize(
     "flags", [0, OpenFlag.INCLUDE_XATTRS, OpenFlag.NO_VALUE, OpenFlag.NO_VALUE | OpenFlag.INCLUDE_XATTRS]
 )
-def test_a_stream_goes_on_behind_an_unreadable_document(poisoned: NodeThread, flags: int, from_disk: bool) -> None:
+def test_a_stream_goes_on_after_an_unreadable_document(poisoned: NodeThread, flags: int, from_disk: bool) -> None:
     """It comes as the bytes it is: whoever reads the stream can see it, and everything else."""
     if from_disk:
         to_disk(poisoned)
@@ -89,7 +89,7 @@ def test_a_stream_goes_on_behind_an_unreadable_document(poisoned: NodeThread, fl
         assert raw.ask(frame(Opcode.NOOP)).specific == OK
 
 
-def test_a_live_stream_and_its_neighbours_go_on_behind_one(make_node: MakeNode) -> None:
+def test_a_live_stream_and_its_neighbours_go_on_after_an_unreadable_document(make_node: MakeNode) -> None:
     node = make_node()
     vb = node.vbucket(1)
     with producer(node, *BASIC) as raw:
@@ -159,7 +159,7 @@ def test_a_read_from_a_damaged_file_fails_and_the_reader_stays(make_node: MakeNo
         ),
     ],
 )  # fmt: skip
-def test_no_client_can_store_what_nobody_can_read(node: NodeThread, datatype: int, value: bytes, status: int) -> None:
+def test_no_client_can_store_an_unreadable_value(node: NodeThread, datatype: int, value: bytes, status: int) -> None:
     with ready(node.port, *ALL) as raw:
         for request in (
             kv.Set(0, 0, key=b"\0k", value=value, datatype=datatype),

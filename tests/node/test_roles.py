@@ -126,7 +126,7 @@ def test_the_management_port_asks_for_the_same_rights(
     assert node.http(path, method, form, auth=(user, "pw"))[0] == status
 
 
-def test_whoever_lacks_a_role_is_told_which_would_do(node: Served) -> None:
+def test_a_refusal_names_the_roles_that_would_allow_the_command(node: Served) -> None:
     told = node.http(f"{BUCKETS}/default", "DELETE", auth=("keeper", "pw"))[1]["errors"]["_"]
     assert told == "the user needs the role admin for this (NODE_ADMIN)"
 
@@ -157,7 +157,7 @@ def test_rights_that_change_hold_on_open_connections_too(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("role", ["king", "data_reader", "admin[travel]", "data_reader[", ""])
-def test_a_role_that_means_nothing_is_refused_with_those_that_do(tmp_path: Path, role: str) -> None:
+def test_an_unknown_role_is_refused_with_a_list_of_the_known_ones(tmp_path: Path, role: str) -> None:
     with pytest.raises(ConfigError, match="role"):
         users.add_user(tmp_path / "users.json", "ann", "x", iterations=10, roles=[role])
     assert not (tmp_path / "users.json").exists()

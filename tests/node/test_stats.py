@@ -87,7 +87,7 @@ def test_vbucket_groups_cover_all_vbuckets_or_the_one_that_is_named(raw: Raw) ->
         assert f"vb_5:{name}" in details
 
 
-def test_a_replica_shows_its_state_and_how_far_it_will_be(raw: Raw) -> None:
+def test_a_replica_shows_its_state_and_the_end_of_its_snapshot(raw: Raw) -> None:
     for number in range(2):
         raw.ask(kv.Set(0, 0, b"r%d" % number, b"{}", vbucket=9))
     before = stats(raw, "vbucket-seqno 9")["vb_9:high_seqno"]

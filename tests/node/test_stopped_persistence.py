@@ -48,7 +48,7 @@ def test_the_opcodes_are_those_of_a_real_server():
     assert (STOP[1], START[1]) == (0x80, 0x81)
 
 
-def test_to_ask_for_what_is_so_already_is_an_error(admin: Raw):
+def test_stopping_twice_or_starting_twice_is_an_error(admin: Raw):
     assert admin.ask(STOP).specific == EINVAL
     assert stat(admin, b"ep_flusher_state") == b"paused"
     assert admin.ask(START).specific == OK
@@ -103,7 +103,7 @@ def fill(raw: Raw, vbucket: int = 1) -> None:
             return
 
 
-def test_without_room_writers_and_new_streams_are_told_to_come_back(admin: Raw, small: NodeThread):
+def test_without_memory_writes_and_new_streams_get_a_temporary_failure(admin: Raw, small: NodeThread):
     fill(admin)
     with ready(small.port, *ALL) as reader:
         assert reader.ask(dcp.Open(0, 1, b"step-21")).specific == OK

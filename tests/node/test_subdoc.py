@@ -142,7 +142,7 @@ def test_a_missing_document_and_one_that_is_not_json(raw: Raw) -> None:
     assert found(whole) == [(OK, b"not json")]
 
 
-def test_several_lookups_answer_each_for_itself(raw: Raw) -> None:
+def test_each_path_of_a_multi_lookup_has_its_own_result(raw: Raw) -> None:
     store(raw, {"a": 1, "b": [0]})
     assert found(lookups(raw, (Op.SUBDOC_GET, 0, b"a"), (Op.SUBDOC_EXISTS, 0, b"b"))) == [(OK, b"1"), (OK, b"")]
     response = lookups(raw, (Op.SUBDOC_GET, 0, b"a"), (Op.SUBDOC_GET, 0, b"z"), (Op.SUBDOC_GET_COUNT, 0, b"b"))
@@ -164,9 +164,7 @@ def test_several_lookups_answer_each_for_itself(raw: Raw) -> None:
     ([(Op.SUBDOC_GET, 0, b"a")] * 17, S.SUBDOC_INVALID_COMBO),
     ([], S.EINVAL),
 ])  # fmt: skip
-def test_lookups_that_make_no_sense_fail_as_a_whole(
-    raw: Raw, specs: list[tuple[int, int, bytes]], status: Status
-) -> None:
+def test_an_invalid_lookup_fails_as_a_whole(raw: Raw, specs: list[tuple[int, int, bytes]], status: Status) -> None:
     store(raw, {"a": 1})
     value = b"".join(pack(">BBH", opcode, flags, len(path)) + path for opcode, flags, path in specs)
     response = raw.ask(frame(Op.SUBDOC_MULTI_LOOKUP, key=b"doc", value=value))
@@ -191,7 +189,7 @@ def test_a_single_mutation_changes_the_document_and_keeps_its_flags(raw: Raw) ->
     assert body(raw) == {"a": 1, "n": 5}
 
 
-def test_a_mutation_carries_its_place_in_history(raw: Raw) -> None:
+def test_a_mutation_is_answered_with_its_mutation_token(raw: Raw) -> None:
     store(raw, {})
     response = mutations(raw, (Op.SUBDOC_DICT_ADD, 0, b"a", b"1"))
     assert len(response.extras) == 16
@@ -239,7 +237,7 @@ def test_several_mutations_are_all_or_nothing(raw: Raw) -> None:
     ([(Op.SET, 0, b"", b"{}"), (Op.SUBDOC_DICT_ADD, 0, b"b", b"1")], S.SUBDOC_INVALID_COMBO),
     ([(Op.SET, 0, b"a", b"{}")], S.EINVAL),
 ])  # fmt: skip
-def test_mutations_that_make_no_sense_fail_as_a_whole(
+def test_an_invalid_mutation_fails_as_a_whole(
     raw: Raw, specs: list[tuple[int, int, bytes, bytes]], status: Status
 ) -> None:
     store(raw, {"a": 1})
@@ -290,7 +288,7 @@ def expiry_of(raw: Raw) -> int:
 
 
 @pytest.mark.parametrize(("value", "flags"), [(b"1", X), (b'"${Mutation.CAS}"', MACRO)])
-def test_a_mutation_takes_the_expiry_away_unless_it_is_preserved(raw: Raw, value: bytes, flags: int) -> None:
+def test_a_mutation_removes_the_expiry_unless_it_is_preserved(raw: Raw, value: bytes, flags: int) -> None:
     store(raw, {}, expiry=1000)
     until = expiry_of(raw)
     assert until > 0
@@ -456,7 +454,7 @@ specs = st.lists(st.tuples(opcodes, path_flags, paths, fragments), min_size=1, m
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=stored, wanted=specs, doc_flags=st.none() | st.integers(0, 0x3F), deleted=st.booleans())
-def test_whatever_is_asked_the_document_stays_whole_and_the_answer_has_a_status(
+def test_any_request_leaves_a_valid_document_and_is_answered_with_a_status(
     raw: Raw, content: bytes, wanted: list[tuple[int, int, bytes, bytes]], doc_flags: int | None, deleted: bool
 ) -> None:
     store(raw, content)
@@ -491,7 +489,7 @@ def test_newer_clients_say_what_flags_the_document_has(raw: Raw) -> None:
     assert raw.ask(kv.Get(b"flagged")).extras == pack(">I", 7)
 
 
-def test_a_tombstone_made_as_such_can_be_changed_with_its_cas(raw: Raw) -> None:
+def test_a_document_created_as_deleted_can_be_changed_with_its_cas(raw: Raw) -> None:
     """So does a transaction that takes over what another had staged."""
     raw.ask(kv.Delete(b"staged"))
     flags = DocFlag.ACCESS_DELETED | DocFlag.CREATE_AS_DELETED

@@ -120,7 +120,7 @@ def test_counting_from_many_connections_counts_everything(node: NodeThread, raw:
     assert document(raw, key)["counter"] == 60
 
 
-def test_macros_tell_the_truth_although_others_write_meanwhile(
+def test_macros_are_right_although_others_write_meanwhile(
     node: NodeThread, raw: Raw, key: bytes, monkeypatch: pytest.MonkeyPatch
 ):
     gate = Gate()

@@ -191,7 +191,7 @@ def test_documents_and_values_are_at_most_32_levels_deep() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nope", "{", '{"a":NaN}', "[1,]", '{"a":1} x', "'a'"])
-def test_what_is_not_json_is_said_to_be_none(text: str) -> None:
+def test_a_text_that_is_not_json_is_recognised(text: str) -> None:
     assert refusal(paths.check_document, text) == S.SUBDOC_DOC_NOT_JSON
 
 
@@ -245,7 +245,7 @@ def test_replace_and_remove_do_what_python_does_and_leave_the_rest_alone(
 
 @settings(max_examples=150, deadline=None)
 @given(documents, layouts, st.data())
-def test_large_objects_are_searched_another_way_with_the_same_result(
+def test_large_objects_are_searched_by_patterns_with_the_same_result(
     document: dict[str, Any], layout: dict[str, Any], data: st.DataObject
 ) -> None:
     text = json.dumps(document, **layout)
@@ -260,7 +260,7 @@ def test_large_objects_are_searched_another_way_with_the_same_result(
 
 @settings(max_examples=150, deadline=None)
 @given(documents, layouts, values, st.data())
-def test_very_large_documents_are_changed_another_way_with_the_same_result(
+def test_very_large_documents_are_changed_by_kernels_with_the_same_result(
     document: dict[str, Any], layout: dict[str, Any], new: Any, data: st.DataObject
 ) -> None:
     text, value = json.dumps(document, **layout), json.dumps(new)

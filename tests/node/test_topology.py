@@ -56,7 +56,7 @@ def test_a_durable_write_is_answered_when_the_replicas_of_the_topology_have_it(n
         take(b, is_a(dcp.Commit))
 
 
-def test_in_the_middle_of_a_move_both_chains_need_their_majority_and_a_new_topology_decides_anew(
+def test_during_a_move_both_chains_need_a_majority_and_a_new_topology_is_evaluated_again(
     node: NodeThread,
 ) -> None:
     with ready(node.port, *ALL) as writer, ready(node.port, *ALL) as admin, replica(node, "b", 4) as b:

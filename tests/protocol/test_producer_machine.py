@@ -16,11 +16,13 @@ from upriver.model import VbucketState
 from upriver.protocol.consumer.machine import Consumer
 from upriver.protocol.consumer.negotiation import ConsumerOptions
 from upriver.protocol.consumer.streams import Registry
+from upriver.protocol.producer.live import LiveVbucket
 from upriver.protocol.producer.machine import StreamDropped, StreamGranted
+from upriver.protocol.producer.stream import ProducerStream
 from upriver.protocol.roles import Foreign, WrongRole
-from upriver.store import Bucket, StoreOptions
+from upriver.store import Bucket, EndReason, StoreOptions
 from upriver.wire import FrameSplitter, Message, Opcode, OtherResponse, decode
-from upriver.wire.constants import MarkerFlag, StreamFlag
+from upriver.wire.constants import MarkerFlag, StreamEndStatus, StreamFlag
 from upriver.wire.messages import dcp, kv
 
 NOW = 100.0
@@ -98,6 +100,29 @@ def test_a_takeover_that_is_not_confirmed_makes_writers_wait_until_it_ends(bucke
     assert streamed.store.held == {0}
     link.ask(dcp.CloseStream())
     assert not streamed.store.held
+
+
+def test_a_stream_that_is_ended_by_another_thread_while_it_goes_live_is_sent_nothing_more(bucket: Bucket):
+    streamed = Streamed(bucket)
+    link = Link(streamed, b"p")
+    join = streamed.live.join
+
+    def join_and_end(stream: ProducerStream) -> LiveVbucket | None:
+        joined = join(stream)
+        assert joined is not None
+        stream.source.kill(EndReason.STATE_CHANGED)  # type: ignore[attr-defined]
+        return joined
+
+    streamed.live.join = join_and_end  # type: ignore[method-assign]
+    bucket.vbucket(0).documents.set(b"before", b"v")
+    link.ask(dcp.StreamRequest())
+    link.turn()
+    bucket.vbucket(0).documents.set(b"after", b"v")
+    assert streamed.live.turn() == []
+    *_, document, end = said(link)
+    assert isinstance(document, dcp.DcpMutation)
+    assert document.key == b"\0before"
+    assert end == dcp.StreamEnd(StreamEndStatus.STATE_CHANGED)
 
 
 class Replica:

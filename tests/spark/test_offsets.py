@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import ConfigError
+from upriver.model import SEQNO_MAX
+from upriver.protocol.filters import Filter
 from upriver.protocol.offsets import LIMIT_BYTES, Offset
 from upriver.protocol.position import POINTS_KEPT, Position
 
@@ -81,6 +83,20 @@ def test_a_baseline_survives_thinning():
     offset = Offset((Position.of_points(2**63, seqno, points),) * 1024, baseline=True)
     back = Offset.from_json(offset.to_json())
     assert all(at.consistent_points[1] == seqno - 10**8 for at in back.positions)
+
+
+def test_an_offset_of_an_earlier_version_is_read_and_written_as_it_was():
+    """To the letter, with a filter that no position has any more: what a lake has kept of a batch is found by it."""
+    found = {
+        "dcp": 1, "vbuuids": "a1b2 8000000000000005 0", "seqnos": "120 7 0", "behind": "20,40,110 0 -",
+        "epochs": "2 0 0", "rollbacks": "1", "reads": "3", "unread": "4", "baseline": True, "bucket": "0f3a",
+        "filters": ["s8", "9 a", "*"], "former": ["*"], "filter_of": "100",
+    }  # fmt: skip
+    offset = Offset.from_json(found)
+    narrow = Filter(collections=frozenset({9, 10}))
+    assert offset.positions[0] == Position(0xA1B2, 120, 100, SEQNO_MAX, (10, 80), 2, narrow)
+    assert offset.positions[1:] == (Position(2**63 + 5, 7, 7, 7), Position())
+    assert json.dumps(offset.to_json()) == json.dumps(found)
 
 
 @pytest.mark.parametrize("broken", [

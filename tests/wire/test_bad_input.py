@@ -45,7 +45,7 @@ def test_a_byte_that_is_no_magic():
     assert (error.field, error.offset) == ("magic", 0)
 
 
-def test_a_length_that_lies():
+def test_a_length_that_does_not_fit_the_body():
     error = splitting(patched(MUTATION, 8, "00000005"))
 
     assert (error.field, error.offset) == ("body length", 8)
@@ -104,7 +104,7 @@ def test_a_collection_prefix_that_breaks_a_rule(key, reason):
 
 
 @pytest.mark.parametrize("number", [0, 1, 0x7F, 0x80, 0x22B, 0x555, 0x7FFF, 0xFFFF, 0xCAFEF00, 0xCAFEF00D, 0xFFFFFFFF])
-def test_collection_ids_survive_the_way_through_leb128(number):
+def test_leb128_decoding_undoes_encoding(number):
     wanted = {0: "00", 0x80: "8001", 0x22B: "ab04", 0xCAFEF00D: "8de0fbd70c", 0xFFFFFFFF: "ffffffff0f"}
 
     assert wanted.get(number, encode_leb128(number).hex()) == encode_leb128(number).hex()
@@ -166,7 +166,7 @@ def test_an_xattr_blob_that_breaks_a_rule(blob, reason):
     assert error.status == Status.XATTR_EINVAL
 
 
-def test_xattrs_under_snappy_survive_the_way():
+def test_xattrs_under_snappy_survive_a_round_trip():
     value = deflate(join_xattrs({"_sync": b'{"a":1}', "u": b"2"}, b"{}"))
 
     assert split_xattrs(inflate(value)) == ({"_sync": b'{"a":1}', "u": b"2"}, b"{}")
@@ -296,7 +296,7 @@ def test_an_opcode_without_a_message_says_whether_it_ever_had_one(opcode, status
     assert (error.field, error.offset, error.status) == ("opcode", 1, status)
 
 
-def test_the_other_meaning_of_0xb3_is_told_by_its_value():
+def test_the_two_commands_with_opcode_0xb3_are_told_apart_by_the_value():
     streams = upr.UprAddStreams(7, tuple(range(8)), b"name")
     compaction = cluster.CompactDb(value=b"{}", datatype=1)
 

@@ -205,7 +205,7 @@ def test_more_controls_than_are_noted_at_once_all_arrive() -> None:
     assert parts[-1].last == 1
 
 
-def test_nothing_of_cleared_rows_shines_through() -> None:
+def test_nothing_of_cleared_rows_remains_in_later_ones() -> None:
     decoder = BulkDecoder(Context(collections=True))
     sid = (FrameInfo(2, b"\0\7"),)
     rich = dcp.DcpMutation(1, 1, 5, 6, 7, nru=8, key=b"\x09k", frame_infos=sid).encode()
@@ -221,7 +221,7 @@ def test_nothing_of_cleared_rows_shines_through() -> None:
     assert found == [[full], [nothing], [[0, 0, 0, 0, 99, 0, 0]], [nothing], [nothing, full, nothing]]
 
 
-def test_rows_pile_up_until_they_are_taken() -> None:
+def test_rows_accumulate_until_they_are_taken() -> None:
     decoder = BulkDecoder()
     for seqno in range(1, 6):
         list(decoder.feed(mutation(seqno)))
@@ -324,13 +324,13 @@ print("within bounds")
 """
 
 
-def test_nothing_behind_the_input_is_ever_read() -> None:
+def test_nothing_past_the_end_of_the_input_is_ever_read() -> None:
     """The page behind the input is forbidden: one byte too far and the process dies."""
     done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
     assert done.stdout == "within bounds\n", done.stderr
 
 
-def test_importing_the_objects_loads_no_numbers_library() -> None:
+def test_importing_the_messages_loads_neither_numpy_nor_numba() -> None:
     code = (
         "import sys, upriver.wire; heavy = {'numba', 'numpy', 'pyarrow'} & set(sys.modules); "
         "import upriver.wire.bulk.decode, upriver.wire.bulk.encode, upriver.wire.bulk.streams; "

@@ -203,7 +203,7 @@ def test_the_frame_that_uses_up_the_window_is_still_sent() -> None:
     assert encode(mutations(5), budget=size + 1).records_sent == 2
 
 
-def test_a_stream_knows_how_far_it_looked_even_when_nothing_was_for_it() -> None:
+def test_an_encoder_reports_the_last_scanned_seqno_even_if_the_filter_passes_nothing() -> None:
     run = b"".join(packed.pack(0, b"\x08k", seqno=n, collection_id=8) for n in (3, 5, 9))
     done = PackedEncoder(FrameOptions(collection_ids=[9])).encode(run, SendBuffer(), upto=6)
     assert (done.records_sent, done.last_seqno, done.last_scanned_seqno, done.stop) == (0, 0, 5, Stop.PAST)
@@ -260,7 +260,7 @@ def test_a_stream_id_that_does_not_fit_is_our_own_mistake() -> None:
         PackedEncoder(FrameOptions(stream_id=65536))
 
 
-def test_rows_come_apart_by_vbucket_in_the_order_of_arrival() -> None:
+def test_rows_are_grouped_by_vbucket_in_the_order_of_arrival() -> None:
     out = SendBuffer()
     for seqno, vbucket in enumerate([5, 3, 5, 1000, 3, 5], 1):
         out.append(dcp.DcpMutation(seqno, 1, key=b"k", vbucket=vbucket).encode())

@@ -165,7 +165,7 @@ def test_a_value_that_is_not_what_it_says_is_left_to_the_caller(value: bytes, da
 
 
 @pytest.mark.parametrize("shape", [ValueShape(force_compression=True, snappy=True), ValueShape(stop_datatypes=4)])
-def test_durable_writes_are_the_documents_they_made_to_who_sees_no_more(shape: ValueShape):
+def test_a_reader_without_sync_writes_sees_commits_as_documents(shape: ValueShape):
     with_xattrs = join_xattrs({"x": b"1"}, b"body")
     records = [
         pack(RecordKind.PREPARE, b"\0a", with_xattrs, seqno=1, datatype=4, extra=0x100),
@@ -185,7 +185,7 @@ def test_durable_writes_are_the_documents_they_made_to_who_sees_no_more(shape: V
     assert replica.encode(run, out)[1:3] == (0, 0), "who sees them all gets each from the caller"
 
 
-def test_what_a_filter_hides_is_passed_over():
+def test_records_that_a_filter_hides_are_skipped():
     keys = (b"\x09a", b"\0b", b"\x09c")
     run = b"".join(
         pack(RecordKind.MUTATION, key, b"v" * 100, seqno=seqno, collection_id=key[0])
@@ -217,7 +217,7 @@ def test_a_document_of_many_megabytes_goes_through_and_the_memory_is_given_back(
 
 @settings(deadline=None)
 @given(value=BODIES, repeated=st.integers(1, 40))
-def test_what_the_kernel_compresses_anybody_can_inflate(value: bytes, repeated: int):
+def test_any_snappy_library_inflates_what_the_kernel_compresses(value: bytes, repeated: int):
     value = (value * repeated)[:4000]
     run = run_of([{"kind": RecordKind.MUTATION, "key": b"\0k", "value": value, "datatype": 0}])
     encoder = ShapingEncoder(FrameOptions(), ValueShape(force_compression=True, snappy=True), SCRATCH)

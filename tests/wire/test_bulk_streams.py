@@ -46,7 +46,7 @@ def test_a_row_before_any_marker_is_bad() -> None:
     assert streams.advance(rows((3, 1)), 0, 1) == 0
 
 
-def test_a_row_of_nobody_is_bad() -> None:
+def test_a_row_without_a_stream_is_bad() -> None:
     assert table().advance(rows((3, 1), (4, 1)), 0, 2) == 1
     assert table().advance(rows((3, 1), (99, 1)), 0, 2) == 1
     assert table().advance(rows((3, 1), opaque=8), 0, 1) == 0
@@ -55,7 +55,7 @@ def test_a_row_of_nobody_is_bad() -> None:
     assert closed.advance(rows((3, 1)), 0, 1) == 0
 
 
-def test_rows_of_an_ended_stream_are_swallowed() -> None:
+def test_rows_of_an_ended_stream_are_dropped() -> None:
     streams = table()
     streams.set_state(3, SlotState.IGNORED)
     columns = rows((3, 5), (3, 4))

@@ -10,7 +10,7 @@ from tests.wire.wire_vectors import MODERN, SEED
 from upriver.errors import FramingError
 from upriver.wire import Context, Dialect, Frame, FrameSplitter, Magic
 from upriver.wire.constants import Feature
-from upriver.wire.inspect.conversation import DumpConversation, DumpReader, find_frame
+from upriver.wire.inspect.conversation import CapturedConversation, DumpReader, find_frame
 from upriver.wire.inspect.dump import as_json, dump_frame, rows
 from upriver.wire.messages import dcp, session, upr
 
@@ -24,7 +24,7 @@ def all_of(reader, raw):
 
 @pytest.mark.parametrize("vector", SOUND, ids=lambda vector: vector.name)
 def test_the_rows_of_an_example_cover_every_byte_once(vector):
-    [dump] = all_of(DumpReader(DumpConversation(vector.context.dialect)), vector.raw)
+    [dump] = all_of(DumpReader(CapturedConversation(vector.context.dialect)), vector.raw)
 
     shown = [row for row in rows(dump) if row.raw]
 
@@ -35,7 +35,7 @@ def test_the_rows_of_an_example_cover_every_byte_once(vector):
 
 @pytest.mark.parametrize("vector", SOUND, ids=lambda vector: vector.name)
 def test_the_object_of_an_example_has_the_header_and_the_declared_fields(vector):
-    [dump] = all_of(DumpReader(DumpConversation(vector.context.dialect)), vector.raw)
+    [dump] = all_of(DumpReader(CapturedConversation(vector.context.dialect)), vector.raw)
 
     found = orjson.loads(orjson.dumps(as_json(dump)))
 
@@ -52,7 +52,7 @@ def test_the_object_of_an_example_has_the_header_and_the_declared_fields(vector)
 def test_any_frame_can_be_shown_and_a_broken_one_says_why(frame, dialect, collections):
     if not frame.magic.is_flexible:
         frame.framing = b""
-    [dump] = all_of(DumpReader(DumpConversation(dialect, collections)), frame.encode())
+    [dump] = all_of(DumpReader(CapturedConversation(dialect, collections)), frame.encode())
 
     found = as_json(dump)
 
@@ -66,7 +66,7 @@ def test_any_frame_can_be_shown_and_a_broken_one_says_why(frame, dialect, collec
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.binary(max_size=80), max_size=6), st.lists(st.booleans(), min_size=6, max_size=6))
 def test_any_bytes_with_gaps_can_be_shown(pieces, gaps):
-    reader = DumpReader(DumpConversation())
+    reader = DumpReader(CapturedConversation())
     for piece, lost in zip(pieces, gaps, strict=False):
         if lost:
             reader.gap()
@@ -75,8 +75,8 @@ def test_any_bytes_with_gaps_can_be_shown(pieces, gaps):
     assert len(list(reader.receive_eof())) <= 1
 
 
-def test_the_dialect_of_a_stream_is_told_by_its_request():
-    talk = DumpConversation()
+def test_the_dialect_of_a_stream_is_learned_from_its_request():
+    talk = CapturedConversation()
     asked = [upr.UprStreamRequest(opaque=1), dcp.StreamRequest(opaque=2)]
     ended = [upr.UprStreamEnd(1, opaque=1), dcp.StreamEnd(1, opaque=2)]
 
@@ -87,12 +87,12 @@ def test_the_dialect_of_a_stream_is_told_by_its_request():
 
 
 def test_bytes_that_only_one_dialect_knows_are_read_in_it_without_being_told():
-    assert DumpConversation().dump(upr.UprFlush().frame()).message == upr.UprFlush()
-    assert DumpConversation(Dialect.DCP).dump(upr.UprFlush().frame()).error.field == "opcode"
+    assert CapturedConversation().dump(upr.UprFlush().frame()).message == upr.UprFlush()
+    assert CapturedConversation(Dialect.DCP).dump(upr.UprFlush().frame()).error.field == "opcode"
 
 
-def test_collections_are_told_by_the_hello_response():
-    talk = DumpConversation()
+def test_collections_are_learned_from_the_hello_response():
+    talk = CapturedConversation()
     before = as_json(talk.dump(MUTATION.frame()))
     talk.dump(session.HelloResponse((Feature.COLLECTIONS,)).frame())
     after = as_json(talk.dump(MUTATION.frame()))
@@ -111,7 +111,7 @@ def test_a_stream_id_that_the_framing_length_forgot_is_shown_and_named():
     body = dcp.Expiration(5, 2, 9, key=b"hello").frame()
     cut = Frame(Magic.ALT_REQUEST, body.opcode, extras=b"\x22\0G" + body.extras, key=body.key).encode()
     raw = cut[:4] + bytes([len(body.extras)]) + cut[5:]
-    [dump] = DumpReader(DumpConversation()).receive(raw)
+    [dump] = DumpReader(CapturedConversation()).receive(raw)
 
     assert dump.error.field == "framing length"
     assert dump.raw == raw
@@ -120,7 +120,7 @@ def test_a_stream_id_that_the_framing_length_forgot_is_shown_and_named():
 
 
 def test_bytes_that_are_no_frame_stop_the_reader_once():
-    reader = DumpReader(DumpConversation())
+    reader = DumpReader(CapturedConversation())
 
     [dump] = all_of(reader, b"\xff" * 100)
 
@@ -131,7 +131,7 @@ def test_bytes_that_are_no_frame_stop_the_reader_once():
 
 def test_after_a_gap_the_reader_finds_the_next_frame():
     raw = MUTATION.encode() * 3
-    reader = DumpReader(DumpConversation())
+    reader = DumpReader(CapturedConversation())
     [first] = reader.receive(raw[: len(raw) // 3 + 20])
 
     assert reader.gap() == 20
@@ -150,7 +150,7 @@ def test_a_header_inside_a_value_does_not_look_like_a_frame_unless_its_numbers_d
 
 def test_frames_come_out_the_same_however_the_bytes_are_cut():
     stream = b"".join(v.raw for v in SOUND)
-    reader, whole = DumpReader(DumpConversation()), DumpReader(DumpConversation())
+    reader, whole = DumpReader(CapturedConversation()), DumpReader(CapturedConversation())
 
     pieces = [dump.raw for at in range(0, len(stream), 7) for dump in reader.receive(stream[at : at + 7])]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from upriver.cli.capture import CaptureEvent, Flow
 from upriver.wire.constants import Magic
-from upriver.wire.inspect.conversation import DumpConversation, DumpReader
+from upriver.wire.inspect.conversation import CapturedConversation, DumpReader
 from upriver.wire.inspect.dump import FrameDump
 
 
@@ -24,9 +24,9 @@ class Excerpt(NamedTuple):
 class Follower:
     """Gives every connection a conversation and every direction a reader."""
 
-    def __init__(self, conversation: Callable[[], DumpConversation]) -> None:
+    def __init__(self, conversation: Callable[[], CapturedConversation]) -> None:
         self._new = conversation
-        self._conversations: dict[frozenset[tuple[str, int]], DumpConversation] = {}
+        self._conversations: dict[frozenset[tuple[str, int]], CapturedConversation] = {}
         self._readers: dict[Flow, DumpReader] = {}
         self._foreign: set[Flow] = set()
         self._last = 0.0

@@ -21,7 +21,6 @@ from upriver.errors import ConfigError
 from upriver.lake.delta import Table
 from upriver.lake.files import filesystem
 
-TABLES = ("changes", "tail", "current")
 APPLIED = "upriver.applied"  # the writer of ``tail``; its version is the last batch that tail and current have
 REPAIRS = "upriver.reread"
 TRIMMED = "upriver.trimmed"

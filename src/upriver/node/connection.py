@@ -23,7 +23,7 @@ from upriver.wire.framing import HEADER, HEADER_SIZE, MAX_FRAME, MAX_UNAUTHENTIC
 from upriver.wire.keys import split_key
 
 if TYPE_CHECKING:
-    from upriver.node.access.auth import ScramExchange
+    from upriver.node.access.auth import PendingLogin
     from upriver.node.buckets import NodeBucket
     from upriver.node.dcp.consumer import ConsumerRole
     from upriver.node.dcp.producer import ProducerRole
@@ -62,7 +62,7 @@ class ClientConnection(asyncio.Protocol):
         self.authenticated = False
         self.access = Access()  # of the user
         self.privileges = 0  # of the user in the selected bucket
-        self.sasl: ScramExchange | None = None
+        self.sasl: PendingLogin | None = None
         self.features: frozenset[int] = frozenset()
         self.tracing = False  # whether every answer says how long it took
         self.context = Context(datatypes=0, check_values=True)

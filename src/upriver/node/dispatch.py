@@ -7,7 +7,7 @@ returns None, or returns an awaitable that answers later. A ``StatusError`` that
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from upriver.errors import (
     AccessDenied,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Message)
 Pending = Awaitable[None] | None  # what a handler returns: None if it has answered
-Handler = Callable[["ClientConnection", Any], Pending]
 
 _BEFORE_LOGIN = frozenset(
     {Opcode.HELLO, Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP, Opcode.GET_ERROR_MAP}

@@ -1,7 +1,7 @@
-"""Memory for records and key tables: large pieces come straight from the system.
+"""Memory for records and key tables: large pieces are mapped from the system.
 
-The C heap would keep most of what is freed, in pieces between what is not, and the quota would mean little. Fresh pages
-are dear, though (twenty times a copy into pages that are there), so some of what is let go waits for its next use.
+The C heap keeps most of what is freed, scattered between what is in use, and the quota would mean little. Fresh pages
+are expensive, though (twenty times a copy into pages that are there), so a pool keeps some of what is freed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 class MemoryPool:
     """Mappings that nobody refers to any more, by size; no more than the open buckets allow.
 
-    They come back at any time in any thread, whenever the last reference goes.
+    A mapping comes back in whatever thread drops the last reference to it.
     """
 
     def __init__(self) -> None:
@@ -54,14 +54,14 @@ class MemoryPool:
 
     def give_back(self, mapping: mmap.mmap) -> None:
         self._returned.append(mapping)
-        if self._lock.acquire(blocking=False):  # who has it, perhaps this very thread, sees to the rest
+        if self._lock.acquire(blocking=False):  # its holder, perhaps this very thread, sorts it in
             try:
                 self._sort_in()
             finally:
                 self._lock.release()
 
     def _sort_in(self) -> None:
-        """Keep what came back, and if that is too much let go of the sizes that were not asked for longest."""
+        """Keep what came back; if that is too much, free the sizes that were asked for least recently."""
         while self._returned:
             mapping = self._returned.popleft()
             self._free.setdefault(len(mapping), []).append(mapping)

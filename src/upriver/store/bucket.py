@@ -39,7 +39,10 @@ def random_uuid() -> int:
 
 
 class Bucket:
-    """Made by ``open``. All methods are synchronous and for one thread; see ``STORE`` in the docs for callbacks."""
+    """Made by ``open``. Methods block and belong to one thread, unless they say otherwise; vbuckets take any thread.
+
+    ``listeners`` are called when something becomes durable, or cannot.
+    """
 
     def __init__(self, name: str, vbuckets: int, shared: Shared, identity: dict[str, Any]) -> None:
         self.name = name
@@ -169,7 +172,7 @@ class Bucket:
         self._release(clean=True)
 
     def _freeze_keys(self) -> None:
-        """What many records would have to be read for after the next start goes to disk as tables."""
+        """Write key tables where the next start would have to read many records instead."""
         with self._shared.lock:
             for vbucket in self._vbuckets.values():
                 if vbucket.high_seqno - vbucket.indexed_seqno > WORTH_KEEPING:
@@ -177,7 +180,7 @@ class Bucket:
                     self._shared.note_dirty(vbucket, 0)
 
     def abandon(self) -> None:
-        """Let go without flushing, as a crash would."""
+        """Close without flushing, as a crash would."""
         if not self._closed:
             self._end_upkeep()
             self._flusher.stop()
@@ -185,13 +188,17 @@ class Bucket:
             self._release()
 
     def _end_upkeep(self) -> None:
-        """Let background work end with the vbucket that it is at."""
+        """Wait until background work is done with the vbucket that it works on; it does not begin another."""
         self._closing = True
         with self._manifests.turn, self._shared.commit_lock:
             pass
 
     def _release(self, clean: bool = False) -> None:
         self._closed = True
+        with self._shared.lock:
+            for vbucket in self._vbuckets.values():  # a vbucket and its parts know each other: only the collector would
+                vbucket.memory.clear(vbucket.high_seqno)
+                vbucket.keys.clear()
         self._shared.disk.close(clean)
         POOL.allow(-self.options.spare_bytes)
 
@@ -225,9 +232,9 @@ class Bucket:
 
     @property
     def unreadable(self) -> Mapping[int, str]:
-        """Vbuckets that nobody knows anything about, since their records are damaged, and what is wrong with them.
+        """Vbuckets whose records are damaged, so that nothing is known of them, and what is wrong.
 
-        One that becomes a replica begins anew; one that is deleted is gone; anything else is refused.
+        It can become a replica, which starts empty, or be deleted; anything else is refused.
         """
         return self._unreadable
 
@@ -243,7 +250,7 @@ class Bucket:
         self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False,
         topology: Any = None, durable: bool = True,
     ) -> VBucket:  # fmt: skip
-        """Change who a vbucket answers to, making it when it is missing; durable on return, unless told otherwise.
+        """Change the state of a vbucket, creating it if it is missing; durable on return unless ``durable`` is False.
 
         To active by an administrator begins a new branch (5.7.2), by a takeover it does not. Streams end, unless
         ``silent`` (a producer's own step from active to dead, 7.1). What is written to the vbucket later never
@@ -262,7 +269,7 @@ class Bucket:
             self._flusher.flush_unless_paused()
 
     def create_all(self, state: VbucketState = VbucketState.ACTIVE) -> None:
-        """Make every vbucket that is missing, in one go."""
+        """Create every vbucket that is missing, with one commit."""
         for vbucket_id in range(self.vbuckets):
             if vbucket_id not in self._vbuckets and vbucket_id not in self._unreadable:
                 self._change_state(vbucket_id, state, takeover=False, silent=False, topology=None)
@@ -409,12 +416,12 @@ class Bucket:
         return self._shared.disk.damage
 
     def begin_anew(self, vbucket_id: int) -> None:
-        """Erase what a replica has, damage included, so that it can be filled from its active again."""
+        """Erase what a replica has, damage included, so that its active can fill it again."""
         self.vbucket(vbucket_id).rollback(0)
         self._shared.disk.damage.pop(vbucket_id, None)
 
     def trim_memory(self, wanted_bytes: int = 0) -> None:
-        """Let go of checkpoints that are on disk until the memory log is this small; slow streams go to disk."""
+        """Evict checkpoints that are on disk until the memory log is this small; slow streams read from disk."""
         with self._shared.lock:
             self._shared.evict(wanted_bytes)
 

@@ -1,4 +1,4 @@
-"""Durable writes as records: prepare, commit, abort. Who has acknowledged what is decided elsewhere.
+"""Durable writes as records: prepare, commit, abort. The node decides when enough replicas have one.
 
 A prepare lives beside the committed version of its key. A COMMIT record carries the whole document, so that a stream
 without sync writes can send it as an ordinary change; bit 63 of ``extra`` says that it deletes. The time of a deletion

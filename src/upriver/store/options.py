@@ -52,12 +52,12 @@ class StoreOptions:
         return self.quota_bytes // 2
 
     def checkpoint_bytes_of(self, vbuckets: int) -> int:
-        """Small enough that every vbucket can have several: then those that are let go are full, and worth reusing."""
+        """Small enough that every vbucket can have several: then those that are evicted are full, and worth reusing."""
         return min(self.checkpoint_bytes, max(64 * 1024, self.log_bytes // (4 * vbuckets)))
 
     @property
     def spare_bytes(self) -> int:
-        """Memory that was let go and may wait for its next use."""
+        """Freed memory that the pool may keep for its next use."""
         return self.quota_bytes // 16
 
     @property

@@ -96,7 +96,7 @@ def _count_anew(vbucket: VBucket, fields: dict[str, Any]) -> None:
 
 
 def note_persisted(vbucket: VBucket, high_seqno: int, fields: dict[str, Any]) -> None:
-    """Everything up to here is durable; ``fields`` is the record that was put down with it."""
+    """Everything up to here is durable; ``fields`` is the record that was written with it."""
     vbucket.persisted_seqno = high_seqno
     vbucket.content = Tally(*fields["content"])
     vbucket.log_end, vbucket.tables = fields["log_end"], fields["tables"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Registers: high seqno, CAS clock, highest deleted revision, bytes used of the open checkpoint, overlay entries,
+# records deduplicated in the open segment, last visible seqno; then last prepared seqno, why ``ingest`` stopped, first
+# seqno that it wrote, tombstones, last completed seqno, earliest expiry, gaps in the received snapshot.
 HIGH, CAS, DELETED_REV, USED, ENTRIES, DEDUPED, VISIBLE = range(7)
 PREPARED, STOP, FIRST, TOMBSTONES, COMPLETED, EXPIRY, GAPS = range(7, 14)
 REGISTERS = 16

@@ -32,7 +32,7 @@ class Replication:
         self._unchecked = True
 
     def begin_snapshot(self, start: int, end: int, flags: int = 0x01, purge_seqno: int = 0) -> None:
-        """What follows, up to ``end``, belongs together; tombstones up to ``purge_seqno`` may be missing in it."""
+        """What follows, up to ``end``, is one snapshot; tombstones up to ``purge_seqno`` may be missing in it."""
         vb = self._vb
         with self._shared.lock:
             vb.require_replica()

@@ -37,7 +37,7 @@ class Listeners:
 class Shared:
     """One per bucket. ``lock`` guards everything in memory; ``commit_lock`` is held around every write transaction.
 
-    Who needs both takes ``commit_lock`` first.
+    A thread that needs both takes ``commit_lock`` first.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Shared:
         disk.on_damage = self._tell_damage
         self.lock = threading.RLock()
         self.commit_lock = threading.RLock()
-        self.table_scratch = Scratch()  # for who holds commit_lock
+        self.table_scratch = Scratch()  # for the holder of commit_lock
         self.log_gauge = Gauge()
         self.index_gauge = Gauge()
         self.ages: deque[MemoryCheckpoint] = deque()

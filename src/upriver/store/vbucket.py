@@ -301,7 +301,7 @@ class VBucket:
         self._waiting_for_disk.pop(wake, None)
 
     def wake(self) -> None:
-        """Call everybody who waits; in whatever thread this is."""
+        """Call everybody who waits, in this thread."""
         if self._waiting:
             waiting, self._waiting = self._waiting, {}
             for wake in waiting:
@@ -332,7 +332,7 @@ class VBucket:
                 block.data, block.at, block.data.size, np.uint64(self.indexed_seqno), keys.overlay, self.shared.seed
             )
             self.registers[r.ENTRIES] += np.uint64(new)
-        self.keys_loaded = True  # not before: what could not be read is no reason to know nothing
+        self.keys_loaded = True  # only now: if a block cannot be read, the next call tries again
 
     def lookup(self, wire_key: bytes, salt: int = 0) -> IndexEntry:
         """What the key index knows of a key; its prepares are found under ``PREPARE_SALT``."""

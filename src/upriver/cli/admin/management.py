@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from upriver.errors import AccessDenied, ConfigError, ConnectFailed, Status, StatusError
+from upriver.errors import AccessDenied, ConfigError, ConnectFailed, RemoteProtocolError, Status, StatusError
 
 if TYPE_CHECKING:
     from upriver.client.options import ConnectOptions
@@ -117,15 +117,22 @@ def _management_port(seed: Address, options: ConnectOptions) -> int:
         raise AccessDenied(f"{seed}: the node wants a login: give --username, and the password in UPRIVER_PASSWORD")
     if answer.status != Status.SUCCESS:
         raise StatusError.of(answer.status, f"{seed}: cannot get the cluster map")
-    nodes = config_json(getattr(answer, "value", b"")).get("nodesExt", [])
-    [node] = [each for each in nodes if each.get("thisNode")] or nodes[:1] or [{}]
-    port = _services(node, seed.host, options.network).get("mgmtSSL" if options.tls else "mgmt")
+    port = port_in(config_json(getattr(answer, "value", b"")), seed.host, options.network, tls=options.tls)
     if port is None:
-        reason = (
-            "no management port with TLS; couchbase:// uses the one without" if options.tls else "no management port"
-        )
-        raise ConfigError(f"{seed}: the node has {reason}")
-    return int(port)
+        without = " with TLS; couchbase:// uses the one without" if options.tls else ""
+        raise ConfigError(f"{seed}: the node has no management port{without}")
+    return port
+
+
+def port_in(config: Any, seen_host: str, network: str = "auto", *, tls: bool = False) -> int | None:
+    """The management port of the node that sent a cluster map; None if it has none, with TLS or without."""
+    try:
+        nodes = config.get("nodesExt", [])
+        [node] = [each for each in nodes if each.get("thisNode")] or nodes[:1] or [{}]
+        port = _services(node, seen_host, network).get("mgmtSSL" if tls else "mgmt")
+        return None if port is None else int(port)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError(f"the cluster config is not usable: {error!r}", "cluster config") from error
 
 
 def _services(node: Mapping[str, Any], seen_host: str, network: str) -> Mapping[str, int]:

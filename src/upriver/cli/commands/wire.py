@@ -14,7 +14,7 @@ from upriver.cli.capture import CAPTURE_MAGICS, read_capture
 from upriver.cli.follow import Excerpt, Follower
 from upriver.errors import ConfigError
 from upriver.wire.constants import Dialect, Magic
-from upriver.wire.inspect.conversation import DumpConversation, DumpReader
+from upriver.wire.inspect.conversation import CapturedConversation, DumpReader
 from upriver.wire.inspect.dump import as_json
 
 
@@ -44,7 +44,7 @@ def decode(
     """
     from upriver.cli.wire_print import Printer
 
-    conversation = partial(DumpConversation, None if dialect == "auto" else Dialect(dialect), collections)
+    conversation = partial(CapturedConversation, None if dialect == "auto" else Dialect(dialect), collections)
     printer = Printer(drawing)
     broken = False
     for excerpt in _excerpts(_read(source), conversation, port):
@@ -94,7 +94,7 @@ def _hex_digits(text: str) -> bytes | None:
         return None
 
 
-def _excerpts(raw: bytes, conversation: Callable[[], DumpConversation], port: int | None) -> Iterator[Excerpt]:
+def _excerpts(raw: bytes, conversation: Callable[[], CapturedConversation], port: int | None) -> Iterator[Excerpt]:
     if raw.startswith(CAPTURE_MAGICS):
         follower = Follower(conversation)
         for event in read_capture(raw, port):

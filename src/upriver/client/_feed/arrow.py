@@ -15,6 +15,7 @@ from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, Fe
 from upriver.protocol.topology import Address
 from upriver.records.batches import ChangeOptions, change_batch, rollback_row, row_batch
 from upriver.records.schema import Event
+from upriver.wire.bulk.decode import Columns
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, ScopeCreated
 
 DEFAULT_ROWS = 16_384
@@ -110,7 +111,7 @@ class BatchMaker:
         }  # fmt: skip
 
 
-def _used(columns: Any) -> int:
+def _used(columns: Columns) -> int:
     return int(columns.view("value_at")[columns.rows])
 
 

@@ -25,8 +25,8 @@ from upriver.protocol.topology import Address
 class IdleConnections(Protocol):
     """Keeps connections of finished feeds for those that follow."""
 
-    def take(self, address: Address) -> tuple[Pipe, NodeLink] | None: ...
-    def give(self, address: Address, pipe: Pipe, link: NodeLink) -> None: ...
+    def acquire(self, address: Address) -> tuple[Pipe, NodeLink] | None: ...
+    def release(self, address: Address, pipe: Pipe, link: NodeLink) -> None: ...
 
 
 class Pump:
@@ -59,7 +59,7 @@ class Pump:
                 self._poller.remove(pipe)
                 del self._pipes[address]
                 pipe.write(link.data_to_send())
-                self._idle_connections.give(address, pipe, link)
+                self._idle_connections.release(address, pipe, link)
             else:
                 self._disconnect(address)
         self.feed.links.clear()  # with their memory, which should not wait for the garbage collector
@@ -103,7 +103,7 @@ class Pump:
 
     def _connect(self, address: Address) -> None:
         now = time.monotonic()
-        if self._idle_connections and (kept := self._idle_connections.take(address)):
+        if self._idle_connections and (kept := self._idle_connections.acquire(address)):
             pipe, link = kept
             self.feed.adopt(address, link, now)
         else:

@@ -9,8 +9,8 @@ from upriver.errors import TEMPORARY, ConnectFailed, RemoteProtocolError, Status
 from upriver.protocol.feed.cluster_feed import backoff
 from upriver.protocol.topology import Address
 
-TRIES_OF_A_BROKEN_PEER = 5  # in a row, without anything in between that made sense
-LONG_ENOUGH_S = 10.0  # a connection that lived so long was a good one
+TRIES_OF_A_BROKEN_PEER = 5  # in a row, without one useful message in between
+LONG_ENOUGH_S = 10.0  # a connection that lived this long was a good one
 
 
 def jitter() -> float:
@@ -28,7 +28,7 @@ def located(error: StatusError, address: Address) -> StatusError:
 def refusal(error: StatusError, address: Address, again: bool) -> StatusError | ConnectFailed:
     """A node's refusal of our handshake.
 
-    A node that restarts listens before its buckets are there, so to those who come ``again`` it is just away.
+    A node that restarts listens before it has its buckets; to a client that was there before (``again``) it is away.
     """
     if again and error.status in (*_OF_A_RESTARTING_NODE, *TEMPORARY):
         return ConnectFailed(f"{address} has just started, or has lost the bucket: {error}")
@@ -57,16 +57,16 @@ class Reconnects:
         self._try_at[address] = now + backoff(self.failures[address]) * jitter()
 
     def ready(self, address: Address, now: float) -> None:
-        """Its handshake is over: from now on, refusals are taken for a node that restarts."""
+        """Its handshake is over: from now on, a refusal means that the node restarts."""
         self._ready_at.setdefault(address, now)
         self._worked.add(address)
 
     def progressed(self, address: Address) -> None:
-        """It has said something useful: what failed before does not count any more."""
+        """It has sent something useful: earlier failures no longer count."""
         self.failures.pop(address, None)
 
     def forgive(self, address: Address, error: UpriverError | OSError) -> None:
-        """Remember an error of a connection that will be tried again; raise one that no other try can mend."""
+        """Remember the error of a connection that will be tried again; raise one that no new try can mend."""
         self.last_error = error
         if isinstance(error, StatusError):
             restarting = address in self._worked and error.status in _OF_A_RESTARTING_NODE

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """One feed being read."""
+    """One feed that is read, and where its caller is."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Subscription:
     ) -> None:
         self.operations, self.read, self.names = operations, read, names
         self.filter = filter  # what is read; None: whoever made the request knows
-        self.lacking: set[int] = set()  # vbuckets of which something must be read first: they claim no more than before
+        self.lacking: set[int] = set()  # vbuckets of which others must read something first
         self.earlier: list[Subscription] = []  # they read that, and are not done yet
         self.reconnects = Reconnects()
         options = operations.options

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from deltalake import DeltaTable
 
@@ -50,8 +50,8 @@ def _number(text: str) -> int | float:
     return found
 
 
-def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True)

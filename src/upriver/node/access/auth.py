@@ -68,8 +68,8 @@ class Logins:
         return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(count - 1, 30))
 
 
-class ScramExchange:
-    """A SCRAM exchange between its two steps."""
+class PendingLogin:
+    """A SCRAM login between its two steps."""
 
     def __init__(self, user: str, mechanism: str, server: ScramServer) -> None:
         self.user = user
@@ -170,11 +170,11 @@ def _challenge(conn: ClientConnection, request: SaslAuth, mechanism: Mechanism) 
     name = client_name(request.value)
     server = ScramServer(mechanism, conn.node.users.credentials(name, mechanism), secrets.token_urlsafe(24))
     challenge = server.challenge(request.value)
-    conn.sasl = ScramExchange(name, mechanism, server)
+    conn.sasl = PendingLogin(name, mechanism, server)
     conn.reply(request, status=Status.AUTH_CONTINUE, value=challenge)
 
 
-def _finish(conn: ClientConnection, request: SaslAuth, exchange: ScramExchange | None) -> None:
+def _finish(conn: ClientConnection, request: SaslAuth, exchange: PendingLogin | None) -> None:
     if exchange is None or request.mechanism != exchange.mechanism.encode():
         raise InvalidArguments("SASL_STEP continues a SASL_AUTH of the same mechanism")
     signature = exchange.server.finish(request.value)

@@ -242,7 +242,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _encode_credentials(user: Mapping[str, SaltedCredentials]) -> dict[str, dict[str, Any]]:
+def _encode_credentials(user: Mapping[str, SaltedCredentials]) -> dict[str, dict[str, str | int]]:
     return {
         mechanism: {
             "salt": base64.b64encode(known.salt).decode(),

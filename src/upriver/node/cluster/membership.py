@@ -7,6 +7,7 @@ no client before it is given a map in this run, because the one on disk may be f
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def _stays_away(bucket: NodeBucket, vb: int, wanted: VbucketState) -> bool:
     return wanted is VbucketState.DEAD or (wanted is VbucketState.ACTIVE and vb in bucket.store.unreadable)
 
 
-def _wanted_state(chain: Any, me: int) -> VbucketState:
+def _wanted_state(chain: Sequence[int], me: int) -> VbucketState:
     if me < 0 or me not in chain:
         return VbucketState.DEAD
     return VbucketState.ACTIVE if chain[0] == me else VbucketState.REPLICA
@@ -149,7 +150,7 @@ def newest_map(node: Node, request: Request, name: str) -> Result:
     return Answer(orjson.dumps(data))
 
 
-def _report(node: Node, bucket: NodeBucket) -> dict[str, Any]:
+def _report(node: Node, bucket: NodeBucket) -> dict[str, object]:
     kept = KeptMap.of(node, bucket)
     known = kept.checked()
     return {
@@ -181,7 +182,7 @@ def fence(node: Node, request: Request, name: str) -> Result:
     return Answer(_report(node, bucket))
 
 
-def _standing(vb: VBucket) -> list[Any]:
+def _standing(vb: VBucket) -> list[object]:
     """State, high seqno, persisted seqno, the last seqno where it is consistent, and its branches."""
     consistent = vb.high_seqno if vb.state is VbucketState.ACTIVE or vb.snapshot_complete else vb.complete_seqno
     return [int(vb.state), vb.high_seqno, vb.persisted_seqno, consistent, list(vb.failover_log)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upriver.errors import Status as S  # noqa: N817 - a table of eighty rows reads better
 from upriver.errors import StatusError
@@ -120,7 +120,7 @@ def error_map(version: int) -> bytes:
     return json.dumps({"version": served, "revision": REVISION, "errors": errors}, separators=(",", ":")).encode()
 
 
-def _entry(status: S) -> dict[str, Any]:
+def _entry(status: S) -> dict[str, object]:
     description, attributes = _TABLE[status]
     return {"name": status.name, "desc": description, "attrs": attributes.split()}
 

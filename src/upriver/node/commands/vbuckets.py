@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -52,14 +52,14 @@ async def _reply_when(bucket: NodeBucket, conn: ClientConnection, request: Messa
     conn.reply(request)
 
 
-def _topology(value: bytes, state: VbucketState) -> Any:
+def _topology(value: bytes, state: VbucketState) -> list[list[str | None]] | None:
     try:
         content = orjson.loads(value)
     except orjson.JSONDecodeError as error:
         raise InvalidArguments("the value is not JSON") from error
     if not isinstance(content, dict) or content.keys() - _STATE_KEYS:
         raise InvalidArguments(f"the value is an object with no keys but {', '.join(sorted(_STATE_KEYS))}")
-    topology = content.get("topology")
+    topology: list[list[str | None]] | None = content.get("topology")
     if topology is None:
         return None
     if state is not VbucketState.ACTIVE:

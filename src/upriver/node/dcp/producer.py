@@ -91,11 +91,18 @@ class ProducerRole:
             self._send(now + TURN_S, self.machine.options.priority * SEND_BYTES)
 
     def send_encoded(self) -> None:
-        """Send what live streams have encoded; for anything else there are turns."""
-        self._send(0.0, 1)
+        """Send what live streams have just encoded, at once; for anything else there are turns."""
+        conn, machine = self.conn, self.machine
+        try:
+            data = machine.data_to_send()
+            conn.transport.write(bytes(data) if conn.tls else data)
+            if conn.can_write:
+                machine.sent()
+        except Exception:
+            self._fail()
 
     def _send(self, deadline: float, budget: int) -> None:
-        """Send until the time is over or so many bytes are gone, one send at least."""
+        """Send until the time is over or so many bytes are gone."""
         conn, machine = self.conn, self.machine
         most = min(SEND_BYTES, self.slow_bytes_per_s // 10 or SEND_BYTES)
         try:
@@ -110,13 +117,17 @@ class ProducerRole:
                     break
             if conn.can_write:  # else the transport still reads it
                 machine.sent()
-        except Exception:  # a bug of ours must not take the other connections down
-            log.failure("producer_failed", connection=conn.id, name=self.name)
-            conn.abort("internal error")
+        except Exception:
+            self._fail()
             return
         self._log_changes()
         if machine.is_ready and conn.can_write:
             self.schedule()
+
+    def _fail(self) -> None:
+        """A bug of ours must not take the other connections down."""
+        log.failure("producer_failed", connection=self.conn.id, name=self.name)
+        self.conn.abort("internal error")
 
     def _takes_live(self) -> bool:
         """Whether what is encoded now can be sent at once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -73,7 +73,7 @@ async def _let_others_work(conn: ClientConnection) -> None:
         await asyncio.sleep(_SLOW_READER_S)
 
 
-def _options(request: Stat) -> dict[str, Any]:
+def _options(request: Stat) -> dict[str, object]:
     if not request.value:
         return {}
     try:

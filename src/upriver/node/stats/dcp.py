@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upriver.errors import InvalidArguments
 from upriver.node.dcp.consumer import ConsumerRole
@@ -37,7 +37,7 @@ def dcp(query: Query) -> Figures:
     yield "ep_dcp_total_bytes", total_bytes
 
 
-def _passes(conn: ClientConnection, options: dict[str, Any]) -> bool:
+def _passes(conn: ClientConnection, options: dict[str, object]) -> bool:
     wanted = options.get("filter", {})
     if not isinstance(wanted, dict):
         raise InvalidArguments("filter must be an object with user or port")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from upriver.errors import InvalidArguments
 from upriver.model import VbucketState
@@ -25,7 +25,7 @@ class Query:
 
     conn: ClientConnection
     arguments: list[str]
-    options: dict[str, Any]
+    options: dict[str, object]
 
     @property
     def bucket(self) -> NodeBucket:

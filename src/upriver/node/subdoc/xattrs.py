@@ -32,7 +32,7 @@ class Stamp:
     cas: int = 0
     seqno: int = 0
     value_crc32c: int = 0
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, object] = field(default_factory=dict)
 
 
 def expand_macro(value: str, stamp: Stamp) -> str:
@@ -60,7 +60,7 @@ def _expand_document_macro(macro: str, stamp: Stamp) -> str:
     return json.dumps(found)
 
 
-def document_attribute(document: Document, vbuuid: int, body: bytes, *, checksum: bool) -> dict[str, Any]:
+def document_attribute(document: Document, vbuuid: int, body: bytes, *, checksum: bool) -> dict[str, object]:
     """``$document``: everything about a document but its content. The checksum is slow, hence optional."""
     found = {
         "CAS": f"0x{document.cas:016x}",

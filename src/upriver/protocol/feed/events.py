@@ -1,4 +1,4 @@
-"""What a feed is asked for, and what it tells: plain values between the pure ``ClusterFeed`` and its shells."""
+"""What a feed is asked for, and what it tells: plain values between ``ClusterFeed`` and its shells."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ class FeedRequest:
     on_rollback: OnRollback = OnRollback.EMIT
     follow: bool = False  # a filter whose collections are gone waits for ``ClusterFeed.refilter`` instead of ending
     resumed: bool = False  # the caller may have acted on changes after ``starts``: tell it if their branch is gone
-    branches: Mapping[int, int] = field(
-        default_factory=dict
-    )  # read only this branch of a vbucket, or ``ClusterFeed.left`` it
+    branches: Mapping[int, int] = field(default_factory=dict)  # by vbucket: read this branch only, or leave it alone
     back_to_zero: bool = False  # every rollback leads to 0: the caller is consistent nowhere else
 
 
 @dataclass(slots=True)
 class FeedRows:
-    """Rows of changes, in order; ``size`` bytes of ``link``'s window are held until ``ClusterFeed.taken`` is told."""
+    """Rows of changes, in order; they take part of the window of ``link`` until ``ClusterFeed.taken`` is called."""
 
     rows: RowsReceived
     link: Address
@@ -53,6 +51,8 @@ class RolledBack(NamedTuple):
 
 @dataclass(slots=True)
 class CollectionChange:
+    """A collection or a scope was made, changed or dropped, as one vbucket tells it."""
+
     vbucket: int
     message: SystemEvent
     vbuuid: int = 0
@@ -61,7 +61,7 @@ class CollectionChange:
 
 @dataclass(slots=True)
 class SeqnoReached:
-    """The position moved though no row came."""
+    """The position moved, though no row came."""
 
     vbucket: int
     seqno: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from upriver.errors import InvalidMessage, LocalProtocolError
 from upriver.model import Datatype
@@ -29,6 +29,19 @@ _MARKER = int(Opcode.DCP_SNAPSHOT_MARKER)
 _COMMIT_DELETES = 1 << 63
 _VALUE_BITS = Datatype.SNAPPY | Datatype.XATTR
 _LEAST_WORTH_COMPRESSING = 32
+
+
+class _Header(TypedDict):
+    """The header fields that are the same in all frames of a stream."""
+
+    vbucket: int
+    opaque: int
+    frame_infos: tuple[FrameInfo, ...]
+
+
+class _DocumentHeader(_Header):
+    cas: int
+    datatype: int
 
 
 class MarkerFacts(NamedTuple):
@@ -54,7 +67,7 @@ class StreamFrames:
         self.vbucket, self.opaque, self.stream_id = vbucket, opaque, stream_id
         self._plain_markers = not (self.upr or options.sync_writes or options.marker_v22 or stream_id)
         infos = (FrameInfo(RequestFrameId.STREAM_ID, stream_id.to_bytes(2, "big")),) if stream_id else ()
-        self._header: dict[str, Any] = {"vbucket": vbucket, "opaque": opaque, "frame_infos": infos}
+        self._header: _Header = {"vbucket": vbucket, "opaque": opaque, "frame_infos": infos}
         self.stop_datatypes = _stop_datatypes(int(options.flags), options.snappy)
 
     # ------------------------------------------------------------------------------------------ control frames
@@ -98,7 +111,12 @@ class StreamFrames:
     def system_event(self, head: RecordHead, key: bytes, value: bytes) -> bytes:
         """An event from the store, in the plain layout or as FlatBuffers."""
         content = of_record(head.extra >> 8, head.extra & 0xFF, key, value)
-        return SystemEvent.of(head.seqno, content, flat=self._options.flatbuffers, **self._header).encode()
+        return SystemEvent.of(
+            head.seqno,
+            content,
+            flat=self._options.flatbuffers,
+            **self._header,  # type: ignore[arg-type]
+        ).encode()
 
     # ------------------------------------------------------------------------------------------ documents
 
@@ -107,13 +125,13 @@ class StreamFrames:
         kind = head.kind & 0x7F
         gone = kind in (RecordKind.DELETION, RecordKind.EXPIRATION) if deleted is None else deleted
         datatype, value = self._value(head.datatype, value, gone)
-        common = {**self._header, "cas": head.cas, "datatype": datatype}
+        common: _DocumentHeader = {**self._header, "cas": head.cas, "datatype": datatype}
         key = key if self._options.collections else key[1:]
         if not gone:
             return self._mutation(head, key, value, common)
         return self._tombstone(head, key, value, common, expired=kind == RecordKind.EXPIRATION)
 
-    def _mutation(self, head: RecordHead, key: bytes, value: bytes, common: dict[str, Any]) -> bytes:
+    def _mutation(self, head: RecordHead, key: bytes, value: bytes, common: _DocumentHeader) -> bytes:
         if self.upr:
             return upr.UprMutation(
                 head.seqno, head.rev_seqno, head.flags, head.time, key=key, value=value, **common
@@ -124,7 +142,7 @@ class StreamFrames:
             head.seqno, head.rev_seqno, head.flags, head.time, nru=shown, key=key, value=value, **common
         ).encode()
 
-    def _tombstone(self, head: RecordHead, key: bytes, value: bytes, common: dict[str, Any], expired: bool) -> bytes:
+    def _tombstone(self, head: RecordHead, key: bytes, value: bytes, common: _DocumentHeader, expired: bool) -> bytes:
         seqnos = head.seqno, head.rev_seqno
         made: Message
         if self.upr:

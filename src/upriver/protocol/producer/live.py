@@ -82,7 +82,7 @@ class LiveStreams:
         self._notify()
 
     def turn(self) -> list[Producer]:
-        """Encode what is new, or the first part of much; returns the producers that have something to send now."""
+        """Encode what is new, or the first part of much; returns the producers that have to send some of it."""
         served: list[tuple[LiveVbucket, NewSnapshot]] = []
         size = 0
         for _ in range(min(len(self._woken), BATCH_VBUCKETS)):
@@ -122,4 +122,4 @@ class LiveStreams:
             live.origin, live.position = new.first, new.last
         for stream in finished:
             stream.producer.make_ready(stream)
-        return list(producers)
+        return [producer for producer in producers if producer.has_encoded]

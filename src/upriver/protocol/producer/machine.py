@@ -167,7 +167,9 @@ class Producer:
     def wake(self, now: float) -> None:
         """Time has passed, or the store has called: take in what is new, and do what is due."""
         while self._woken:
-            self._queue(self._woken.popleft())
+            stream = self._woken.popleft()
+            stream.is_woken = False
+            self._queue(stream)
         timer = self.options.noop
         if timer.due_at <= now and not self._is_closed:  # not subject to flow control
             self._answers += DcpNoop(opaque=timer.sent(now)).encode()
@@ -184,9 +186,14 @@ class Producer:
     @property
     def is_ready(self) -> bool:
         """Whether ``data_to_send`` has something to do."""
-        if self._answers or self._encoded is not None or self._failure is not None:
+        if self._answers or self.has_encoded:
             return True
         return len(self._turns) > 0 and self.options.window.is_open
+
+    @property
+    def has_encoded(self) -> bool:
+        """Whether ``data_to_send`` returns what a live turn has encoded, or raises what went wrong there."""
+        return self._encoded is not None or self._failure is not None
 
     def sent(self) -> None:
         """What ``data_to_send`` returned last has been sent, and its memory may be used again."""
@@ -265,6 +272,7 @@ class Producer:
         """The callback for the store: cheap, and safe in any thread."""
 
         def wake() -> None:
+            stream.is_woken = True  # first: ``go_live`` looks at it last, so one of the two sees the other
             if stream.live is not None:
                 self.live_table.mute(stream.vbucket_id)  # it was ended: what comes now may be of another branch
             self._woken.append(stream)

@@ -47,15 +47,18 @@ class TurnEnd(Enum):
     ENDED = auto()  # the stream end is in the buffer
 
 
+_STUCK = {Stop.WINDOW: TurnEnd.WINDOW, Stop.FULL: TurnEnd.FULL}
+
+
 class ProducerStream:
     """Made for a request that was granted; ``fill`` it until it ends. Kept small: there can be 100,000 of them."""
 
     __slots__ = (
         "_can_be_live", "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_items_sent", "_last_advanced",
         "_last_read", "_last_sent", "_live_encoder", "_marker", "_marker_end", "_offset", "_oso_greatest", "_partial",
-        "_run", "_snapshot", "can_advance", "dialect", "end_seqno", "ended", "filter", "flags", "frames", "live",
-        "opaque", "options", "producer", "queued", "snap_end", "snap_start", "source", "start_seqno", "stream_id",
-        "takeover", "vbucket", "vbucket_id", "vbuuid",
+        "_run", "_snapshot", "can_advance", "dialect", "end_seqno", "ended", "filter", "flags", "frames",
+        "is_woken", "live", "opaque", "options", "producer", "queued", "snap_end", "snap_start", "source",
+        "start_seqno", "stream_id", "takeover", "vbucket", "vbucket_id", "vbuuid",
     )  # fmt: skip
 
     def __init__(self, producer: Producer, attempt: Attempt, opaque: int) -> None:
@@ -72,6 +75,7 @@ class ProducerStream:
             flatbuffers=options.flatbuffers,
         )  # fmt: skip
         self.can_advance = options.can_advance and attempt.dialect is Dialect.DCP
+        self.is_woken = False  # the store has called, and it has not been looked at since
         self.queued = False  # it has something to send, and waits for its turn
         self.live: LiveVbucket | None = None  # set: it is a live stream, and that is where its place is kept
         self.ended = False
@@ -137,17 +141,21 @@ class ProducerStream:
     def go_live(self) -> None:
         """Become a live stream, if it has everything, is of the usual kind and nothing of it waits."""
         encoder = self._live_encoder
-        if encoder is None or self._run is not None or self._frames or self._partial or self.takeover is not None:
+        waits = self.is_woken or self._run is not None or self._frames or self._partial
+        if encoder is None or waits or self.takeover is not None:
             return
         producer = self.producer
         if not len(producer.live_table):
             producer.live_table = LiveTable(producer.store.vbuckets)
-        self.live = producer.live.join(self)
-        if self.live is not None:
+        joined = producer.live.join(self)
+        if joined is not None:
             producer.live_table.add(
                 self.vbucket_id, encoder, self.end_seqno, can_advance=self.can_advance,
                 is_filtered=self.filter.is_filtered, is_replica=self.options.sync_replication,
             )  # fmt: skip
+            self.live = joined
+            if self.is_woken:  # another thread has ended it since it joined, and has not seen that it is live
+                self.leave_live()
 
     def leave_live(self) -> None:
         """Read on alone, from the place that it has reached as a live stream."""
@@ -331,13 +339,9 @@ class ProducerStream:
     def _after_encode(self, run: Run, done: Encoded) -> TurnEnd | None:
         if done.stop is Stop.SPECIAL:
             self._take_single(run)
-            return None
-        if done.stop is Stop.WINDOW:
-            return TurnEnd.WINDOW
-        if done.stop is Stop.FULL:
-            return TurnEnd.FULL
-        self._run_finished(run)
-        return None
+        elif done.stop not in _STUCK:
+            self._run_finished(run)
+        return _STUCK.get(done.stop)
 
     def _take_single(self, run: Run) -> None:
         """The record at the offset, as a frame of its own if this stream sees it."""

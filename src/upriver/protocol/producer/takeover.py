@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from upriver.protocol.producer.stream import ProducerStream
     from upriver.wire.source_events import SnapshotStart
 
+_LOOK_AGAIN_S = 0.1
+
 
 class TakeoverStep(Enum):
     """How far a takeover is; the values are the statistics' words, padded where two steps share one."""
@@ -50,7 +52,12 @@ class Takeover:
 
     def wake(self, now: float) -> None:
         """A history that grows as fast as it is sent never ends: after a while writers have to wait (7.1)."""
-        if now >= self.wake_at and not self._stream.backfilling and not self._stream.ended:
+        if now < self.wake_at or self._stream.ended:
+            return
+        if self._stream.backfilling:
+            self._patient_until = now + _LOOK_AGAIN_S
+        else:
+            self._patient_until = inf
             self._store.hold_writers(self._stream.vbucket_id, True)
 
     def over(self) -> None:

@@ -49,16 +49,15 @@ class ConnectionPool:
     def database(self, options: ConnectOptions) -> Database:
         """The connections for key-value requests, which reconnect by themselves."""
         if options not in self._databases:
-            self._databases[options] = Database(
-                options, again=True
-            )  # the driver has connected with these options before
+            # The driver has connected with these options before.
+            self._databases[options] = Database(options, again=True)
         return self._databases[options]
 
     def forget_database(self, options: ConnectOptions) -> None:
         if database := self._databases.pop(options, None):
             database.close()
 
-    def take(self, kind: Hashable, address: Address) -> tuple[Pipe, NodeLink] | None:
+    def acquire(self, kind: Hashable, address: Address) -> tuple[Pipe, NodeLink] | None:
         """An open connection of this kind, if there is one that is alive."""
         with self._lock:
             kept = self._links.get((kind, address), [])
@@ -69,7 +68,8 @@ class ConnectionPool:
                 one.pipe.close()
         return None
 
-    def give(self, kind: Hashable, address: Address, pipe: Pipe, link: NodeLink) -> None:
+    def release(self, kind: Hashable, address: Address, pipe: Pipe, link: NodeLink) -> None:
+        """Keep a connection whose streams have all ended normally."""
         with self._lock:
             self._links.setdefault((kind, address), []).append(IdleConnection(pipe, link, time.monotonic()))
             if not self._sweeping:
@@ -100,11 +100,11 @@ class PooledConnections:
     pool: ConnectionPool
     kind: Hashable
 
-    def take(self, address: Address) -> tuple[Pipe, NodeLink] | None:
-        return self.pool.take(self.kind, address)
+    def acquire(self, address: Address) -> tuple[Pipe, NodeLink] | None:
+        return self.pool.acquire(self.kind, address)
 
-    def give(self, address: Address, pipe: Pipe, link: NodeLink) -> None:
-        self.pool.give(self.kind, address, pipe, link)
+    def release(self, address: Address, pipe: Pipe, link: NodeLink) -> None:
+        self.pool.release(self.kind, address, pipe, link)
 
 
 def _alive(kept: IdleConnection) -> bool:

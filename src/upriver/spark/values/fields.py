@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NoReturn
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
@@ -66,8 +66,8 @@ def _with_decimals(value: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
 
 
 def _plain(value: Any) -> Any:
@@ -133,7 +133,7 @@ def fit_for(kind: pa.DataType) -> Fit:
     return _nothing
 
 
-def _nothing(value: Any) -> Any:
+def _nothing(value: Any) -> NoReturn:
     raise Misfit
 
 

@@ -28,7 +28,7 @@ class ManifestChanges:
         self.turn = threading.Lock()
 
     def keep(self, new: Manifest, check: Callable[[], None], put_identity: PutIdentity) -> None:
-        """Make it the bucket's: from here on vbuckets that begin, or begin anew, catch up with it."""
+        """Make it the bucket's manifest: from here on vbuckets that are created or emptied catch up with it."""
         shared = self._shared
         with shared.commit_lock:
             shared.manifest.check_successor(new)

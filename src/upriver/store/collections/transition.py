@@ -23,7 +23,7 @@ _SEQNO_BYTES = np.arange(AT_SEQNO, AT_SEQNO + 8)
 class Transition:
     """From ``old`` to ``new``, as events; all but the last carry the old uid (9.3).
 
-    ``emptied`` are the collections whose documents go: they end, or begin anew.
+    ``emptied`` are the collections whose documents are removed: those that are dropped or flushed.
     """
 
     def __init__(self, old: Manifest, new: Manifest) -> None:

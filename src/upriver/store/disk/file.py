@@ -48,7 +48,7 @@ class Disk:
     """One open data file."""
 
     def __init__(self, path: Path, options: StoreOptions, *, read_only: bool = False) -> None:
-        """``read_only`` is for a look, even while another process has the file open; nothing is claimed or changed."""
+        """``read_only``: claim and change nothing; another process may have the file open."""
         lmdbfile.check(path)
         self.path = path
         self.file = path / lmdbfile.DATA
@@ -183,7 +183,7 @@ class Disk:
         return self._stuck or shutil.disk_usage(self.path).free < GROWTH
 
     def begin(self) -> Any:
-        """A plain read transaction, for who sees to ``FAILURES`` himself."""
+        """A plain read transaction; the caller handles ``FAILURES``."""
         return self._env.begin(buffers=True)
 
     def read(self, vbucket: int | None = None) -> Reading:

@@ -63,7 +63,7 @@ def forget_closed(path: Path) -> None:
 
 
 def compare_note(path: Path) -> None:
-    """Raise ``CorruptStore`` if the store was closed and is not as it was then; for who holds the owner's lock."""
+    """Raise ``CorruptStore`` if the store was closed and is not as it was then; the caller holds the owner's lock."""
     note = path / CLOSED
     if not note.exists() or not (path / DATA).exists():
         return  # it was not closed: there is nothing to compare with

@@ -4,7 +4,7 @@
 A key table is open addressing with linear probing in a flat uint64 array: ``ENTRY`` words a slot (hash, seqno with
 the deleted bit, rev, where in memory), or ``SLOT`` words on disk, without the last. Hash 0 marks a free slot. Slots
 are in the order of hashes, so that merging tables is a pass over both. A table on disk has a filter: a few bits for
-every entry that say "not here" without a look at the slots. ``layers`` says where the tables under the overlay are,
+every entry that say "not here" without reading the slots. ``layers`` says where the tables under the overlay are,
 newest first: ``LAYER`` words each (address, slots, words of a slot, address of the filter, its words or 0).
 """
 

@@ -1,7 +1,7 @@
 """Group commit: what waits in memory becomes blocks on disk, many vbuckets in one transaction.
 
-A batch is frozen under the lock in the caller's time, written without it, and acknowledged under it again. Until the
-commit is durable nothing in memory is let go, so a full disk costs nothing but time.
+A batch is frozen under the lock, written without it, and acknowledged under it again. Nothing leaves memory before its
+commit is durable, so a full disk loses nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["VB_META", "BlockWriter", "Flusher", "meta_key"]
 
 RETRY_S = 1.0
-REST = 4  # of five parts of the time the flusher takes one: what it costs, others in this process do not have
+REST = 4  # the flusher rests this many times as long as it worked: it shares the interpreter with the node
 SLICE_S = 0.01
 
 
@@ -173,7 +173,7 @@ class Flusher:
                 self._ready.set()
 
     def _gather(self, delay_s: float) -> None:
-        """Let changes come together, but not more than are worth a commit."""
+        """Wait for more changes, until there are enough for a commit or the delay is over."""
         deadline = time.monotonic() + delay_s
         while not self._stopping and self._shared.dirty_bytes < self._shared.options.flush_bytes:
             left = deadline - time.monotonic()

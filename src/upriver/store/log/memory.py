@@ -52,10 +52,9 @@ class OpenSegment:
 class MemoryCheckpoint:
     """One growing buffer of records, cut into segments that lie side by side.
 
-    A large one has memory for all that it may become from the start, and growing copies nothing. ``data`` is the part
-    that is in use. There can be as many segments as records,
-    so that they are rows of numbers and not objects: ``first`` to ``last`` are seqnos, ``end`` is a byte, and
-    ``snap_end`` is where the snapshot ends that the segment is part of.
+    A large one reserves all the memory that it may need, so growing copies nothing; ``data`` is the part in use. There
+    can be as many segments as records, so they are rows of numbers and not objects: ``first`` to ``last`` are seqnos,
+    ``end`` is a byte, and ``snap_end`` is where the snapshot ends that the segment is part of.
     """
 
     __slots__ = (

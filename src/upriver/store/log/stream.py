@@ -123,7 +123,9 @@ class StreamSource:
         self._vbucket.sources.discard(self)
         if self._wake is not None:
             self._vbucket.stop_waiting(self._wake)
-            self._wake = None  # it leads to the reader, who holds us: to be freed at once, somebody has to let go
+            self._wake = (
+                None  # it refers to the reader, which refers to us: break the cycle, so that both are freed at once
+            )
 
     def kill(self, reason: EndReason) -> None:
         """End it from outside; what was queued is dropped."""

@@ -30,7 +30,7 @@ def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None
                 transaction.drop(tree, delete=False)
             fresh = {number: _fresh(shared, number, state) for number, state in states.items()}
             records = {number: seal_vbucket(number, describe(vbucket)) for number, vbucket in fresh.items()}
-            at_last.enter_context(shared.lock)  # nobody looks for the old blocks before the vbuckets begin anew
+            at_last.enter_context(shared.lock)  # nobody looks for the old blocks before the vbuckets are empty
             for number, vbucket in vbuckets.items():
                 if states.get(number) is not vbucket.state:  # it was changed, or made, meanwhile
                     fresh[number] = _fresh(shared, number, vbucket.state)
@@ -48,9 +48,9 @@ def _fresh(shared: Shared, number: int, state: VbucketState) -> VBucket:
 
 
 def _begin_anew(shared: Shared, vbucket: VBucket, record: bytes) -> None:
-    """What of it waits for the disk never gets there.
+    """Forget everything, including what is not on disk yet.
 
-    It stays the same object: who has it in hand and waits for the lock goes on with what it is now.
+    It stays the same object: a thread that holds it and waits for the lock finds it empty.
     """
     vbucket.close_segment()
     shared.dirty_bytes -= sum(segment.end - segment.at for segment in vbucket.memory.collect_unflushed())

@@ -36,7 +36,7 @@ def consistent_point(vbucket: VBucket, wanted: int) -> int:
     if wanted >= vbucket.high_seqno:
         return vbucket.high_seqno
     if wanted == 0:
-        return 0  # without a look at what may be damaged: this is the way to begin anew
+        return 0  # without reading what may be damaged: this is how a damaged replica is emptied
     point = min(wanted, vbucket.complete_seqno)  # if no record is left above ``wanted``
     ends_here = False
     for last, block in blocks_after(vbucket, wanted - 1):

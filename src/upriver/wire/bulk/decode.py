@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -173,7 +173,7 @@ _INCOMPLETE, _FULL, _CONTROLS_FULL, _BROKEN = range(4)  # why the kernel stopped
 
 
 @cache
-def _kernel() -> Any:
+def _kernel() -> Callable[..., object]:
     from upriver.wire.kernels.decode import decode  # loads numba, which takes a second
 
     return decode

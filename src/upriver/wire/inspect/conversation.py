@@ -21,7 +21,7 @@ from upriver.wire.messages.session import HelloResponse
 from upriver.wire.messages.upr import UprStreamRequest
 
 
-class DumpConversation:
+class CapturedConversation:
     """What the two ends said so far, as far as it changes how the next frame is read.
 
     ``dialect`` and ``collections`` are ``None`` to be learned.
@@ -74,7 +74,7 @@ class DumpReader:
     the next frame.
     """
 
-    def __init__(self, conversation: DumpConversation, limit: int = MAX_FRAME) -> None:
+    def __init__(self, conversation: CapturedConversation, limit: int = MAX_FRAME) -> None:
         self.stopped = False
         self._read_frames = 0
         self._conversation = conversation

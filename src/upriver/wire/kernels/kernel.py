@@ -64,7 +64,7 @@ class Kernel:
         return self.compiled()(*args)
 
     def compiled(self) -> Callable[..., Any]:
-        """The function itself, for who calls it often."""
+        """The compiled function, for callers that call it often."""
         if self._compiled is None:
             dispatcher = _dispatcher(self._function, self._nogil)
             dispatcher.compile(self._signature)
@@ -81,7 +81,7 @@ def kernel(signature: Any = None, *, nogil: bool = True) -> Callable[[Callable[.
     """Declare a kernel: ``@kernel(types.void(I64, ARRAY))``, or ``@kernel()`` for the types that it is called with.
 
     One without a signature can be called by other kernels. One that is done in a microsecond keeps the interpreter
-    lock (``nogil=False``), which is dear to get back.
+    lock (``nogil=False``), which is expensive to get back.
     """
     return partial(_dispatcher, nogil=nogil) if signature is None else partial(Kernel, signature, nogil=nogil)
 

@@ -274,7 +274,7 @@ def _ingest(
 
 @kernel(nogil=False)
 def ingest(source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling):
-    """``_ingest`` for a record or a few: keeps the interpreter lock, which is dear to get back."""
+    """``_ingest`` for a record or a few: keeps the interpreter lock, which is expensive to get back."""
     return _ingest(
         source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
     )

@@ -123,6 +123,8 @@ def _broken_span(path: Path, text: str) -> Iterator[str]:
             yield f"{text}: there is no such place"
     elif PATH.fullmatch(text) and not text.startswith(("/", ".", "HOST", "ADDRESS")):
         bases = [ROOT, SOURCE, PACKAGE, ROOT / "docs", path.parent, path.parent.parent]
+        if path.parent == ROOT / "docs":
+            bases.append(PACKAGE / path.stem)  # the page of a room speaks of its files
         if _is_ours(text) and not any((base / text).exists() for base in bases):
             yield f"{text}: there is no such file"
     elif (found := DOTTED.fullmatch(text)) and _names_code(found[1]) and not _is_known(found[1]):
@@ -225,3 +227,17 @@ def test_a_walk_has_eight_hops_at_most() -> None:
     walks = page[page.index('<a id="walks"></a>') : page.index('<a id="faults"></a>')].split("\n### ")[1:]
     assert len(walks) == 4
     assert all(1 <= len(re.findall(r"^\d\. ", walk, re.MULTILINE)) <= 8 for walk in walks)
+
+
+def test_a_class_that_is_called_like_a_word_of_the_glossary_lives_in_its_home() -> None:
+    homes = {name: module.path for module in modules().values() for name in module.classes}
+    astray = []
+    for words, cells in re.findall(
+        r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs/glossary.md").read_text(), re.M
+    ):
+        listed = [PACKAGE / home for home in re.findall(r"`([\w/.]+)`", cells)]
+        for word in words.split(", "):
+            path = homes.get("".join(part.capitalize() for part in re.split(r"[ -]", word)))
+            if path and listed and not any(path == home or home in path.parents for home in listed):
+                astray.append(f"{word}: {path.relative_to(PACKAGE)}")
+    assert not astray, "\n".join(astray)

@@ -41,7 +41,7 @@ SCRAM_MECHANISMS = tuple(_DIGESTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class SaltedCredentials:
     """What a server keeps of a password for one mechanism; the password cannot be computed back from it."""
 
     salt: bytes
@@ -50,15 +50,15 @@ class Credentials:
     server_key: bytes
 
 
-def derive_credentials(mechanism: str, password: str, salt: bytes, iterations: int) -> Credentials:
+def derive_credentials(mechanism: str, password: str, salt: bytes, iterations: int) -> SaltedCredentials:
     """Salt and hash a password; slow on purpose, in proportion to ``iterations``."""
     digest = digest_of(mechanism)
     salted = _salted_password(digest, password, salt, iterations)
     stored_key = hashlib.new(digest, _hmac(digest, salted, b"Client Key")).digest()
-    return Credentials(salt, iterations, stored_key, _hmac(digest, salted, b"Server Key"))
+    return SaltedCredentials(salt, iterations, stored_key, _hmac(digest, salted, b"Server Key"))
 
 
-def password_matches(mechanism: str, credentials: Credentials, password: str) -> bool:
+def password_matches(mechanism: str, credentials: SaltedCredentials, password: str) -> bool:
     """Check a password sent in the clear (PLAIN) against salted credentials, in constant time."""
     found = derive_credentials(mechanism, password, credentials.salt, credentials.iterations)
     return hmac.compare_digest(found.stored_key, credentials.stored_key)
@@ -155,7 +155,7 @@ class ScramServer:
     ``finish``. ``finish`` raises ``AuthenticationFailed`` for a wrong proof.
     """
 
-    def __init__(self, mechanism: str, credentials: Credentials, nonce: str) -> None:
+    def __init__(self, mechanism: str, credentials: SaltedCredentials, nonce: str) -> None:
         self._digest = digest_of(mechanism)
         self._credentials = credentials
         self._nonce = nonce

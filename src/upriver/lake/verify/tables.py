@@ -79,7 +79,7 @@ def in_filter(name: str, scope: str, collections: tuple[str, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class DeltaSnapshot:
     """A Delta table in one version."""
 
     delta: DeltaTable
@@ -112,7 +112,7 @@ class LakeFiles:
         """Collections that have tables."""
         return sorted(self._directories)
 
-    def table(self, kind: str, name: str) -> Snapshot | None:
+    def table(self, kind: str, name: str) -> DeltaSnapshot | None:
         """One of the Delta tables of a collection, in its newest version."""
         if name not in self._directories:
             return None
@@ -129,7 +129,7 @@ class LakeFiles:
         have = {field.name for field in delta.schema().fields}
         if kind in ("current", "tail") and (lost := [column for column in COLUMNS if column not in have]):
             raise ConfigError(f"{path} has no column {', '.join(lost)}: another tool wrote it; sync to a new directory")
-        return Snapshot(delta, path)
+        return DeltaSnapshot(delta, path)
 
     def committed(self) -> Committed:
         """What the sync has committed: from ``offsets.json``, or from Spark's checkpoint if there is none."""
@@ -207,7 +207,7 @@ def _positions(offset: dict[str, Any], noted: dict[str, Any]) -> tuple[Committed
 class RowScan:
     """Iterates over the rows of one table in some vbuckets; ``broken`` are the data files that could not be read."""
 
-    table: Snapshot
+    table: DeltaSnapshot
     lo: int | None  # vbuckets, both included; None: no bound
     hi: int | None
     broken: list[str] = field(default_factory=list)

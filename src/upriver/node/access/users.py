@@ -20,7 +20,7 @@ from upriver.errors import ConfigError
 from upriver.files import replace_file
 from upriver.node import log
 from upriver.node.access.roles import ADMIN, Access
-from upriver.protocol.scram import SCRAM_MECHANISMS, Credentials, Mechanism, derive_credentials, password_matches
+from upriver.protocol.scram import SCRAM_MECHANISMS, Mechanism, SaltedCredentials, derive_credentials, password_matches
 
 ITERATIONS = 10_000
 SALT_BYTES = {Mechanism.SCRAM_SHA512: 64, Mechanism.SCRAM_SHA256: 32, Mechanism.SCRAM_SHA1: 20}
@@ -34,7 +34,7 @@ SECRET_BYTES = 32
 class User:
     """How a user proves who they are, and what they may do."""
 
-    credentials: Mapping[str, Credentials]
+    credentials: Mapping[str, SaltedCredentials]
     access: Access = ADMIN
 
 
@@ -85,7 +85,7 @@ class Users:
         user = self._in_memory.get(name) or self._in_file.get(name)
         return user.access if user is not None else Access()
 
-    def credentials(self, name: str, mechanism: str) -> Credentials:
+    def credentials(self, name: str, mechanism: str) -> SaltedCredentials:
         """What SCRAM needs to check a user; for an unknown one, credentials that no proof matches."""
         self.refresh()
         user = self._in_memory.get(name) or self._in_file.get(name)
@@ -109,14 +109,14 @@ class Users:
             self._accepted.clear()
         self._accepted[seen] = None
 
-    def _stand_in(self, name: str, mechanism: Mechanism) -> Credentials:
+    def _stand_in(self, name: str, mechanism: Mechanism) -> SaltedCredentials:
         def made_up(purpose: str, size: int) -> bytes:
             seed = hmac.digest(self._secret, f"{purpose}\0{mechanism}\0{name}".encode(), "sha256")
             return hashlib.shake_256(seed).digest(size)
 
         size = hashlib.new(mechanism.removeprefix("SCRAM-").lower()).digest_size
         salt = made_up("salt", SALT_BYTES[mechanism])
-        return Credentials(salt, self._iterations, made_up("stored", size), made_up("server", size))
+        return SaltedCredentials(salt, self._iterations, made_up("stored", size), made_up("server", size))
 
     def refresh(self) -> None:
         """Read the file again if it has changed."""
@@ -143,7 +143,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def salt_password(password: str, iterations: int = ITERATIONS) -> dict[str, Credentials]:
+def salt_password(password: str, iterations: int = ITERATIONS) -> dict[str, SaltedCredentials]:
     """Credentials for every SCRAM mechanism, each with a salt of its own."""
     return {
         mechanism: derive_credentials(mechanism, password, secrets.token_bytes(SALT_BYTES[mechanism]), iterations)
@@ -242,7 +242,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _encode_credentials(user: Mapping[str, Credentials]) -> dict[str, dict[str, str | int]]:
+def _encode_credentials(user: Mapping[str, SaltedCredentials]) -> dict[str, dict[str, str | int]]:
     return {
         mechanism: {
             "salt": base64.b64encode(known.salt).decode(),
@@ -254,9 +254,9 @@ def _encode_credentials(user: Mapping[str, Credentials]) -> dict[str, dict[str, 
     }
 
 
-def _decode_credentials(user: Mapping[str, Mapping[str, Any]]) -> dict[str, Credentials]:
+def _decode_credentials(user: Mapping[str, Mapping[str, Any]]) -> dict[str, SaltedCredentials]:
     return {
-        mechanism: Credentials(
+        mechanism: SaltedCredentials(
             base64.b64decode(known["salt"]), int(known["iterations"]),
             base64.b64decode(known["stored_key"]), base64.b64decode(known["server_key"]),
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from upriver.errors import ConfigError, StatusError
 from upriver.node.cluster.cluster_map import ClusterMap
 from upriver.node.http.server import Result, route
-from upriver.node.http.wire import Answer, HttpError, Request, Stream
+from upriver.node.http.wire import Answer, ChunkedAnswer, HttpError, Request
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -98,7 +98,7 @@ def terse_bucket(node: Node, request: Request, name: str) -> Result:
 @route("GET", "/pools/default/bs/*")
 @route("GET", "/pools/default/bucketsStreaming/*")
 def streaming_bucket(node: Node, request: Request, name: str) -> Result:
-    return Stream(_configs(node, bucket_or_404(node, name)))
+    return ChunkedAnswer(_configs(node, bucket_or_404(node, name)))
 
 
 async def _configs(node: Node, bucket: NodeBucket) -> AsyncIterator[bytes]:

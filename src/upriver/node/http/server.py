@@ -19,7 +19,7 @@ from upriver.errors import ConfigError, KeyExists, KeyNotFound, StatusError, Upr
 from upriver.node import log
 from upriver.node.access.connection_limits import NewConnections
 from upriver.node.access.roles import ADMIN, NOTHING, Access, Privilege, lacking
-from upriver.node.http.wire import IDLE_S, MAX_HEAD, Answer, HttpConnection, HttpError, Request, Stream
+from upriver.node.http.wire import IDLE_S, MAX_HEAD, Answer, ChunkedAnswer, HttpConnection, HttpError, Request
 
 if TYPE_CHECKING:
     from upriver.node.server import Node
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _OPEN_TO_ALL = frozenset({"/pools", "/versions"})
 _OF_BUCKETS = ("b", "bs", "buckets", "bucketsStreaming")
 
-Result = Answer | Stream
+Result = Answer | ChunkedAnswer
 View = Callable[..., Result | Awaitable[Result]]
 _routes: list[tuple[str, list[str], View]] = []
 

@@ -105,7 +105,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ChunkedAnswer:
     """A response that goes on: one chunk per piece."""
 
     pieces: AsyncIterator[bytes]
@@ -156,9 +156,9 @@ class HttpConnection:
     async def _read(self) -> None:
         self._machine.receive_data(await self._reader.read(_READ_SIZE))
 
-    async def send(self, result: Answer | Stream) -> None:
+    async def send(self, result: Answer | ChunkedAnswer) -> None:
         """The answer to the request; a client that does not take it in time is given up (``TimeoutError``)."""
-        if isinstance(result, Stream):
+        if isinstance(result, ChunkedAnswer):
             await self._send_stream(result)
         else:
             body = result.body
@@ -174,7 +174,7 @@ class HttpConnection:
         self._respond(answer.status, headers)
         await self._finish(answer.body)
 
-    async def _send_stream(self, stream: Stream) -> None:
+    async def _send_stream(self, stream: ChunkedAnswer) -> None:
         self._respond(HTTPStatus.OK, {"Transfer-Encoding": "chunked", "Connection": "close"})
         if not self._is_head:
             async for piece in stream.pieces:

@@ -1,1 +1,4 @@
-"""Kernels over what lies on disk: checksums of blocks, and values where LMDB keeps them."""
+"""Kernels over what lies on disk: checksums of blocks, and values where LMDB keeps them.
+
+They read memory that LMDB maps, within bounds that were checked before.
+"""

@@ -54,7 +54,7 @@ class FeedSettings:
     controls: tuple[tuple[str, str, bool], ...] = ()  # name, value, required
 
 
-class ScramExchange(Protocol):
+class ClientScram(Protocol):
     """The client end of a SCRAM exchange, as the session needs it."""
 
     def first(self) -> bytes: ...
@@ -62,7 +62,7 @@ class ScramExchange(Protocol):
     def verify(self, server_final: bytes) -> None: ...
 
 
-MakeScram = Callable[[str, str, str], ScramExchange]
+MakeScram = Callable[[str, str, str], ClientScram]
 Step = Iterator[Message]
 
 

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 
 class Status(IntEnum):
-    """The status word of a response (``protocol.md`` section 11)."""
+    """The status word of a response (docs/protocol/status.md)."""
 
     SUCCESS = 0x00
     KEY_ENOENT = 0x01
@@ -118,7 +118,7 @@ class Status(IntEnum):
     SUBDOC_FIELD_NOT_BINARY_VALUE = 0xD8
 
 
-# Their value is a payload, never an error JSON (protocol.md 11).
+# Their value is a payload, never an error JSON (docs/protocol/status.md).
 PAYLOAD_STATUSES = frozenset(
     {
         Status.SUCCESS,

@@ -27,7 +27,7 @@ class VbucketState(IntEnum):
 
 
 class Datatype(IntFlag):
-    """What the value bytes are; any combination (``protocol.md`` 1.3)."""
+    """What the value bytes are; any combination (docs/protocol/framing.md#datatype)."""
 
     RAW = 0
     JSON = 1
@@ -62,7 +62,8 @@ class FailoverLog:
     def load(cls, entries: Iterable[tuple[int, int]]) -> FailoverLog | None:
         """A log as it was stored or received, without the entries that cannot be right; None if nothing is left.
 
-        Dropped are entries with uuid 0 and those whose seqno is above that of the next newer entry (5.7).
+        Dropped are entries with uuid 0 and those whose seqno is above that of the next newer entry
+        (docs/protocol/rollback.md#failover-log).
         """
         kept: list[FailoverEntry] = []
         for uuid, seqno in entries:

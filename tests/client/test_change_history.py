@@ -1,4 +1,7 @@
-"""Change streams: every version of a document, from collections that keep them (protocol.md 2.7, 6.1)."""
+"""Change streams: every version of a document, from collections that keep them.
+
+See docs/protocol/messages.md#snapshot-marker and docs/protocol/snapshots.md#promises.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What real servers do on the wire (protocol.md 16 and 18), word by word, without sockets."""
+"""What real servers do on the wire, word by word, without sockets.
+
+See docs/protocol/clients.md and docs/protocol/pitfalls.md.
+"""
 
 from __future__ import annotations
 

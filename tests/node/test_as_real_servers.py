@@ -1,4 +1,4 @@
-"""Small things that real servers do and that somebody relies on (``protocol.md`` 19)."""
+"""Small things that real servers do and that somebody relies on (docs/protocol/clients.md#servers)."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_an_administrators_promotion_ends_the_passive_stream(make_node: MakeNode
     assert asyncio.run(scenario()) in (Status.DCP_STREAM_NOT_FOUND, Status.KEY_ENOENT)
 
 
-# ---------------------------------------------------------------------------------------------- 0xB3 (12.2)
+# ------------------------------------------------------------------------------- 0xB3 (docs/protocol/upr.md#add-stream)
 
 
 def add_streams(name: bytes, uuid: int, *vbuckets: int, opaque: int = 9) -> bytes:

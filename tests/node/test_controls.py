@@ -1,4 +1,6 @@
-"""DCP_CONTROL over a real socket: every key of section 4 with its values and errors, and what it changes."""
+"""DCP_CONTROL over a real socket: every key of docs/protocol/open.md#controls with its values and errors, and what it
+changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flow control counted byte for byte, noops, and dead peers (section 8), over real sockets."""
+"""Flow control counted byte for byte, noops, and dead peers (docs/protocol/flow.md), over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key-value commands of 10.2 over a real socket: results, quiet forms, order, errors."""
+"""The key-value commands of docs/protocol/kv.md#commands over a real socket: results, quiet forms, order, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DCP_OPEN over a real socket: every rule of section 3, and who may send what afterwards (1.6)."""
+"""DCP_OPEN over a real socket: every rule of docs/protocol/open.md, and who may send what afterwards.
+
+See docs/protocol/framing.md#malformed.
+"""
 
 from __future__ import annotations
 

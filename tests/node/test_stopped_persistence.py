@@ -108,7 +108,8 @@ def test_without_memory_writes_and_new_streams_get_a_temporary_failure(admin: Ra
     with ready(small.port, *ALL) as reader:
         assert reader.ask(dcp.Open(0, 1, b"step-21")).specific == OK
         assert reader.ask(dcp.DcpControl(b"enable_noop", b"true")).specific == OK
-        assert reader.ask(dcp.StreamRequest(vbucket=2)).specific == ETMPFAIL  # 5.4, step 21
+        # docs/protocol/stream-request.md#checks, step 21
+        assert reader.ask(dcp.StreamRequest(vbucket=2)).specific == ETMPFAIL
         unknown = dcp.StreamRequest(
             vbucket=2, start_seqno=9, vbuuid=0xBAD, snap_start_seqno=9, snap_end_seqno=9, end_seqno=2**64 - 1
         )

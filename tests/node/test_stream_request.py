@@ -1,4 +1,6 @@
-"""STREAM_REQ over a real socket: the checks of 5.4 in their order, each with the status that it answers."""
+"""STREAM_REQ over a real socket: the checks of docs/protocol/stream-request.md#checks in their order, each with the
+status that it answers.
+"""
 
 from __future__ import annotations
 

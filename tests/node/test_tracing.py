@@ -1,4 +1,7 @@
-"""Server durations in the framing extras of answers, for clients that asked HELLO for tracing (1.2, 10.3)."""
+"""Server durations in the framing extras of answers, for clients that asked HELLO for tracing.
+
+See docs/protocol/framing.md#framing-extras and docs/protocol/session.md#hello.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a consumer does with what arrives: the table of ``protocol.md`` 15.3, the takeover of 7.1, durable writes."""
+"""What a consumer does with what arrives: the table of docs/protocol/consumer.md#receiving, the takeover of
+docs/protocol/vbuckets.md#takeover, durable writes.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def answers(said: list[Message]) -> list[tuple[int, int, int]]:
     return [(each.to, int(each.status), each.opaque) for each in said if isinstance(each, OtherResponse)]
 
 
-# ---------------------------------------------------------------------------------------------- errors (15.3)
+# ------------------------------------------------------------------------- errors (docs/protocol/consumer.md#receiving)
 
 
 @pytest.mark.parametrize(("v7", "status"), [(True, Status.DCP_STREAM_NOT_FOUND), (False, Status.KEY_ENOENT)])
@@ -268,7 +270,7 @@ def test_under_memory_pressure_documents_are_taken_and_acknowledgements_withheld
     assert acknowledged(talk.heard()) == expected
 
 
-# ---------------------------------------------------------------------------------------------- takeover (7.1)
+# ------------------------------------------------------------------------ takeover (docs/protocol/vbuckets.md#takeover)
 
 
 def test_the_takeover_sequence(talk: Talk) -> None:

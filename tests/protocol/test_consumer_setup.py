@@ -1,4 +1,6 @@
-"""A consumer comes to its streams: every exchange of ``protocol.md`` 2.3, 2.4, 15.1 and 15.2 as a transcript."""
+"""A consumer comes to its streams: every exchange of docs/protocol/messages.md and docs/protocol/consumer.md as a
+transcript.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def control_answer(control: object, status: int = 0, opaque: int | None = None) 
     return OtherResponse(Opcode.DCP_CONTROL, opaque=control.opaque if opaque is None else opaque, status=status)
 
 
-# ---------------------------------------------------------------------------------------------- negotiation (15.1)
+# ------------------------------------------------------------------ negotiation (docs/protocol/consumer.md#negotiation)
 
 
 def test_controls_go_one_at_a_time_in_their_order_and_the_stream_request_follows_the_last(store: Store) -> None:
@@ -103,7 +105,7 @@ def test_a_control_answer_with_another_opaque_ends_the_connection(talk: Talk) ->
         talk.say(control_answer(first, opaque=9999))
 
 
-# ---------------------------------------------------------------------------------------------- refusals (2.3)
+# ---------------------------------------------------------------------- refusals (docs/protocol/messages.md#add-stream)
 
 
 def bare(said: Sequence[object]) -> tuple[int, int, int]:
@@ -171,7 +173,7 @@ def test_what_is_for_producers_ends_the_connection(talk: Talk, message: object) 
         talk.say(message)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------------------------------- stream requests (15.2)
+# ------------------------------------------------------------------ stream requests (docs/protocol/consumer.md#streams)
 
 
 def test_an_empty_replica_asks_for_everything(talk: Talk) -> None:
@@ -324,7 +326,7 @@ def test_a_vbucket_that_was_promoted_during_the_handshake_keeps_its_own_history(
     assert talk.vb().failover_log == own
 
 
-# ---------------------------------------------------------------------------------------------- closing (2.4)
+# --------------------------------------------------------------------- closing (docs/protocol/messages.md#close-stream)
 
 
 @pytest.mark.parametrize(("v7", "status"), [(True, Status.DCP_STREAM_NOT_FOUND), (False, Status.KEY_ENOENT)])
@@ -370,7 +372,7 @@ def test_noops_are_answered_at_any_time_with_their_opaque(talk: Talk) -> None:
     assert (answer.to, answer.opaque, answer.status) == (Opcode.DCP_NOOP, 10_000_001, 0)
 
 
-# ---------------------------------------------------------------------------------------------- older dialect (12.3)
+# ---------------------------------------------------------------------------- older dialect (docs/protocol/upr.md#both)
 
 
 def upr(talk: Talk, vbucket: int = 0) -> UprStreamRequest:

@@ -1,4 +1,7 @@
-"""What a consumer must not take: values that nobody could read (``protocol.md`` 2.18, steps 8 and 9), stream-ids."""
+"""What a consumer must not take: values that nobody could read, stream-ids.
+
+See docs/protocol/messages.md#checks, steps 8 and 9.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The rollback decision, row by row against the tables of ``protocol.md`` 5.6, and the life of a failover log (5.7)."""
+"""The rollback decision, row by row against the tables of docs/protocol/rollback.md#decision, and the life of a
+failover log.
+
+See docs/protocol/rollback.md#failover-log.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ class Reader:
             self.streams[frame.specific][-1].append(decode(frame, Context(collections=True)))
             self.unacknowledged += charged(frame)
         if self.options.window.size:
-            assert self.options.window.outstanding == self.unacknowledged  # byte for byte (8.1)
+            # Byte for byte (docs/protocol/flow.md#window)
+            assert self.options.window.outstanding == self.unacknowledged
         if not self.lazy and self.unacknowledged:
             self.link.ask(dcp.BufferAck(self.unacknowledged))
             self.unacknowledged = 0

@@ -1,4 +1,6 @@
-"""The producer without a socket: whatever is written, filtered and acknowledged, the promises of 6.1 hold."""
+"""The producer without a socket: whatever is written, filtered and acknowledged, the promises of
+docs/protocol/snapshots.md#promises hold.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def seqno_of(message: Message) -> int:
 
 
 def check_promises(messages: list[Message]) -> None:
-    """6.1: ranges, order, one version per key and snapshot, something behind every marker."""
+    """docs/protocol/snapshots.md#promises: ranges, order, one version per key and snapshot, something behind every
+    marker.
+    """
     marker, last, keys, announced = None, 0, set(), False
     for message in messages:
         if isinstance(message, dcp.SnapshotMarker | dcp.SnapshotMarkerV20):

@@ -68,7 +68,7 @@ def test_an_idle_query_makes_one_last_empty_batch_and_a_change_arrives(spark, wo
 
 
 def test_latest_is_fixed_once_even_if_the_first_batch_is_replayed_after_a_crash(spark, world: World, tmp_path):
-    """The start of a query is not persisted by Spark; the empty first batch does that (spark.md 0.5)."""
+    """The start of a query is not persisted by Spark; the empty first batch does that (ARCHITECTURE.md#spark)."""
     world.put(100, "old")
     frame = stream(spark, world, startingOffsets="latest")
     rows = Collected()
@@ -155,7 +155,8 @@ def test_rollback_can_be_made_to_fail_the_query(spark, world: World, tmp_path):
 
 
 class SilentLoss:
-    """design.md: a document is written early and again late; a reader stops in between, inside the snapshot.
+    """docs/protocol/rollback.md#positions: a document is written early and again late; a reader stops in between,
+    inside the snapshot.
 
     The replica has everything but the late write. Then the active dies, and the early version is alive again.
     """

@@ -1,4 +1,4 @@
-"""The manifest, its rules, and what it does to vbuckets (``protocol.md`` 9)."""
+"""The manifest, its rules, and what it does to vbuckets (docs/protocol/collections.md)."""
 
 from __future__ import annotations
 

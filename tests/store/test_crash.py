@@ -1,7 +1,9 @@
-"""A writer killed with SIGKILL at random instants: what it was told is persisted is there, in order (``design.md``).
+"""A writer killed with SIGKILL at random instants: what it was told is persisted is there, in order.
 
 Every operation is a function of its vbucket and seqno, so the state that a high seqno stands for can be computed.
 ``UPRIVER_CRASHES`` sets how many instants; ``make chaos-store`` takes 200.
+
+See ARCHITECTURE.md#faults.
 """
 
 from __future__ import annotations

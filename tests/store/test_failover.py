@@ -1,4 +1,4 @@
-"""Branches of history: failovers, lost tails, and going back (``protocol.md`` 5.6, 5.7; ``design.md``)."""
+"""Branches of history: failovers, lost tails, and going back (docs/protocol/rollback.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Readers of memory, some behind, some in front, some resumed half way: every snapshot is honest (``protocol.md`` 6.1).
+"""Readers of memory, some behind, some in front, some resumed half way: every snapshot is honest.
 
 Whatever is written, flushed and read in whatever order: a snapshot has a key once, lies in its marker's range, and
 leaves its reader with the state that the vbucket had at that seqno. On a replica in the middle of a snapshot too.
+
+See docs/protocol/snapshots.md#promises.
 """
 
 from __future__ import annotations

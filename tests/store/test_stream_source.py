@@ -1,4 +1,4 @@
-"""Snapshots as a producer hands them on: complete, in order, with honest markers (``protocol.md`` 6)."""
+"""Snapshots as a producer hands them on: complete, in order, with honest markers (docs/protocol/snapshots.md)."""
 
 from __future__ import annotations
 

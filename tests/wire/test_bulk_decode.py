@@ -67,7 +67,8 @@ def document_frames(draw: st.DrawFn) -> bytes:
         magic = draw(st.sampled_from([m for m in Magic if m.is_flexible == flexible]))
     key = draw(odd_keys if odd == "key" else good_keys)[: 255 if flexible else None]
     made = Frame(magic, op, draw(u16), draw(u32), draw(u64), datatype, framing, body, key, draw(values)).encode()
-    return made[:2] + b"\0" + made[3:] if odd == "forgotten" and flexible else made  # the framing's length (trap 64)
+    # The framing's length (docs/protocol/pitfalls.md#forgotten-framing-length)
+    return made[:2] + b"\0" + made[3:] if odd == "forgotten" and flexible else made
 
 
 plain_frames = st.one_of(

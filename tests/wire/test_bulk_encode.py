@@ -89,7 +89,10 @@ def is_wanted(head: RecordHead, options: FrameOptions, after: int) -> bool:
 
 
 def message(head: RecordHead, key: bytes, value: bytes, options: FrameOptions) -> Message:
-    """The record as an object, by the words of the specification (2.8-2.10, 12.1)."""
+    """The record as an object, by the words of the specification.
+
+    See docs/protocol/messages.md and docs/protocol/upr.md#differences.
+    """
     if not options.collections:
         key = split_key(key)[1]
     datatype = head.datatype

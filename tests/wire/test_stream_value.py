@@ -1,4 +1,4 @@
-"""The JSON value of a stream request: each rule of 5.3 with its status."""
+"""The JSON value of a stream request: each rule of docs/protocol/stream-request.md#value with its status."""
 
 import contextlib
 

@@ -1,4 +1,5 @@
-"""The worked examples of the specification: sections 12.5 (the seeds) and 17 (modern), with what they mean.
+"""The worked examples of the specification: docs/protocol/upr.md#examples and docs/protocol/messages.md#examples, with
+what they mean.
 
 An expected ``FramingError`` marks bytes that are broken as printed.
 """

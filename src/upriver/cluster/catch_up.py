@@ -1,7 +1,9 @@
-"""Waiting until a vbucket can be handed over: the target has it on disk, and little is left to send (15.4).
+"""Waiting until a vbucket can be handed over: the target has it on disk, and little is left to send.
 
 Uses only requests that every server of this protocol answers: high seqnos and the statistics ``dcp-vbtakeover`` at the
 source, SEQNO_PERSISTENCE at the target.
+
+See docs/protocol/consumer.md#third-party.
 """
 
 from __future__ import annotations

@@ -340,10 +340,12 @@ class Manager:
     def move_all(
         self, moves: list[Move], on_move: Callable[[int, int, Move], None] | None = None, timeout_s: float = 120.0
     ) -> None:
-        """Hand vbuckets over: replicate, wait for the disk, take over, and verify (15.4).
+        """Hand vbuckets over: replicate, wait for the disk, take over, and verify.
 
         Many are replicated at the same time, but few change their owner between two maps: clients cannot write to those
         until they have the next map.
+
+        See docs/protocol/consumer.md#third-party.
         """
         with self._file.alone():
             ordered, done = interleaved(moves), 0

@@ -1,6 +1,8 @@
-"""Moving vbuckets from one node to another, by a third party: stream, wait, take over, verify (``protocol.md`` 15.4).
+"""Moving vbuckets from one node to another, by a third party: stream, wait, take over, verify.
 
 Every step looks at both ends first, so a move that was interrupted is repaired by doing it again.
+
+See docs/protocol/consumer.md#third-party.
 """
 
 from __future__ import annotations

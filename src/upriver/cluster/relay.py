@@ -1,8 +1,10 @@
-"""Forwards the bytes between a producer and a consumer, with requests of its own among them (``protocol.md`` 15.4).
+"""Forwards the bytes between a producer and a consumer, with requests of its own among them.
 
 Pure. The relay owns opaques from 0xD0000000 on, which consumers' small counters never reach; it keeps the answers to
 those for itself. It notes seqnos, and reports STREAM_END and SET_VBUCKET_STATE as they pass. It never answers for one
 of the two, not even noops, so that each notices when the other is dead.
+
+See docs/protocol/consumer.md#third-party.
 """
 
 from __future__ import annotations

@@ -87,13 +87,13 @@ class NodeBucket:
         self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False,
         topology: Any = None, durable: bool = True,
     ) -> VBucket:  # fmt: skip
-        """Change a vbucket's state, and wake requests that wait for that (7.4)."""
+        """Change a vbucket's state, and wake requests that wait for that (docs/protocol/vbuckets.md#states)."""
         vbucket = self.store.set_state(
             vbucket_id, state, takeover=takeover, silent=silent, topology=topology, durable=durable
         )
         self._state_changed(vbucket_id)
         if state is VbucketState.ACTIVE and not takeover:
-            self.passive_streams.kill(vbucket_id)  # 7.2
+            self.passive_streams.kill(vbucket_id)  # docs/protocol/vbuckets.md#set-vbucket
         self.sync_writes.state_changed(vbucket)
         return vbucket
 

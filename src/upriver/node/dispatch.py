@@ -1,4 +1,5 @@
-"""From a frame to its handler: every check of ``protocol.md`` 1.6 in order, then a table of handlers by message class.
+"""From a frame to its handler: every check of docs/protocol/framing.md#malformed in order, then a table of handlers by
+message class.
 
 A handler is a function of the connection and one message; mypy checks that the two belong together. It answers and
 returns None, or returns an awaitable that answers later. A ``StatusError`` that it raises becomes the answer.
@@ -108,9 +109,11 @@ def dispatch(conn: ClientConnection, frame: Frame) -> Pending:
 def on_active(
     conn: ClientConnection, request: M, handler: Callable[[ClientConnection, M, VBucket], Pending]
 ) -> Pending:
-    """Call a handler with the active vbucket (7.4), for a durable write in the mode that only prepares it.
+    """Call a handler with the active vbucket, for a durable write in the mode that only prepares it.
 
     A command for a pending vbucket waits until its state has changed.
+
+    See docs/protocol/vbuckets.md#states.
     """
     bucket = conn.require_bucket()
     if not bucket.traffic:

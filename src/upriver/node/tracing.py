@@ -1,4 +1,7 @@
-"""Tracing: every answer says how long the node took, if the client asked HELLO for it (``protocol.md`` 1.2, 10.3)."""
+"""Tracing: every answer says how long the node took, if the client asked HELLO for it.
+
+See docs/protocol/framing.md#framing-extras and docs/protocol/session.md#hello.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flow-control window of one DCP connection, counted byte for byte (``protocol.md`` 8.1)."""
+"""The flow-control window of one DCP connection, counted byte for byte (docs/protocol/flow.md#window)."""
 
 from __future__ import annotations
 

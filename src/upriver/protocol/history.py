@@ -1,6 +1,9 @@
-"""May this reader go on where it stopped? The rollback decision of 5.6, and its UPR variant (12.3).
+"""May this reader go on where it stopped? The rollback decision of docs/protocol/rollback.md#decision, and its UPR
+variant.
 
 Pure: the producer asks it about its own vbucket, the client and the Spark driver about a log that they were sent.
+
+See docs/protocol/upr.md#both.
 """
 
 from __future__ import annotations

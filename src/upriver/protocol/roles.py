@@ -9,7 +9,10 @@ from upriver.wire.framing import Frame
 
 
 class WrongRole(RemoteProtocolError):
-    """A command for the other role, or an answer that cannot be: disconnect (1.6, 15.1, 15.2)."""
+    """A command for the other role, or an answer that cannot be: disconnect.
+
+    See docs/protocol/framing.md#malformed and docs/protocol/consumer.md.
+    """
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""SCRAM (RFC 5802, RFC 7677) with the names that Couchbase gives it, for both ends (``protocol.md`` 10.4).
+"""SCRAM (RFC 5802, RFC 7677) with the names that Couchbase gives it, for both ends (docs/protocol/session.md#sasl).
 
 Pure: randomness is a parameter, bytes go in and bytes come out. The server holds salted credentials, never a
 password; the client proves the server too, because only one that knows the user's credentials can sign.

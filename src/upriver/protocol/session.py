@@ -159,7 +159,8 @@ class Session:
     def _open_feed(self, feed: FeedSettings) -> Step:
         yield Open(0, feed.flags, feed.name.encode())
         self._answer("open the DCP connection")
-        # Noop first: without it, collection and xattr streams are refused (protocol.md 5.4 step 10).
+        # Noop first: without it, collection and xattr streams are refused (docs/protocol/stream-request.md#checks,
+        # step 10).
         wanted = [
             ("enable_noop", "true", True),
             ("set_noop_interval", f"{feed.noop_interval_s:g}", True),

@@ -1,4 +1,7 @@
-"""Who owns which vbucket: the cluster map as a value, parsed from the JSON of nodes (``protocol.md`` 10.11)."""
+"""Who owns which vbucket: the cluster map as a value, parsed from the JSON of nodes.
+
+See docs/protocol/session.md#cluster-map.
+"""
 
 from __future__ import annotations
 

@@ -164,7 +164,10 @@ def _names(ids: npt.NDArray[np.uint32], names: Mapping[int, tuple[str, str]]) ->
 
 
 def _timestamps(cas: npt.NDArray[np.uint64]) -> pa.Array:
-    """The clock in a CAS: nanoseconds, whose low 16 bits are a counter (10.5); no time for a CAS that is none."""
+    """The clock in a CAS: nanoseconds, whose low 16 bits are a counter; no time for a CAS that is none.
+
+    See docs/protocol/kv.md#clocks.
+    """
     microseconds = signed_column(cas & np.uint64(0xFFFF_FFFF_FFFF_0000)) // 1000
     missing = (cas == 0) | (cas > np.uint64(2**63))
     mask = missing if missing.any() else None

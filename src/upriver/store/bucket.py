@@ -34,7 +34,7 @@ SLICE = 4  # vbuckets that one call of ``maintain`` compacts
 
 
 def random_uuid() -> int:
-    """48 random bits, never 0 (5.7)."""
+    """48 random bits, never 0 (docs/protocol/rollback.md#failover-log)."""
     return secrets.randbits(48) or 1
 
 
@@ -252,9 +252,10 @@ class Bucket:
     ) -> VBucket:  # fmt: skip
         """Change the state of a vbucket, creating it if it is missing; durable on return unless ``durable`` is False.
 
-        To active by an administrator begins a new branch (5.7.2), by a takeover it does not. Streams end, unless
-        ``silent`` (a producer's own step from active to dead, 7.1). What is written to the vbucket later never
-        becomes durable before its state does.
+        To active by an administrator begins a new branch (docs/protocol/rollback.md#failover-log), by a takeover it
+        does not. Streams end, unless ``silent`` (a producer's own step from active to dead,
+        docs/protocol/vbuckets.md#takeover). What is written to the vbucket later never becomes durable before its state
+        does.
         """
         vbucket = self._change_state(vbucket_id, state, takeover, silent, topology)
         if durable:
@@ -355,9 +356,11 @@ class Bucket:
         return self._shared.manifest
 
     def apply_manifest(self, data: bytes | str) -> None:
-        """Make this the manifest; active vbuckets write their events (9.3). Durable on return.
+        """Make this the manifest; active vbuckets write their events. Durable on return.
 
         May be called in a thread beside the one that the bucket belongs to; others go on meanwhile.
+
+        See docs/protocol/collections.md#applying.
         """
         new = Manifest.parse(data)
         with self._manifests.turn:

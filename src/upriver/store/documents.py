@@ -1,6 +1,8 @@
-"""What clients do to documents: the KV operations of one active vbucket (``protocol.md`` 7.4, 10.2, 10.5).
+"""What clients do to documents: the KV operations of one active vbucket.
 
 Every operation either changes the memory log and returns, or raises and has changed nothing.
+
+See docs/protocol/vbuckets.md#states and docs/protocol/kv.md.
 """
 
 from __future__ import annotations

@@ -137,9 +137,11 @@ class DurableWrites:
         return head, value
 
     def drop_completed(self) -> None:
-        """Forget prepares whose key has a later version: a disk snapshot sends commits as plain documents (6.4).
+        """Forget prepares whose key has a later version: a disk snapshot sends commits as plain documents.
 
         So are those that a dropped or flushed collection took with it.
+
+        See docs/protocol/snapshots.md#seqnos.
         """
         vb = self._vb
         born = {int(row[r.C_ID]): int(row[r.C_START]) for row in vb.collection_table}

@@ -63,7 +63,10 @@ def _recorded(transaction: Any, disk: Disk) -> list[int]:
 
 
 def survive_crash(vbucket: VBucket) -> None:
-    """What was acknowledged but not persisted is lost: its seqnos may come again, under another uuid (5.7.3)."""
+    """What was acknowledged but not persisted is lost: its seqnos may come again, under another uuid.
+
+    See docs/protocol/rollback.md#failover-log.
+    """
     vbucket.registers[r.CAS] += UNCLEAN_CAS_LEAP
     if vbucket.state is not VbucketState.ACTIVE:
         return

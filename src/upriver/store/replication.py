@@ -1,4 +1,4 @@
-"""The receiving end of replication: snapshots as announced, records as they come (``protocol.md`` 15.2, 15.3)."""
+"""The receiving end of replication: snapshots as announced, records as they come (docs/protocol/consumer.md)."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class VBucket:
 
     @property
     def receiving_initial_disk_snapshot(self) -> bool:
-        """A replica that has nothing consistent to offer yet (5.4, step 22)."""
+        """A replica that has nothing consistent to offer yet (docs/protocol/stream-request.md#checks, step 22)."""
         receiving = self.state is not VbucketState.ACTIVE and not self.snapshot_complete
         return receiving and self.snapshot_from_disk and self.complete_seqno == 0
 
@@ -184,7 +184,7 @@ class VBucket:
         return self.collection_table.item(self.collection_row(collection_id), r.C_ITEMS)
 
     def next_cas(self) -> int:
-        """Hybrid logical clock (10.5)."""
+        """Hybrid logical clock (docs/protocol/kv.md#clocks)."""
         return max(self.shared.now_ns() & CLOCK_MASK, self.numbers[r.CAS] + 1)
 
     def require_active(self) -> None:

@@ -1,4 +1,4 @@
-"""Writes that bring their own history: conflict resolution between clusters (``protocol.md`` 10.7)."""
+"""Writes that bring their own history: conflict resolution between clusters (docs/protocol/kv.md#with-meta)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The rules that every message obeys, in the order of ``protocol.md`` 2.18; the first one broken is the answer."""
+"""The rules that every message obeys, in the order of docs/protocol/messages.md#checks; the first one broken is the
+answer.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every number on the wire that is not a length: magics, opcodes, flags, features.
 
-Names follow ``protocol.md``; the section in a class docstring says where its table stands.
+Names follow docs/protocol/; the section in a class docstring says where its table stands.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from enum import Enum, IntEnum, IntFlag
 
 
 class Dialect(Enum):
-    """Which of the two protocols a stream speaks; fixed by the size of its stream request (12.3)."""
+    """Which of the two protocols a stream speaks; fixed by the size of its stream request.
+
+    See docs/protocol/upr.md#both.
+    """
 
     DCP = "dcp"
     UPR = "upr"
 
 
 class Magic(IntEnum):
-    """The first byte of a frame (1.1)."""
+    """The first byte of a frame (docs/protocol/framing.md#header)."""
 
     REQUEST = 0x80
     RESPONSE = 0x81
@@ -44,7 +47,7 @@ _RESPONSES = frozenset({Magic.RESPONSE, Magic.ALT_RESPONSE, Magic.SERVER_RESPONS
 
 
 class Opcode(IntEnum):
-    """What a client or DCP frame asks for (2.1 and 10.2)."""
+    """What a client or DCP frame asks for (docs/protocol/messages.md#overview and docs/protocol/kv.md#commands)."""
 
     GET = 0x00
     SET = 0x01
@@ -155,7 +158,8 @@ class Opcode(IntEnum):
     GET_ERROR_MAP = 0xFE
 
 
-# Known once, refused today with NotSupported (1.6): TAP, old replication and checkpoint commands.
+# Known once, refused today with NotSupported (docs/protocol/framing.md#malformed): TAP, old replication and checkpoint
+# commands.
 REMOVED_OPCODES = frozenset(
     {
         *range(0x30, 0x3D),
@@ -216,7 +220,7 @@ DCP_OPCODES = range(Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END + 1)
 
 
 class ServerOpcode(IntEnum):
-    """What a server asks of a client, magic 0x82 (1.1)."""
+    """What a server asks of a client, magic 0x82 (docs/protocol/framing.md#header)."""
 
     CLUSTERMAP_CHANGE_NOTIFICATION = 0x01
     AUTHENTICATE = 0x02
@@ -225,7 +229,7 @@ class ServerOpcode(IntEnum):
 
 
 class RequestFrameId(IntEnum):
-    """Framing extras of a request (1.2)."""
+    """Framing extras of a request (docs/protocol/framing.md#framing-extras)."""
 
     BARRIER = 0
     DURABILITY = 1
@@ -237,7 +241,7 @@ class RequestFrameId(IntEnum):
 
 
 class ResponseFrameId(IntEnum):
-    """Framing extras of a response (1.2)."""
+    """Framing extras of a response (docs/protocol/framing.md#framing-extras)."""
 
     SERVER_DURATION = 0
     READ_UNITS = 1
@@ -252,7 +256,7 @@ class DurabilityLevel(IntEnum):
 
 
 class OpenFlag(IntFlag):
-    """DCP_OPEN (3)."""
+    """DCP_OPEN (docs/protocol/open.md)."""
 
     PRODUCER = 0x001
     INCLUDE_XATTRS = 0x004
@@ -264,7 +268,7 @@ class OpenFlag(IntFlag):
 
 
 class StreamFlag(IntFlag):
-    """DCP_STREAM_REQ and DCP_ADD_STREAM (5.2)."""
+    """DCP_STREAM_REQ and DCP_ADD_STREAM (docs/protocol/stream-request.md#flags)."""
 
     TAKEOVER = 0x001
     DISK_ONLY = 0x002
@@ -278,7 +282,7 @@ class StreamFlag(IntFlag):
 
 
 class MarkerFlag(IntFlag):
-    """DCP_SNAPSHOT_MARKER (2.7)."""
+    """DCP_SNAPSHOT_MARKER (docs/protocol/messages.md#snapshot-marker)."""
 
     MEMORY = 0x01
     DISK = 0x02
@@ -289,7 +293,7 @@ class MarkerFlag(IntFlag):
 
 
 class StreamEndStatus(IntEnum):
-    """Why a DCP stream ended (6.7)."""
+    """Why a DCP stream ended (docs/protocol/snapshots.md#stream-end)."""
 
     OK = 0
     CLOSED = 1
@@ -303,14 +307,17 @@ class StreamEndStatus(IntEnum):
 
 
 class UprStreamEndStatus(IntEnum):
-    """Why a UPR stream ended (12.1): value 1 means something else than in DCP."""
+    """Why a UPR stream ended (docs/protocol/upr.md#differences): value 1 means something else than in DCP."""
 
     OK = 0
     STATE_CHANGED = 1
 
 
 class UprVbucketState(IntEnum):
-    """Vbucket states as the UPR document numbers them (12.1): pending and replica are swapped."""
+    """Vbucket states as the UPR document numbers them: pending and replica are swapped.
+
+    See docs/protocol/upr.md#differences.
+    """
 
     ACTIVE = 1
     PENDING = 2
@@ -319,7 +326,7 @@ class UprVbucketState(IntEnum):
 
 
 class SystemEventId(IntEnum):
-    """DCP_SYSTEM_EVENT (9.5)."""
+    """DCP_SYSTEM_EVENT (docs/protocol/collections.md#system-events)."""
 
     BEGIN_COLLECTION = 0
     END_COLLECTION = 1
@@ -334,7 +341,7 @@ class OsoFlag(IntEnum):
 
 
 class Feature(IntEnum):
-    """HELLO (10.3)."""
+    """HELLO (docs/protocol/session.md#hello)."""
 
     DATATYPE = 0x01
     TLS = 0x02
@@ -377,7 +384,7 @@ class Feature(IntEnum):
 
 
 class MetaOption(IntFlag):
-    """The options word of a with-meta command (10.7)."""
+    """The options word of a with-meta command (docs/protocol/kv.md#with-meta)."""
 
     FORCE = 0x01
     FORCE_ACCEPT = 0x02
@@ -387,7 +394,7 @@ class MetaOption(IntFlag):
 
 
 class PathFlag(IntFlag):
-    """Sub-document paths (10.8)."""
+    """Sub-document paths (docs/protocol/subdoc.md)."""
 
     MKDIR_P = 0x01
     XATTR = 0x04
@@ -396,7 +403,7 @@ class PathFlag(IntFlag):
 
 
 class DocFlag(IntFlag):
-    """Sub-document documents (10.8)."""
+    """Sub-document documents (docs/protocol/subdoc.md)."""
 
     MKDOC = 0x01
     ADD = 0x02
@@ -407,7 +414,7 @@ class DocFlag(IntFlag):
 
 
 class ObserveState(IntEnum):
-    """The fate of one key in an OBSERVE answer (10.2)."""
+    """The fate of one key in an OBSERVE answer (docs/protocol/kv.md#commands)."""
 
     NOT_PERSISTED = 0x00
     PERSISTED = 0x01

@@ -169,7 +169,7 @@ class FrameSplitter:
 
 @dataclass(frozen=True, slots=True)
 class FrameInfo:
-    """One framing extra: an id and its bytes (1.2)."""
+    """One framing extra: an id and its bytes (docs/protocol/framing.md#framing-extras)."""
 
     id: int
     data: bytes = b""
@@ -227,10 +227,12 @@ _STREAM_ID_HEAD = RequestFrameId.STREAM_ID << 4 | 2
 
 
 def mend_stream_id(frame: Frame) -> Frame:
-    """A frame whose stream-id stands in the body but not in the framing length, cut anew (trap 64).
+    """A frame whose stream-id stands in the body but not in the framing length, cut anew.
 
     Real servers forget that length on deletions and expirations. The byte 0x22 would otherwise begin a seqno
     above 2**61, so nothing else can be meant.
+
+    See docs/protocol/pitfalls.md#forgotten-framing-length.
     """
     if frame.magic is not Magic.ALT_REQUEST or frame.framing or frame.opcode not in _MENDABLE:
         return frame
@@ -252,7 +254,9 @@ _FIXED_SIZES = {
 
 
 def check_request_frame_infos(infos: tuple[FrameInfo, ...], offset: int = HEADER_SIZE) -> None:
-    """The rules of 1.2 for a request: known ids, right sizes, a durability level and timeout that exist."""
+    """The rules of docs/protocol/framing.md#framing-extras for a request: known ids, right sizes, a durability level
+    and timeout that exist.
+    """
     for info in infos:
         if info.id not in RequestFrameId._value2member_map_:
             raise InvalidMessage(
@@ -276,7 +280,10 @@ def _check_durability(data: bytes, offset: int) -> None:
 
 
 def encode_duration(microseconds: float) -> int:
-    """A server duration as the u16 of response frame 0 (1.2): coarse, but good to a few percent up to minutes."""
+    """A server duration as the u16 of response frame 0: coarse, but good to a few percent up to minutes.
+
+    See docs/protocol/framing.md#framing-extras.
+    """
     return min(0xFFFF, round(float((microseconds * 2) ** (1 / 1.74))))
 
 

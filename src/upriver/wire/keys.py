@@ -1,4 +1,7 @@
-"""Collection ids in front of keys: unsigned LEB128, canonical, five bytes at most (``protocol.md`` 1.5)."""
+"""Collection ids in front of keys: unsigned LEB128, canonical, five bytes at most.
+
+See docs/protocol/framing.md#key-prefix.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ def join_key(collection_id: int, key: bytes) -> bytes:
 
 
 def split_key(wire_key: bytes | memoryview, offset: int = 0) -> tuple[int, bytes]:
-    """Collection id and logical key of a prefixed key, with every rule of 1.5 checked."""
+    """Collection id and logical key of a prefixed key, with every rule of docs/protocol/framing.md#key-prefix
+    checked.
+    """
     collection_id, size = decode_leb128(wire_key, offset)
     if 1 <= collection_id <= _LAST_RESERVED:
         raise InvalidMessage(f"collection id {collection_id} is reserved", "key", offset)

@@ -1,8 +1,8 @@
 """One declaration per message: field order is byte order, the annotation is the encoding.
 
 ``@message(Opcode.X)`` and ``@response(Opcode.X)`` read a class's annotations once and make a slotted dataclass that
-encodes itself, decodes frames, and checks the rules of ``protocol.md`` 2.18 in their order. Several classes may
-share an opcode; the size of the extras, or ``when``, tells them apart. The dump and the tests read the same
+encodes itself, decodes frames, and checks the rules of docs/protocol/messages.md#checks in their order. Several classes
+may share an opcode; the size of the extras, or ``when``, tells them apart. The dump and the tests read the same
 declarations.
 """
 
@@ -85,7 +85,10 @@ class Message:
             raise LocalProtocolError(f"{cls.__name__} does not exist as opcode 0x{opcode:02x}") from None
 
     def rules(self) -> Iterator[Broken]:
-        """The rules of its own that this message breaks (2.18 step 12); the first one counts."""
+        """The rules of its own that this message breaks; the first one counts.
+
+        See docs/protocol/messages.md#checks, step 12.
+        """
         return iter(())
 
     def agreed_rules(self, context: Context) -> Iterator[Broken]:
@@ -210,7 +213,7 @@ class OtherResponse(Response):
         import orjson
 
         if self.status in PAYLOAD_STATUSES or self.status == Status.NOT_MY_VBUCKET:
-            return {}  # a payload, or the cluster map: never an error text (1.6)
+            return {}  # a payload, or the cluster map: never an error text (docs/protocol/framing.md#error-answers)
         try:
             found = orjson.loads(self.value)
         except orjson.JSONDecodeError:

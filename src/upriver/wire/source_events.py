@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 class OsoStart(NamedTuple):
-    """Runs of one disk snapshot follow, in any order and without a marker (6.5)."""
+    """Runs of one disk snapshot follow, in any order and without a marker (docs/protocol/snapshots.md#oso)."""
 
 
 class OsoEnd(NamedTuple):

@@ -1,4 +1,7 @@
-"""Values: compressed with snappy as a whole, with extended attributes in front (``protocol.md`` 1.3, 10.9)."""
+"""Values: compressed with snappy as a whole, with extended attributes in front.
+
+See docs/protocol/framing.md#datatype and docs/protocol/kv.md#xattrs.
+"""
 
 from __future__ import annotations
 
@@ -114,9 +117,11 @@ def join_xattrs(attributes: Mapping[str, bytes], body: bytes = b"") -> bytes:
 
 
 def check_value(value: bytes | memoryview, datatype: int, offset: int = 0) -> None:
-    """Every datatype bit must be true of the value (2.18 steps 8 and 9); the body's JSON is not parsed.
+    """Every datatype bit must be true of the value; the body's JSON is not parsed.
 
     A value that is too large to be stored is refused before it is inflated.
+
+    See docs/protocol/messages.md#checks, steps 8 and 9.
     """
     if datatype & Datatype.SNAPPY and MAX_STORED < (size := inflated_size(value, offset)) <= MAX_INFLATED:
         reason = f"the value has {size} bytes when inflated, the limit is {MAX_STORED}"

@@ -111,9 +111,11 @@ class Floor:
 
 
 def floors(db: Database, committed: Committed, ids: Iterable[int] | None) -> list[Floor]:
-    """By vbucket: the committed seqno or, where the producer will roll the sync back (5.6), where it continues from.
+    """By vbucket: the committed seqno or, where the producer will roll the sync back, where it continues from.
 
     ``ids`` are the collections that the sync reads, None for all. Must be called after the bucket was read.
+
+    See docs/protocol/rollback.md#decision.
     """
     logs, highs = db.failover_logs(range(len(committed.positions))), db.high_seqnos()
     purges = _purges(db)

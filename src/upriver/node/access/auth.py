@@ -1,4 +1,4 @@
-"""SASL on the KV port: which mechanisms there are, and the exchanges (``protocol.md`` 10.4).
+"""SASL on the KV port: which mechanisms there are, and the exchanges (docs/protocol/session.md#sasl).
 
 A user who does not exist is answered exactly like one with a wrong password. Hashing a clear password is slow on
 purpose and runs in a thread of its own, so that guessing passwords does not slow other clients. Every wrong guess is

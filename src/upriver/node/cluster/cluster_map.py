@@ -1,6 +1,7 @@
 """The cluster map: which node serves which vbucket, the JSON that clients read, and who is told of a new map.
 
-A node alone has a map with one node; the manager of a cluster makes maps with several (``protocol.md`` 1.1, 10.11).
+A node alone has a map with one node; the manager of a cluster makes maps with several (docs/protocol/framing.md#header
+and docs/protocol/session.md#cluster-map).
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ A prepare outlives the client that made it: the active vbucket resolves it, by a
 or by an abort when they do not have it in time. A vbucket that stops being active leaves it to its successor, and the
 client is told that the outcome is unknown.
 
-The cluster map says which nodes make a majority; for a node alone, the topology of SET_VBUCKET does (7.2). During a
-move a vbucket has two chains of nodes, and a write needs a majority of each. Without a chain it needs no other node.
+The cluster map says which nodes make a majority; for a node alone, the topology of SET_VBUCKET does
+(docs/protocol/vbuckets.md#set-vbucket). During a move a vbucket has two chains of nodes, and a write needs a majority
+of each. Without a chain it needs no other node.
 """
 
 from __future__ import annotations

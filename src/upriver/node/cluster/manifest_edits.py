@@ -16,7 +16,7 @@ from upriver.store import Manifest
 
 Edit = Mapping[str, Any]
 Draft = dict[str, Any]
-_FIRST_ID = 8  # ids 1 to 7 are reserved (9.1)
+_FIRST_ID = 8  # ids 1 to 7 are reserved (docs/protocol/collections.md#manifest)
 
 
 class EditRefused(Exception):

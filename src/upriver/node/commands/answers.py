@@ -1,4 +1,7 @@
-"""Error answers: their JSON, the cluster map in NOT_MY_VBUCKET, and the statuses of clients without XERROR (1.6)."""
+"""Error answers: their JSON, the cluster map in NOT_MY_VBUCKET, and the statuses of clients without XERROR.
+
+See docs/protocol/framing.md#error-answers.
+"""
 
 from __future__ import annotations
 

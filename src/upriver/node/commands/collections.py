@@ -1,4 +1,4 @@
-"""The manifest, and the ids of scopes and collections (``protocol.md`` 9.2)."""
+"""The manifest, and the ids of scopes and collections (docs/protocol/collections.md#commands)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The commands of a DCP connection: OPEN gives it a role, and the role takes the rest (``protocol.md`` 2 to 5)."""
+"""The commands of a DCP connection: OPEN gives it a role, and the role takes the rest.
+
+See docs/protocol/messages.md, docs/protocol/open.md and docs/protocol/stream-request.md.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def _supersede(old: ClientConnection | None, new: ClientConnection) -> None:
 
 
 def to_producer(conn: ClientConnection, request: Message) -> None:
-    """Any command but OPEN. The bytes of a consumer never come this way, so anyone else is disconnected (1.6)."""
+    """Any command but OPEN. The bytes of a consumer never come this way, so anyone else is disconnected.
+
+    See docs/protocol/framing.md#malformed.
+    """
     if isinstance(conn.dcp, ProducerRole):
         conn.dcp.receive(request)
     else:

@@ -1,4 +1,4 @@
-"""Reading and writing documents: every plain command of ``protocol.md`` 10.2, with its quiet form.
+"""Reading and writing documents: every plain command of docs/protocol/kv.md#commands, with its quiet form.
 
 Quiet rule: a quiet mutation that succeeds and a quiet get that finds nothing are not answered; everything else is.
 """

@@ -1,4 +1,4 @@
-"""Metadata of documents, writes with another cluster's metadata, random documents (``protocol.md`` 10.2, 10.7)."""
+"""Metadata of documents, writes with another cluster's metadata, random documents (docs/protocol/kv.md)."""
 
 from __future__ import annotations
 

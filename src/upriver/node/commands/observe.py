@@ -1,4 +1,4 @@
-"""Failover logs, high seqnos, and whether a seqno or key is on disk (``protocol.md`` 10.2, 10.6)."""
+"""Failover logs, high seqnos, and whether a seqno or key is on disk (docs/protocol/kv.md)."""
 
 from __future__ import annotations
 

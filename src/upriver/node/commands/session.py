@@ -1,4 +1,7 @@
-"""HELLO, buckets, and commands about the connection or the whole bucket (``protocol.md`` 10.2, 10.3)."""
+"""HELLO, buckets, and commands about the connection or the whole bucket.
+
+See docs/protocol/kv.md#commands and docs/protocol/session.md#hello.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The administrator's commands: vbucket states, compaction, the cluster map (``protocol.md`` 7.2, 7.3, 10.2)."""
+"""The administrator's commands: vbucket states, compaction, the cluster map.
+
+See docs/protocol/vbuckets.md and docs/protocol/kv.md#commands.
+"""
 
 from __future__ import annotations
 

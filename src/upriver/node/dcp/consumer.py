@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 class BucketStore:
-    """The bucket as a consumer sees it: state changes also wake the operations that wait for them (7.4)."""
+    """The bucket as a consumer sees it: state changes also wake the operations that wait for them.
+
+    See docs/protocol/vbuckets.md#states.
+    """
 
     def __init__(self, bucket: NodeBucket) -> None:
         self._bucket = bucket
@@ -172,7 +175,7 @@ class PrepareAcks:
 
 
 async def add_streams(conn: ClientConnection, request: upr.UprAddStreams) -> None:
-    """Answered when every handshake has ended, with one status per vbucket (12.2)."""
+    """Answered when every handshake has ended, with one status per vbucket (docs/protocol/upr.md#add-stream)."""
     name = request.name.decode("utf-8", "backslashreplace")
     found = conn.require_bucket().dcp_connections.get(name)
     role = found.dcp if found is not None else None
@@ -198,7 +201,7 @@ async def _handshakes(role: ConsumerRole, vbuckets: tuple[int, ...]) -> tuple[up
 
 
 def _upr_status(status: int) -> int:
-    """The older command knows five outcomes; any other handshake just failed (12.2)."""
+    """The older command knows five outcomes; any other handshake just failed (docs/protocol/upr.md#add-stream)."""
     return status if status in upr.UPR_STREAM_STATUSES else Status.EINTERNAL
 
 

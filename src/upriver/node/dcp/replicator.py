@@ -66,7 +66,10 @@ class Replicator:
             self._sources.pop(address).stop()
 
     async def take_over(self, vb: int, timeout_s: float) -> None:
-        """Become the active owner of a vbucket that is consumed now; raises if that did not happen (7.1)."""
+        """Become the active owner of a vbucket that is consumed now; raises if that did not happen.
+
+        See docs/protocol/vbuckets.md#takeover.
+        """
         source = next((each for each in self._sources.values() if each.wants(vb)), None)
         if source is None:
             raise ConfigError(f"vbucket {vb} is not replicated to this node")

@@ -14,7 +14,8 @@ from upriver.store import Manifest, NewSnapshot, VBucket, follow
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
 
-_BACKFILL_SHARE = 0.96  # of the memory quota; above it no stream is opened (5.4, step 21)
+# Of the memory quota; above it no stream is opened (docs/protocol/stream-request.md#checks, step 21)
+_BACKFILL_SHARE = 0.96
 
 
 class StreamedBucket:

@@ -1,4 +1,4 @@
-"""All routes of the management port (``clients.md``).
+"""All routes of the management port (docs/protocol/clients.md#http).
 
 To add a route, decorate a function with ``route`` in one of these modules.
 """

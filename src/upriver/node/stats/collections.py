@@ -1,4 +1,4 @@
-"""Statistics of scopes and collections, by name or by id (``protocol.md`` 10.10)."""
+"""Statistics of scopes and collections, by name or by id (docs/protocol/session.md#stats)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""STAT: groups of figures under the names that existing tools read (``protocol.md`` 10.10).
+"""STAT: groups of figures under the names that existing tools read (docs/protocol/session.md#stats).
 
 A group is a generator of names and values; each pair is one packet. Only figures that are really known are reported.
 A long group gives the other connections turns in between, and waits for a client that reads slowly.

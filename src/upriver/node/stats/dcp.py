@@ -1,4 +1,4 @@
-"""Statistics of DCP connections and their streams (``protocol.md`` 10.10)."""
+"""Statistics of DCP connections and their streams (docs/protocol/session.md#stats)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of vbuckets: states, seqnos, failover logs and counts (``protocol.md`` 10.10)."""
+"""Statistics of vbuckets: states, seqnos, failover logs and counts (docs/protocol/session.md#stats)."""
 
 from __future__ import annotations
 

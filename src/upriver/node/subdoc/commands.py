@@ -1,4 +1,4 @@
-"""Sub-document commands (``protocol.md`` 10.8): requests in, answers out.
+"""Sub-document commands (docs/protocol/subdoc.md): requests in, answers out.
 
 ``specs`` has the rules of a request, ``paths`` finds and changes a path in a JSON text, ``xattrs`` knows what is
 special about extended attributes, and ``write`` takes a mutation from reading a document to writing it back.

@@ -1,4 +1,4 @@
-"""Paths inside a JSON text: find, replace, insert and remove without touching the rest (``protocol.md`` 10.8).
+"""Paths inside a JSON text: find, replace, insert and remove without touching the rest (docs/protocol/subdoc.md).
 
 The text is spliced, never parsed and written again: spaces, key order and the spelling of numbers outside the path
 stay as they are. Pure: text in, text out; a failure is a ``StatusError`` with its exact sub-document status.

@@ -1,4 +1,4 @@
-"""The rules of sub-document requests, checked before any document is read (``protocol.md`` 10.8).
+"""The rules of sub-document requests, checked before any document is read (docs/protocol/subdoc.md).
 
 One table says what every opcode allows; a request that breaks it fails as a whole. A spec is one path with its
 opcode, flags and value; a single-path command is a request with one spec.

@@ -25,7 +25,7 @@ from upriver.wire.constants import DocFlag, MetaOption, Opcode, PathFlag
 if TYPE_CHECKING:
     from upriver.store import Stored, VBucket
 
-_CLOCK_MASK = ~0xFFFF  # CAS is the clock in ns without its low 16 bits (10.5)
+_CLOCK_MASK = ~0xFFFF  # CAS is the clock in ns without its low 16 bits (docs/protocol/kv.md#clocks)
 _RELATIVE_EXPIRY_S = 30 * 86400
 
 

@@ -1,7 +1,9 @@
-"""What is special about paths in extended attributes: virtual attributes, macros, binary values (``protocol.md`` 10.8).
+"""What is special about paths in extended attributes: virtual attributes, macros, binary values.
 
 A virtual attribute is computed when it is read. A macro is a value that is only known when the document is written,
 so the writer fixes CAS and seqno first and hands them over as a ``Stamp``.
+
+See docs/protocol/subdoc.md.
 """
 
 from __future__ import annotations

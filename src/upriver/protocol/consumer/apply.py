@@ -74,7 +74,10 @@ def _check_value(value: bytes, datatype: int) -> None:
 
 
 def _usable_cas(replica: ReplicaVbucket, cas: int) -> int:
-    """The message's CAS; 0 and the largest number are not valid, and are replaced by a new one (15.3)."""
+    """The message's CAS; 0 and the largest number are not valid, and are replaced by a new one.
+
+    See docs/protocol/consumer.md#receiving.
+    """
     return cas if 0 < cas < SEQNO_MAX else replica.max_cas + 1
 
 

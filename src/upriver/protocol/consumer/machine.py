@@ -1,8 +1,9 @@
 """The consuming end of a DCP connection: told to Add Stream, it asks the producer for the stream and applies it.
 
-Everything of ``protocol.md`` 2.3 and 15.1 to 15.3 except sockets and disks: bytes in, bytes out, and a ``ReplicaStore``
-that takes what arrives. Documents are applied in runs of packed records, never one by one. The doors of every
-machine (``receive``, ``receive_eof``, ``data_to_send``) and one more: ``wake``, when time has passed.
+Everything of docs/protocol/messages.md#add-stream and docs/protocol/consumer.md except sockets and disks: bytes in,
+bytes out, and a ``ReplicaStore`` that takes what arrives. Documents are applied in runs of packed records, never one by
+one. The doors of every machine (``receive``, ``receive_eof``, ``data_to_send``) and one more: ``wake``, when time has
+passed.
 """
 
 from __future__ import annotations
@@ -122,7 +123,10 @@ class Consumer(StreamSetup):
         return data
 
     def wake(self, now: float) -> None:
-        """Acknowledge received bytes if it is time, unless memory is short: then the producer has to wait (15.3)."""
+        """Acknowledge received bytes if it is time, unless memory is short: then the producer has to wait.
+
+        See docs/protocol/consumer.md#receiving.
+        """
         if not self.negotiation.flow_control:
             return
         if self._acks.gathered and self.store.under_pressure:
@@ -133,7 +137,10 @@ class Consumer(StreamSetup):
     # ---------------------------------------------------------------------------------------------- documents
 
     def _checked_rows(self, columns: Columns, first: int, last: int) -> None:
-        """Take documents of which some are compressed or have attributes; refuse what nobody could read (2.18)."""
+        """Take documents of which some are compressed or have attributes; refuse what nobody could read.
+
+        See docs/protocol/messages.md#checks.
+        """
         while (broken := self._first_broken(columns, first, last)) is not None:
             self._rows(columns, first, broken.row)
             self._refuse_broken(columns, broken)
@@ -231,7 +238,10 @@ class Consumer(StreamSetup):
         replica.replication.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
 
     def _stream_status(self, vb: int, opaque: int) -> Status | None:
-        """None if a message with this opaque belongs to a live stream; SUCCESS if it is to be swallowed (15.3)."""
+        """None if a message with this opaque belongs to a live stream; SUCCESS if it is to be swallowed.
+
+        See docs/protocol/consumer.md#receiving.
+        """
         stream = self.streams.get(vb)
         if stream is None:
             return Status.SUCCESS if self._table.state(vb) is SlotState.IGNORED else self._not_found
@@ -409,7 +419,7 @@ class Consumer(StreamSetup):
         return prepared
 
     def acknowledge_prepares(self, vb: int, prepared_seqno: int) -> None:
-        """Every prepare up to this seqno is durable here (2.15)."""
+        """Every prepare up to this seqno is durable here (docs/protocol/messages.md#durable)."""
         stream = self.streams.get(vb)
         if stream is not None and stream.phase is StreamPhase.LIVE and self.negotiation.sync_writes:
             self._send(SeqnoAcknowledged(prepared_seqno, vbucket=vb, opaque=stream.opaque))

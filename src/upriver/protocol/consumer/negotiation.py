@@ -1,4 +1,7 @@
-"""What a consumer asks of a producer before its first stream: one control at a time, in a fixed order (15.1)."""
+"""What a consumer asks of a producer before its first stream: one control at a time, in a fixed order.
+
+See docs/protocol/consumer.md#negotiation.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class ConsumerOptions:
     datatypes: int = 7
 
     def controls(self) -> list[tuple[str, str]]:
-        """What to ask of the producer, in the order of 15.1."""
+        """What to ask of the producer, in the order of docs/protocol/consumer.md#negotiation."""
         durable = [("enable_sync_writes", "true"), ("consumer_name", self.consumer_name)] if self.consumer_name else []
         return [
             ("enable_noop", "true"),
@@ -89,7 +92,8 @@ class Negotiation:
         if status == Status.SUCCESS:
             self.agreed.add(name)
         elif status == Status.UNKNOWN_COMMAND:
-            self._left.clear()  # a producer of the older dialect has no controls at all (12.1)
+            # A producer of the older dialect has no controls at all (docs/protocol/upr.md#differences)
+            self._left.clear()
         elif name == "set_noop_interval" and "." in value:
             self._left.appendleft((name, str(max(1, round(self._options.noop_interval_s)))))
         elif name in ("set_noop_interval", "connection_buffer_size"):

@@ -1,6 +1,8 @@
-"""Rows of received documents as the packed records that a replica keeps, corrected where they make no sense (15.3).
+"""Rows of received documents as the packed records that a replica keeps, corrected where they make no sense.
 
 Live writes come one by one, each in a snapshot of its own, so the way of a single row is short and allocates nothing.
+
+See docs/protocol/consumer.md#receiving.
 """
 
 from __future__ import annotations
@@ -137,7 +139,10 @@ class ReceivedRows:
 
 
 def mend_cas(replica: ReplicaVbucket, cas: npt.NDArray[np.uint64], rows: Rows) -> None:
-    """Give documents without a valid CAS a new one: 0 and the largest number are not valid (15.3)."""
+    """Give documents without a valid CAS a new one: 0 and the largest number are not valid.
+
+    See docs/protocol/consumer.md#receiving.
+    """
     bad = rows[(cas[rows] == 0) | (cas[rows] == SEQNO_MAX)]
     if bad.size:
         first = max(replica.max_cas, int(cas[rows].max(initial=0, where=cas[rows] != SEQNO_MAX))) + 1

@@ -1,6 +1,6 @@
 """How a consumer opens and ends its streams: negotiation, STREAM_REQ, rollbacks, the answer.
 
-The first half of ``Consumer`` (``protocol.md`` 2.3, 2.4, 15.1, 15.2).
+The first half of ``Consumer`` (docs/protocol/messages.md and docs/protocol/consumer.md).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StreamSetup:
         if self.negotiation.is_done:
             self._ask(stream)
         else:
-            self._waiting.append(stream)  # negotiation first (15.1)
+            self._waiting.append(stream)  # negotiation first (docs/protocol/consumer.md#negotiation)
 
     def _refusal(self, vb: int) -> Status | None:
         live = vb in self.streams and self.streams[vb].is_live
@@ -93,7 +93,10 @@ class StreamSetup:
             self._start_waiting(self._waiting.popleft())
 
     def _start_waiting(self, stream: PassiveStream) -> None:
-        """Start a queued ADD_STREAM; one that cannot run any more is answered with a zero opaque (2.3)."""
+        """Start a queued ADD_STREAM; one that cannot run any more is answered with a zero opaque.
+
+        See docs/protocol/messages.md#add-stream.
+        """
         status = self._vbucket_refusal(stream.vbucket) if stream.is_live else Status.KEY_ENOENT
         if status is None:
             self._ask(stream)
@@ -103,7 +106,7 @@ class StreamSetup:
                 self._remove(stream)
 
     def _ask(self, stream: PassiveStream) -> None:
-        """Send STREAM_REQ from where the replica is (15.2, step 1)."""
+        """Send STREAM_REQ from where the replica is (docs/protocol/consumer.md#streams, step 1)."""
         replica = self.store.vbucket(stream.vbucket)
         stream.opaque = stream.opaque or self._next_opaque()
         stream.phase = StreamPhase.ASKED
@@ -170,12 +173,14 @@ class StreamSetup:
             self._prepared.append((stream.vbucket, replica.high_prepared_seqno, _ANY_LEVEL))
 
     def _is_older_dialect(self, stream: PassiveStream, response: Response) -> bool:
-        """A producer that refuses the 48-byte request may know the 40-byte one (12.3)."""
+        """A producer that refuses the 48-byte request may know the 40-byte one (docs/protocol/upr.md#both)."""
         refused = response.status in (Status.EINVAL, Status.UNKNOWN_COMMAND)
         return refused and stream.dialect is Dialect.DCP and not self.negotiation.v7_statuses
 
     def _roll_back(self, stream: PassiveStream, seqno: int) -> None:
-        """15.2, step 3: another branch at the same seqno may still fit; otherwise undo, and ask again."""
+        """docs/protocol/consumer.md#streams, step 3: another branch at the same seqno may still fit; otherwise undo,
+        and ask again.
+        """
         replica = self.store.vbucket(stream.vbucket)
         log: FailoverLog = replica.failover_log
         skipped, high = stream.skipped_branches, replica.high_seqno
@@ -206,7 +211,10 @@ class StreamSetup:
     # ---------------------------------------------------------------------------------------------- ending streams
 
     def kill_stream(self, vbucket: int) -> None:
-        """The vbucket must take nothing from outside any more; the stream stays registered until its end (15.3)."""
+        """The vbucket must take nothing from outside any more; the stream stays registered until its end.
+
+        See docs/protocol/consumer.md#receiving.
+        """
         stream = self.streams.get(vbucket)
         if stream is None or not stream.is_live:
             return

@@ -65,7 +65,7 @@ class StreamPhase(Enum):
     WAITING = auto()  # for the control negotiation to end
     ASKED = auto()  # STREAM_REQ is on its way
     LIVE = auto()
-    DEAD = auto()  # closed here; late messages are swallowed until STREAM_END (15.3)
+    DEAD = auto()  # closed here; late messages are swallowed until STREAM_END (docs/protocol/consumer.md#receiving)
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class PassiveStream:
     opaque: int = 0
     phase: StreamPhase = StreamPhase.WAITING
     dialect: Dialect = Dialect.DCP
-    skipped_branches: int = 0  # uuids given up at the same seqno (15.2, step 3)
+    skipped_branches: int = 0  # uuids given up at the same seqno (docs/protocol/consumer.md#streams, step 3)
     snapshot_start: int = 0
     snapshot_end: int = 0
     ack_marker: bool = False  # answer 0x56 when the snapshot is complete (takeover)
@@ -100,7 +100,10 @@ class StreamOwner(Protocol):
 
 @dataclass(slots=True)
 class Registry:
-    """The streams that a bucket consumes, over all its consumer connections: at most one per vbucket (2.3)."""
+    """The streams that a bucket consumes, over all its consumer connections: at most one per vbucket.
+
+    See docs/protocol/messages.md#add-stream.
+    """
 
     owners: dict[int, StreamOwner] = field(default_factory=dict)
 
@@ -112,7 +115,10 @@ class Registry:
             del self.owners[vbucket]
 
     def kill(self, vbucket: int) -> None:
-        """An administrator made the vbucket active: nobody may write to it from outside any more (7.2)."""
+        """An administrator made the vbucket active: nobody may write to it from outside any more.
+
+        See docs/protocol/vbuckets.md#set-vbucket.
+        """
         owner = self.owners.pop(vbucket, None)
         if owner is not None:
             owner.kill_stream(vbucket)
@@ -120,11 +126,13 @@ class Registry:
 
 @dataclass(slots=True)
 class AckWindow:
-    """When to acknowledge: a fifth of the window has gathered, or anything at all is five seconds old (8.1).
+    """When to acknowledge: a fifth of the window has gathered, or anything at all is five seconds old.
 
     >>> window = AckWindow(100)
     >>> window.add(20), window.due(0.0), window.add(1), window.due(0.0)
     (None, 0, None, 21)
+
+    See docs/protocol/flow.md#window.
     """
 
     size: int

@@ -250,7 +250,10 @@ class ClusterFeed:
         return True
 
     def _leave_moved(self, address: Address, link: NodeLink) -> None:
-        """A takeover does not end the streams at the old owner (protocol.md 6.7): nothing would come there any more."""
+        """A takeover does not end the streams at the old owner: nothing would come there any more.
+
+        See docs/protocol/snapshots.md#stream-end.
+        """
         for vb in list(link.streams):
             if self.topology.active(vb) not in (None, address):
                 link.close_stream(vb)

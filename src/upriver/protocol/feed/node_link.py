@@ -38,7 +38,7 @@ from upriver.wire.messages.dcp import (
 )
 from upriver.wire.messages.events import SystemEvent
 
-ACK_AFTER_S = 5.0  # freed bytes are given back after this time, however few (protocol.md 8.1)
+ACK_AFTER_S = 5.0  # freed bytes are given back after this time, however few (docs/protocol/flow.md#window)
 PREPARE_SURCHARGE = 2
 _CONFIG_OPAQUE = 0xC0FF_EE00
 
@@ -243,7 +243,8 @@ class NodeLink:
                 vbucket, seqno = int(columns["vbucket"][bad]), int(columns["seqno"][bad])
                 what = f"vbucket {vbucket}: seqno {seqno} is out of order, outside its snapshot, or of no stream"
                 raise RemoteProtocolError(what, "by_seqno", 24)
-            columns["event"][bad] = 0  # trailing data of a stream that we closed: charged, not read (trap 44)
+            # Trailing data of a stream that we closed: charged, not read (docs/protocol/pitfalls.md#trailing-data)
+            columns["event"][bad] = 0
             columns.dropped += 1
             at = bad + 1
         return RowsReceived(columns, first, last, size, full)
@@ -256,7 +257,7 @@ class NodeLink:
         elif isinstance(message, DcpNoop):
             self._send(OtherResponse(Opcode.DCP_NOOP, opaque=message.opaque))
         elif frame.magic in (Magic.REQUEST, Magic.ALT_REQUEST):
-            # A prepare is charged two bytes more than it is long (protocol.md 8.1).
+            # A prepare is charged two bytes more than it is long (docs/protocol/flow.md#window).
             size = frame.size + (PREPARE_SURCHARGE if isinstance(message, Prepare) else 0)
             self.charged += size
             yield from self._stream_message(message)

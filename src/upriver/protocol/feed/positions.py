@@ -152,7 +152,7 @@ class PositionTable:
         return True
 
     def begin_out_of_order(self, vb: int) -> None:
-        """Until the end comes, only the seqno held before may be resumed from (protocol.md 6.5)."""
+        """Until the end comes, only the seqno held before may be resumed from (docs/protocol/snapshots.md#oso)."""
         self._before[vb] = self._now(vb).resume()
         self._out_of_order.add(vb)
         self.streams.set_state(vb, SlotState.OUT_OF_ORDER)

@@ -1,7 +1,9 @@
-"""The options of a producer connection: what OPEN and CONTROL set, with every default and error (``protocol.md`` 3, 4).
+"""The options of a producer connection: what OPEN and CONTROL set, with every default and error.
 
 ``apply_control`` looks the key up in a table of functions; an unknown key or value is ``InvalidArguments``. A stream
 keeps the options that the connection had when it was created.
+
+See docs/protocol/open.md.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from upriver.wire.messages.dcp import Open
 
 
 class Oso(IntEnum):
-    """Whether snapshots may come out of sequence order (6.5)."""
+    """Whether snapshots may come out of sequence order (docs/protocol/snapshots.md#oso)."""
 
     OFF = 0
     ON = 1
@@ -29,7 +31,9 @@ class Oso(IntEnum):
 
 
 class Priority(IntEnum):
-    """How many sends a connection makes in one turn; the ratio of 8.3, in sends instead of messages."""
+    """How many sends a connection makes in one turn; the ratio of docs/protocol/flow.md#priority, in sends instead of
+    messages.
+    """
 
     LOW = 1
     MEDIUM = 2
@@ -73,13 +77,16 @@ class ProducerOptions:
 
     @property
     def can_advance(self) -> bool:
-        """Whether SEQNO_ADVANCED may be sent (6.6)."""
+        """Whether SEQNO_ADVANCED may be sent (docs/protocol/snapshots.md#seqno-advanced)."""
         skips = OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in self.flags
         return self.collections and (not self.sync_writes or not self.flatbuffers or skips)
 
     @property
     def needs_noop(self) -> bool:
-        """Xattr and collection streams are refused until noop is on (5.4 step 10)."""
+        """Xattr and collection streams are refused until noop is on.
+
+        See docs/protocol/stream-request.md#checks, step 10.
+        """
         return OpenFlag.INCLUDE_XATTRS in self.flags or self.collections
 
 

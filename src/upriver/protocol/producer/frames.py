@@ -73,7 +73,10 @@ class StreamFrames:
     # ------------------------------------------------------------------------------------------ control frames
 
     def marker(self, facts: MarkerFacts) -> bytes:
-        """A snapshot marker in the version that applies to this very snapshot (2.7)."""
+        """A snapshot marker in the version that applies to this very snapshot.
+
+        See docs/protocol/messages.md#snapshot-marker.
+        """
         if self._plain_markers:
             return _MARKER_V1.pack(_REQUEST, _MARKER, 0, 20, 0, self.vbucket, 20, self.opaque, 0, *facts[:3])
         if self.upr:
@@ -178,7 +181,7 @@ class StreamFrames:
         return key if self._options.collections else key[decode_leb128(key)[1] :]
 
     def _value(self, datatype: int, value: bytes, gone: bool) -> tuple[int, bytes]:
-        """The value and datatype as the flags of OPEN demand, in the order of section 3."""
+        """The value and datatype as the flags of OPEN demand, in the order of docs/protocol/open.md#values."""
         options, original = self._options, datatype
         strip = datatype & self.stop_datatypes or options.flags & _NO_VALUE
         if strip:

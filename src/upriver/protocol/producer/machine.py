@@ -296,7 +296,7 @@ class Producer:
         self._turns.sequential = options.sequential_backfill
 
     def close_stream(self, stream: ProducerStream) -> None:
-        """The client does not want it any more (2.4)."""
+        """The client does not want it any more (docs/protocol/messages.md#close-stream)."""
         self._changes.append(StreamDropped(stream.vbucket_id, stream.stream_id))
         if self.options.end_on_close:
             stream.end(StreamEndStatus.CLOSED)

@@ -1,4 +1,4 @@
-"""When a producer sends a noop, and which answer it accepts (``protocol.md`` 8.2)."""
+"""When a producer sends a noop, and which answer it accepts (docs/protocol/flow.md#noop)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a producer does with each request: a table from message class to function (``protocol.md`` 2 to 5)."""
+"""What a producer does with each request: a table from message class to function.
+
+See docs/protocol/messages.md, docs/protocol/open.md and docs/protocol/stream-request.md.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,8 @@ def stream_request(producer: Producer, request: StreamRequest | UprStreamRequest
     try:
         decide(attempt)
         stream = _make_stream(producer, attempt, request.opaque, now)
-    except Rollback as error:  # DCP puts the seqno into the value, UPR into the extras (12.1)
+    # DCP puts the seqno into the value, UPR into the extras (docs/protocol/upr.md#differences)
+    except Rollback as error:
         seqno = error.seqno.to_bytes(8, "big")
         is_upr = attempt.dialect is Dialect.UPR
         return RequestAnswer(Status.ROLLBACK, extras=seqno) if is_upr else RequestAnswer(Status.ROLLBACK, value=seqno)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from upriver.protocol.producer.takeover import Takeover
 
 RUN_BYTES = 64 * 1024  # of one vbucket, before another gets its turn
-_ANTI_LAG = 10_000  # seqnos that a filter hides before the client is told how far the stream is (6.6)
+# Seqnos that a filter hides before the client is told how far the stream is (docs/protocol/snapshots.md#seqno-advanced)
+_ANTI_LAG = 10_000
 # As plain numbers: an IntFlag takes longer to compare than the whole marker to build.
 _MEMORY, _DISK, _ACK = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.ACK)
 _PREPARE_OPCODE = int(Opcode.DCP_PREPARE)
@@ -306,7 +307,8 @@ class ProducerStream:
         if encoder is None:
             encoder = self._encoder = self._make_encoder()
             self._live_encoder = encoder.plain_encoder if self._can_be_live else None
-        upto = min(run.upto, self.end_seqno) if self.frames.upr else run.upto  # there a stream ends exactly (12.1)
+        # There a stream ends exactly (docs/protocol/upr.md#differences)
+        upto = min(run.upto, self.end_seqno) if self.frames.upr else run.upto
         done = encoder.encode(
             run.data, out, offset=self._offset, after=run.after, upto=upto,
             budget=window.room - (out.used - before),
@@ -406,7 +408,10 @@ class ProducerStream:
             self.end(StreamEndStatus.OK)
 
     def _finish_snapshot(self, snapshot: SnapshotStart) -> None:
-        """All of it was sent; if its end was not a document of this stream, say that it is reached (6.6)."""
+        """All of it was sent; if its end was not a document of this stream, say that it is reached.
+
+        See docs/protocol/snapshots.md#seqno-advanced.
+        """
         self._snapshot = None
         if self._marker is not None:
             self._finish_unseen(snapshot)

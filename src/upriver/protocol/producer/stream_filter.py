@@ -1,7 +1,9 @@
-"""Which records a stream may see: a stream request's filter, kept up to date by system events (``protocol.md`` 9.4).
+"""Which records a stream may see: a stream request's filter, kept up to date by system events.
 
 The bulk encoder takes the documents by ``collection_ids``; system events come here one by one. A scope's filter grows
 and shrinks with the events that pass; a list only shrinks. ``is_empty`` ends the stream with FilterEmpty.
+
+See docs/protocol/collections.md#filters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The decision on a stream request: every check of ``protocol.md`` 5.4 after decoding, in its order.
+"""The decision on a stream request: every check of docs/protocol/stream-request.md#checks after decoding, in its order.
 
 ``decide`` walks ``CHECKS``; the first that fails raises the status to answer.
 """
@@ -71,7 +71,10 @@ class Attempt:
 
     @property
     def collection_high(self) -> int | None:
-        """The highest seqno in the filtered collections; a legacy stream filters the default one (5.6)."""
+        """The highest seqno in the filtered collections; a legacy stream filters the default one.
+
+        See docs/protocol/rollback.md#decision.
+        """
         ids = self.collection_ids
         if ids is None and not self.options.collections:
             ids = frozenset((DEFAULT_COLLECTION,))
@@ -90,7 +93,10 @@ def attempt_of(
     request: StreamRequest | UprStreamRequest, *, options: ProducerOptions, manifest: SourceManifest,
     vbucket: SourceVbucket | None, streams: Collection[tuple[int, int]], max_streams: int, memory_full: bool,
 ) -> Attempt:  # fmt: skip
-    """The starting point for either dialect; UPR has no snapshot range, so what it has is what it claims (12.3)."""
+    """The starting point for either dialect; UPR has no snapshot range, so what it has is what it claims.
+
+    See docs/protocol/upr.md#both.
+    """
     if isinstance(request, UprStreamRequest):
         dialect, span, raw_value = Dialect.UPR, (request.start_seqno, request.start_seqno), b""
     else:
@@ -272,7 +278,8 @@ CHECKS: tuple[Check, ...] = (
     _settle,
 )
 
-# UPR knows neither noop, filters nor snapshot ranges; a start at or beyond the end is out of range there (12.1).
+# UPR knows neither noop, filters nor snapshot ranges; a start at or beyond the end is out of range there
+# (docs/protocol/upr.md#differences).
 
 
 def _upr_start_before_end(attempt: Attempt) -> None:

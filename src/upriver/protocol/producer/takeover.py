@@ -1,4 +1,7 @@
-"""The producer's half of a takeover: hand a vbucket over without losing a write (``protocol.md`` 7.1)."""
+"""The producer's half of a takeover: hand a vbucket over without losing a write.
+
+See docs/protocol/vbuckets.md#takeover.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ class Takeover:
         return self._patient_until if self._step is TakeoverStep.SENDING else inf
 
     def wake(self, now: float) -> None:
-        """A history that grows as fast as it is sent never ends: after a while writers have to wait (7.1)."""
+        """A history that grows as fast as it is sent never ends: after a while writers have to wait.
+
+        See docs/protocol/vbuckets.md#takeover.
+        """
         if now < self.wake_at or self._stream.ended:
             return
         if self._stream.backfilling:

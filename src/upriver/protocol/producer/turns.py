@@ -11,7 +11,7 @@ from upriver.protocol.producer.stream import TurnEnd
 if TYPE_CHECKING:
     from upriver.protocol.producer.stream import ProducerStream
 
-MAX_BACKFILLS = 64  # that run at once on one connection (8.4)
+MAX_BACKFILLS = 64  # that run at once on one connection (docs/protocol/flow.md#backfill)
 
 
 class Turns:

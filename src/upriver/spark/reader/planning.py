@@ -18,8 +18,8 @@ batch is read, so the driver cannot know in which snapshot it will end. What it 
    an end says the same (``reports``). Then ``snap_start = s = snap_end``. Nothing that the driver sees by itself makes
    a vbucket complete. Knowing less than that is harmless.
 4. If ``U`` is not on top any more, ``H`` belongs to another branch and says nothing of what ``U`` had deduplicated:
-   ``snap_end`` is unknown, the largest u64. By 5.6 the request then passes only from a complete start; any other is
-   rolled back to ``snap_start`` or lower.
+   ``snap_end`` is unknown, the largest u64. By docs/protocol/rollback.md#decision the request then passes only from a
+   complete start; any other is rolled back to ``snap_start`` or lower.
 5. A rollback to ``R`` does not go to ``R`` but to the newest *complete* seqno ``P <= R``. Inside a completed, larger
    snapshot an older version at or below ``R`` may have been deduplicated by a write above ``R`` that is now undone;
    what was delivered up to ``R`` is no state that ever was. At ``P`` it is, and ``P`` lies in the common history. The

@@ -1,6 +1,8 @@
-"""Collections inside one vbucket: the manifest as its own log tells it, and system events (``protocol.md`` 9.3, 9.5).
+"""Collections inside one vbucket: the manifest as its own log tells it, and system events.
 
 Active vbuckets turn a manifest into events; replicas learn the manifest from the events that they receive.
+
+See docs/protocol/collections.md.
 """
 
 from __future__ import annotations

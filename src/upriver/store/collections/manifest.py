@@ -1,4 +1,4 @@
-"""The collections manifest: parsed, checked, compared (``protocol.md`` 9.1 to 9.3). Pure; immutable.
+"""The collections manifest: parsed, checked, compared (docs/protocol/collections.md). Pure; immutable.
 
 ``changes`` lists what one manifest does to another in the documented order; vbuckets turn that into system events.
 """
@@ -24,7 +24,7 @@ MOST = 1000  # collections besides the default one, and scopes: as many as a clu
 
 
 class ManifestEvent(IntEnum):
-    """System events (9.5). A flush is a BEGIN_COLLECTION again."""
+    """System events (docs/protocol/collections.md#system-events). A flush is a BEGIN_COLLECTION again."""
 
     BEGIN_COLLECTION = 0
     END_COLLECTION = 1
@@ -153,7 +153,7 @@ class Manifest:
                 raise CannotApplyManifest(f"{then - 1} {what} besides _default; a bucket can have {MOST}")
 
     def changes(self, new: Manifest) -> Iterator[ManifestChange]:
-        """What turns this manifest into ``new``, in the order of 9.3."""
+        """What turns this manifest into ``new``, in the order of docs/protocol/collections.md#applying."""
         for collection_id, entry in self.collections.items():
             if collection_id not in new.collections:
                 scope = self.scopes.get(entry.scope_id) or ScopeEntry(entry.scope_id, "")

@@ -21,7 +21,7 @@ _SEQNO_BYTES = np.arange(AT_SEQNO, AT_SEQNO + 8)
 
 
 class Transition:
-    """From ``old`` to ``new``, as events; all but the last carry the old uid (9.3).
+    """From ``old`` to ``new``, as events; all but the last carry the old uid (docs/protocol/collections.md#applying).
 
     ``emptied`` are the collections whose documents are removed: those that are dropped or flushed.
     """

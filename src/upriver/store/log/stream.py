@@ -251,7 +251,10 @@ class StreamSource:
         return found if position >= stretch.snap_end else stretch.snap_end  # the rest may pass when it comes
 
     def _first_start(self, start: int) -> int:
-        """The first marker of a stream begins where the reader said that its snapshot began (6.2)."""
+        """The first marker of a stream begins where the reader said that its snapshot began.
+
+        See docs/protocol/snapshots.md#markers.
+        """
         if self._snap_start is not None:
             start = min(start, self._snap_start)
             self._snap_start = None
@@ -269,7 +272,7 @@ class StreamSource:
         if self._is_purged():
             return End(EndReason.ROLLBACK)
         if vbucket.persisted_seqno < min(self._owed_end, vbucket.high_seqno):
-            return None  # what is needed is not on disk yet (8.4)
+            return None  # what is needed is not on disk yet (docs/protocol/flow.md#backfill)
         if vbucket.persisted_seqno <= self.position:
             return End(EndReason.OK) if self._disk_only else self._from_memory()
         self._scan = DiskScan(vbucket, self.position)
@@ -326,7 +329,9 @@ class StreamSource:
         return Run(data, after, self.position, memory=False)
 
     def _is_purged(self) -> bool:
-        """The re-check of 5.6: tombstones that this reader needs were purged since it was let in."""
+        """The re-check of docs/protocol/rollback.md#decision: tombstones that this reader needs were purged since it
+        was let in.
+        """
         purge = self._vbucket.purge_seqno
         if self._ignore_purged or self.position == 0 or self.position >= purge or self._known_purge == purge:
             return False
@@ -337,7 +342,7 @@ class StreamSource:
         return not (self.position >= high and high <= purge)
 
     def _may_go_out_of_order(self) -> bool:
-        """A single small collection from the very start (6.5)."""
+        """A single small collection from the very start (docs/protocol/snapshots.md#oso)."""
         if not self._oso or self.position != 0 or self.collections is None or len(self.collections) != 1:
             return False
         vbucket = self._vbucket

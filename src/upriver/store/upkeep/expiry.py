@@ -1,4 +1,7 @@
-"""The expiry pager: documents whose time has come become tombstones, each with a new seqno (``protocol.md`` 10.5)."""
+"""The expiry pager: documents whose time has come become tombstones, each with a new seqno.
+
+See docs/protocol/kv.md#clocks.
+"""
 
 from __future__ import annotations
 

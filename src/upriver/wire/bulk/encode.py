@@ -160,7 +160,8 @@ class PackedEncoder:
     ) -> Encoded:  # fmt: skip
         """Append frames to ``out`` for the records of ``run`` from ``offset`` on with a seqno in ``(after, upto]``.
 
-        ``budget`` is what is left of the flow-control window; the frame that uses it up is still sent (8.1).
+        ``budget`` is what is left of the flow-control window; the frame that uses it up is still sent
+        (docs/protocol/flow.md#window).
         """
         limits = min(after, _I64_MAX), min(upto, _I64_MAX), min(budget, _I64_MAX)
         self._plan[7], self._plan[8], self._plan[9] = limits

@@ -25,7 +25,7 @@ _DOCUMENTS = frozenset({RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXP
 
 @dataclass(frozen=True, slots=True)
 class ValueShape:
-    """What a stream wants of values (``protocol.md`` section 3)."""
+    """What a stream wants of values (docs/protocol/open.md#values)."""
 
     stop_datatypes: int = 0  # values with any of these bits have to be looked at
     xattrs: bool = False

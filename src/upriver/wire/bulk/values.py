@@ -1,4 +1,7 @@
-"""The values of received rows, checked in bulk: each must be what its datatype says (``protocol.md`` 2.18, 8 and 9)."""
+"""The values of received rows, checked in bulk: each must be what its datatype says.
+
+See docs/protocol/messages.md#checks, steps 8 and 9.
+"""
 
 from __future__ import annotations
 

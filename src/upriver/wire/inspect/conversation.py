@@ -1,8 +1,8 @@
 """Both directions of one connection, read for a dump: dialect and collections are learned from the frames.
 
-A stream's dialect follows from the size of its request (12.3) and is remembered by opaque; collections follow from
-the HELLO response. Bytes that are missing, as in a capture that lost a packet, are skipped up to the next plausible
-frame.
+A stream's dialect follows from the size of its request (docs/protocol/upr.md#both) and is remembered by opaque;
+collections follow from the HELLO response. Bytes that are missing, as in a capture that lost a packet, are skipped up
+to the next plausible frame.
 """
 
 from __future__ import annotations

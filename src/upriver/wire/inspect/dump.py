@@ -40,7 +40,7 @@ _MAGIC_NOTES = {
 
 
 _UNCOUNTED_STREAM_ID = InvalidMessage(
-    "the framing length is 0 but a stream-id begins the body; it should be 3 (trap 64)", "framing length", 2
+    "the framing length is 0 but a stream-id begins the body; it should be 3", "framing length", 2
 )
 
 
@@ -268,7 +268,7 @@ def _number_note(info: FieldInfo, number: int) -> str:
     return str(number)
 
 
-_RELATIVE = 30 * 24 * 3600  # a larger expiry is a moment, a smaller one a duration (10.5)
+_RELATIVE = 30 * 24 * 3600  # a larger expiry is a moment, a smaller one a duration (docs/protocol/kv.md#clocks)
 
 
 def _moment(seconds: int) -> str:

@@ -123,7 +123,9 @@ def stream_id_of(p, head, size):
 
 @njit(**INLINE)
 def prefix_size(p, size):
-    """Bytes of the LEB128 collection id at ``p`` if the key of ``size`` bytes keeps every rule of 1.5, else 0."""
+    """Bytes of the LEB128 collection id at ``p`` if the key of ``size`` bytes keeps every rule of
+    docs/protocol/framing.md#key-prefix, else 0.
+    """
     last = load8(p)
     if last == 0:
         return 1 if 2 <= size <= 251 else 0
@@ -346,7 +348,10 @@ CLOSED, OPEN, OUT_OF_ORDER, IGNORED = range(4)
 
 @njit(**INLINE)
 def breaks_order(seqno, streams, s):
-    """Whether a change may not come next on the stream at ``s`` (6.1, guarantees 1 and 2)."""
+    """Whether a change may not come next on the stream at ``s``.
+
+    See docs/protocol/snapshots.md#promises, guarantees 1 and 2.
+    """
     if word(streams, s + S_STATE) == OUT_OF_ORDER:
         return False
     return seqno <= word(streams, s + S_LAST) or seqno < word(streams, s + S_START) or seqno > word(streams, s + S_END)

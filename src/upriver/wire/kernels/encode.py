@@ -59,7 +59,10 @@ UNSEEN = -1  # a prepare or an abort, for a reader that sees only commits
 
 @njit(**INLINE)
 def opcode_of(kind, bits):
-    """The opcode that announces a record: expirations are deletions unless the peer asked for them (2.10)."""
+    """The opcode that announces a record: expirations are deletions unless the peer asked for them.
+
+    See docs/protocol/messages.md#expiration.
+    """
     if kind == 0:
         return _MUTATION
     return _EXPIRATION if kind == 2 and bits & EXPIRY_OPCODE else _DELETION
@@ -67,7 +70,10 @@ def opcode_of(kind, bits):
 
 @njit(**INLINE)
 def extras_size(op, bits):
-    """Extras length of a document message in the dialect and version asked for (2.8-2.10, 12.1)."""
+    """Extras length of a document message in the dialect and version asked for.
+
+    See docs/protocol/messages.md and docs/protocol/upr.md#differences.
+    """
     if op == _MUTATION:
         return 30 if bits & UPR else 31
     if bits & UPR:
@@ -151,7 +157,10 @@ def is_whole(r, left):
 
 @njit(**INLINE)
 def plain_kind(kind, r, bits):
-    """The kind of the record at ``r`` to a reader without sync writes: a commit is the document that it made (6.4)."""
+    """The kind of the record at ``r`` to a reader without sync writes: a commit is the document that it made.
+
+    See docs/protocol/snapshots.md#seqnos.
+    """
     if kind <= _SYSTEM_EVENT or not bits & PLAIN_COMMITS:
         return kind
     if kind == _COMMIT:

@@ -1,6 +1,6 @@
 """Packed records whose values change on their way to a stream: the numba kernel of ``bulk.shape``.
 
-What OPEN and CONTROL ask for (``protocol.md`` section 3): bodies and extended attributes are left out, compressed
+What OPEN and CONTROL ask for (docs/protocol/open.md#values): bodies and extended attributes are left out, compressed
 values are inflated for a reader that cannot do so, and others compressed for one that wants them so. The records come
 out packed again, so that one encoder makes all frames.
 """
@@ -52,7 +52,10 @@ _AT, _SIZE, _DATATYPE, _USED = range(4)
 
 @njit(**CALLED)
 def pair_size(p, end):
-    """The size of the attribute at ``p`` with its length, or -1: two strings, each ended by a zero byte (10.9)."""
+    """The size of the attribute at ``p`` with its length, or -1: two strings, each ended by a zero byte.
+
+    See docs/protocol/kv.md#xattrs.
+    """
     if end - p < 4:
         return -1
     size = load_be32(p)

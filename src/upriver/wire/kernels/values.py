@@ -46,7 +46,7 @@ def is_repeated(first, p, size):
 
 @njit(**CALLED)
 def are_plain(value, size, stack):
-    """Whether a value begins with extended attributes as they should be (10.9)."""
+    """Whether a value begins with extended attributes as they should be (docs/protocol/kv.md#xattrs)."""
     if size < 4 or load_be32(value) > size - 4 or load_be32(value) > _MOST_BYTES:
         return False
     first = p = value + 4

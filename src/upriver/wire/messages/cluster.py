@@ -1,4 +1,7 @@
-"""Cluster maps, vbucket states and seqnos, observe, compaction, collections (``protocol.md`` 7, 9.2, 10)."""
+"""Cluster maps, vbucket states and seqnos, observe, compaction, collections.
+
+See docs/protocol/vbuckets.md, docs/protocol/collections.md#commands and docs/protocol/kv.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages of DCP, 0x50 to 0x67, in every version (``protocol.md`` section 2)."""
+"""The messages of DCP, 0x50 to 0x67, in every version (docs/protocol/messages.md)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ from upriver.wire.message import Message, Response, message, response
 
 FailoverEntries = Annotated[tuple[FailoverEntry, ...], Repeated("QQ", FailoverEntry, at_least=1)]
 
-# Tombstones carry extended attributes or nothing: plain JSON, with or without snappy, is refused (2.9).
+# Tombstones carry extended attributes or nothing: plain JSON, with or without snappy, is refused
+# (docs/protocol/messages.md#deletion).
 DELETION_DATATYPES = ANY_DATATYPE - {1, 3}
 
 

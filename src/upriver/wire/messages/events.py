@@ -1,4 +1,8 @@
-"""System events (``protocol.md`` 9.5) and cache transfer (2.17): messages whose value is a structure of its own."""
+"""System events (docs/protocol/collections.md#system-events) and cache transfer: messages whose value is a structure of
+its own.
+
+See docs/protocol/messages.md#cache-transfer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents: read, write, count, lock, and write with foreign metadata (``protocol.md`` 10.2, 10.7).
+"""Documents: read, write, count, lock, and write with foreign metadata (docs/protocol/kv.md).
 
 Quiet commands are the same layouts under their own opcodes.
 """

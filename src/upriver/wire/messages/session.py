@@ -1,4 +1,4 @@
-"""The session: HELLO, SASL, buckets, statistics (``protocol.md`` 10.1 to 10.4, 10.10)."""
+"""The session: HELLO, SASL, buckets, statistics (docs/protocol/session.md and docs/protocol/kv.md#commands)."""
 
 from __future__ import annotations
 

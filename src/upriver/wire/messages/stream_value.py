@@ -1,7 +1,9 @@
-"""The JSON value of a stream request: which part of a vbucket's history is wanted (``protocol.md`` 5.3).
+"""The JSON value of a stream request: which part of a vbucket's history is wanted.
 
 ``parse`` applies every rule that needs no knowledge of the node; whether a collection or scope exists is for the
 producer to say. An empty value means everything and is ``StreamValue()``.
+
+See docs/protocol/stream-request.md#value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sub-documents: paths inside a JSON document or its extended attributes (``protocol.md`` 10.8)."""
+"""Sub-documents: paths inside a JSON document or its extended attributes (docs/protocol/subdoc.md)."""
 
 from __future__ import annotations
 

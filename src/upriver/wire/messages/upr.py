@@ -1,4 +1,4 @@
-"""The older UPR dialect where its bytes differ from DCP (``protocol.md`` section 12).
+"""The older UPR dialect where its bytes differ from DCP (docs/protocol/upr.md).
 
 Most layouts are told apart by the size of their extras and are read under either dialect. A state number or an end
 status is the same byte with another meaning, so for those the dialect of the stream must be known.
@@ -17,7 +17,7 @@ from upriver.wire.layout import ANY_DATATYPE, U16, U32, U64, Broken, DocKey, Num
 from upriver.wire.message import Message, Response, message, response
 from upriver.wire.messages.dcp import DELETION_DATATYPES, is_rollback
 
-MAX_VBUCKETS_PER_REQUEST = 63  # the answer's extras hold no more (12.2)
+MAX_VBUCKETS_PER_REQUEST = 63  # the answer's extras hold no more (docs/protocol/upr.md#add-stream)
 
 
 @message(Opcode.DCP_STREAM_REQ, dialect=Dialect.UPR)
@@ -148,7 +148,10 @@ class VbucketStatus(NamedTuple):
 
 
 def is_add_streams(frame: Frame) -> bool:
-    """0xB3 is COMPACT_DB today; a raw value, the connection's name, gives the older command away (12.2)."""
+    """0xB3 is COMPACT_DB today; a raw value, the connection's name, gives the older command away.
+
+    See docs/protocol/upr.md#add-stream.
+    """
     return bool(frame.value) and frame.datatype == 0
 
 

@@ -159,7 +159,8 @@ def _look_ahead(source, at, end, overlay, layers, seed, hashes):
 def _supersede(target, segment_at, serial, place, kind, seqno, registers):
     """The seqno that the new record replaces; an older record of the open segment is marked and drops out.
 
-    The largest number says that the two must not share a segment (6.1: prepares, commits and aborts).
+    The largest number says that the two must not share a segment (docs/protocol/snapshots.md#model: prepares, commits
+    and aborts).
     """
     old_at = np.int64(place & np.uint64(0xFFFFFFFF))
     if (place >> np.uint64(32)) != np.uint64(serial) or old_at < segment_at or seqno == np.uint64(0):

@@ -46,8 +46,8 @@ def replaced(data, at, end, after, table, found):
     """Which seqnos above ``after`` later records of the stretch replace: (how many, where it stopped).
 
     By the keys, not by what the records say: a version that was purged meanwhile is replaced by nobody. It stops at
-    the first prepare, commit or abort: a version of those is never left out (6.1). ``table`` is empty and larger than
-    there are records.
+    the first prepare, commit or abort: a version of those is never left out (docs/protocol/snapshots.md#model).
+    ``table`` is empty and larger than there are records.
     """
     count = 0
     while at < end:

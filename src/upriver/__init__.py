@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from upriver.client.changes import Change, CollectionChanged, Deletion, Mutation, RolledBack
     from upriver.client.checkpoints import BucketCheckpoint, CheckpointStore, FileCheckpoint, SqliteCheckpoint
     from upriver.client.groups import Group, read_as_member
-    from upriver.client.metrics import FeedMetrics
     from upriver.client.options import ConnectKeywords, ConnectOptions
     from upriver.client.positions import Positions
     from upriver.client.reading import Content, FeedKeywords
     from upriver.client.shared_values import SharedDocument, SharedFile, SharedRow
+    from upriver.client.telemetry import FeedMetrics
     from upriver.model import Document, FailoverLog, OnRollback
     from upriver.protocol.position import Position
 
@@ -51,7 +51,7 @@ _EXPORTS = {
     "Document": "upriver.model",
     "FailoverLog": "upriver.model",
     "FeedKeywords": "upriver.client.reading",
-    "FeedMetrics": "upriver.client.metrics",
+    "FeedMetrics": "upriver.client.telemetry",
     "FileCheckpoint": "upriver.client.checkpoints",
     "Group": "upriver.client.groups",
     "Mutation": "upriver.client.changes",

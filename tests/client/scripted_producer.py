@@ -12,7 +12,8 @@ from typing import Any
 from upriver.client._requests.connections import make_session
 from upriver.client.options import ConnectOptions
 from upriver.model import FailoverEntry
-from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent, FeedRequest, FeedRows
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import FeedEvent, FeedRequest, FeedRows
 from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings
 from upriver.protocol.topology import Address, parse_topology

@@ -27,7 +27,7 @@ from upriver.errors import (
     Status,
     UpriverError,
 )
-from upriver.protocol.feed.cluster_feed import FeedRequest, RolledBack
+from upriver.protocol.feed.events import FeedRequest, RolledBack
 from upriver.protocol.position import Position
 from upriver.wire import Message, Opcode, OtherResponse
 from upriver.wire.messages.dcp import RollbackResponse

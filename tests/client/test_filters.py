@@ -21,8 +21,8 @@ from tests.client.client_world import keys_of, set_manifest
 from upriver.cli import cli
 from upriver.client.blocking import Database, connect
 from upriver.client.checkpoints import FileCheckpoint
-from upriver.client.filters import beyond, covers, filter_from_json, filter_to_json, named
 from upriver.client.groups import Group, SharedFile
+from upriver.client.names import beyond, covers, filter_from_json, filter_to_json, named
 from upriver.client.positions import Positions
 from upriver.errors import CorruptCheckpoint
 from upriver.protocol.filters import Filter

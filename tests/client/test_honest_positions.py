@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.client.scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
 from upriver.errors import HistoryLost, Status
 from upriver.model import Claim, FailoverLog, OnRollback
-from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest, FeedRows, RolledBack
+from upriver.protocol.feed.events import FeedEvent, FeedRequest, FeedRows, RolledBack
 from upriver.protocol.history import Accept, History, decide
 from upriver.protocol.position import Position
 from upriver.wire.constants import StreamEndStatus

@@ -6,7 +6,7 @@ from itertools import count
 
 from tests.client.scripted_producer import BRANCH, HOME, Wire, marker, mutation
 from upriver.errors import Status
-from upriver.protocol.feed.cluster_feed import FeedRequest
+from upriver.protocol.feed.events import FeedRequest
 from upriver.protocol.position import Position
 from upriver.wire import Opcode
 from upriver.wire.messages.dcp import RollbackResponse, StreamEnd, StreamRequest

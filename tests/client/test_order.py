@@ -20,7 +20,7 @@ from upriver.client._feed.outbox import Outbox
 from upriver.client.changes import ObjectMaker
 from upriver.client.names import Names
 from upriver.errors import Status
-from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest
+from upriver.protocol.feed.events import FeedEvent, FeedRequest
 from upriver.protocol.position import Position
 from upriver.protocol.topology import Address, parse_topology
 from upriver.wire.constants import OsoFlag

@@ -79,7 +79,7 @@ def test_what_a_feed_does_by_itself_is_not_traced(db: Database, spans: Callable[
 
 
 def test_nobody_pays_for_opentelemetry_who_does_not_use_it() -> None:
-    program = "import sys, upriver.client.blocking as b, upriver.client.tracing as t; t.span('get', 'b')"
+    program = "import sys, upriver.client.blocking as b, upriver.client.telemetry as t; t.span('get', 'b')"
     check = f"{program}; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", check], timeout=60, check=False).returncode == 0
 

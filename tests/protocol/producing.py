@@ -7,8 +7,7 @@ from collections.abc import Callable
 from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.producer.controls import ProducerOptions, apply_control
 from upriver.protocol.producer.live import LiveStreams
-from upriver.protocol.producer.machine import Producer
-from upriver.protocol.producer.memory import ProducerMemory
+from upriver.protocol.producer.machine import Producer, ProducerMemory
 from upriver.protocol.producer.source import SourceVbucket
 from upriver.store import Bucket, Manifest, NewSnapshot, VBucket, follow
 from upriver.wire import FrameSplitter, Opcode

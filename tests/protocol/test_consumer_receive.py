@@ -15,7 +15,7 @@ from tests.protocol.test_consumer_setup import upr
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, Datatype, VbucketState
 from upriver.protocol.consumer.machine import StateSet, StreamClosed
-from upriver.protocol.consumer.rows import usual_marker
+from upriver.protocol.consumer.records import usual_marker
 from upriver.wire import Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import MarkerFlag, StreamEndStatus
 from upriver.wire.framing import cut_frame

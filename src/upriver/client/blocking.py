@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from upriver.client._requests.connections import converse
 from upriver.client._requests.operations import AskRun, Connect, Features, Operation, Operations, Pause, Step
-from upriver.client.filters import path_of
-from upriver.client.names import CollectionIds
+from upriver.client.names import CollectionIds, path_of
 from upriver.client.options import ConnectKeywords, ConnectOptions
 from upriver.client.reading import FeedKeywords, FeedOptions
 from upriver.client.srv import srv_seeds
-from upriver.client.tracing import span
+from upriver.client.telemetry import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog
 from upriver.net.conversation import Conversation

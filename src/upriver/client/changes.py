@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, repeat
 from typing import NamedTuple
 
-from upriver.client._feed.bundle import Bundle
+from upriver.client._feed.outbox import Bundle
 from upriver.client.names import Names
 from upriver.model import Datatype
-from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.wire.bulk.decode import Columns
 from upriver.wire.constants import Opcode
 from upriver.wire.messages.events import CollectionBegun, CollectionEvent

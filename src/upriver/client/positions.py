@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from upriver.client.filters import covers, filter_from_json, filter_to_json
+from upriver.client.names import covers, filter_from_json, filter_to_json
 from upriver.errors import CorruptCheckpoint
 from upriver.model import SEQNO_MAX
 from upriver.protocol.filters import Filter

@@ -14,12 +14,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from upriver.client._requests.operations import Operation, Operations
-from upriver.client.filters import Path, beyond, covers, named, path_of
+from upriver.client.names import Path, beyond, covers, named, path_of
 from upriver.client.options import ConnectOptions
 from upriver.client.positions import Positions
 from upriver.errors import ConfigError, ForeignCheckpoint, UnknownCollection, UnknownScope
 from upriver.model import OnRollback
-from upriver.protocol.feed.cluster_feed import FeedRequest
+from upriver.protocol.feed.events import FeedRequest
 from upriver.protocol.filters import Filter
 from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings

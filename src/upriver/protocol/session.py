@@ -19,6 +19,7 @@ from upriver.errors import (
     Status,
     StatusError,
 )
+from upriver.protocol.scram import SCRAM_MECHANISMS, encode_plain
 from upriver.wire.constants import Feature, Opcode, OpenFlag
 from upriver.wire.message import Message, OtherResponse, Response
 from upriver.wire.messages.cluster import GetClusterConfig
@@ -136,12 +137,11 @@ class Session:
     def _authenticate(self) -> Step:
         yield SaslListMechanisms()
         offered = getattr(self._answer("list SASL mechanisms"), "value", b"").decode("ascii", "replace").split()
-        best = next((m for m in ("SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1") if m in offered), None)
+        best = next((m for m in SCRAM_MECHANISMS if m in offered), None)
         if best:
             yield from self._scram(best)
         elif "PLAIN" in offered and self.credentials.allow_plain:
-            secret = f"\0{self.credentials.username}\0{self.credentials.password}".encode()
-            yield SaslAuth(b"PLAIN", secret)
+            yield SaslAuth(b"PLAIN", encode_plain(self.credentials.username, self.credentials.password))
             self._answer("authenticate")
         else:
             raise ConfigError(

@@ -51,9 +51,6 @@ class Topology:
         """The vbuckets that somebody owns."""
         return {vb for vb, chain in enumerate(self.chains) if chain[0] >= 0}
 
-    def owned_by(self, address: Address) -> list[int]:
-        return [vb for vb in range(self.vbuckets) if self.active(vb) == address]
-
     def replicas(self, vbucket: int) -> list[Address]:
         return [self.nodes[index] for index in self.chains[vbucket][1:] if index >= 0]
 

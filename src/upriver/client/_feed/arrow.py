@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from upriver.client._feed.bundle import Bundle
+from upriver.client._feed.outbox import Bundle
 from upriver.client.names import Names
 from upriver.model import signed
-from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.protocol.topology import Address
 from upriver.records.batches import ChangeOptions, change_batch, rollback_row, row_batch
 from upriver.records.schema import Event

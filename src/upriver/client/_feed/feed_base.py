@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from upriver.client._feed.outbox import Outbox
 from upriver.client._feed.subscription import Subscription
-from upriver.client.metrics import FeedMetrics, MetricsEndpoint, serve_metrics
 from upriver.client.names import Names
 from upriver.client.positions import Positions
 from upriver.client.reading import FeedOptions, settings_of
+from upriver.client.telemetry import FeedMetrics, MetricsEndpoint, serve_metrics
 from upriver.errors import ConfigError, LocalProtocolError
-from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedRequest
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import FeedRequest
 
 if TYPE_CHECKING:
     from upriver.client._requests.operations import Operations

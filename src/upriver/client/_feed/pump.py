@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from upriver.client._feed.link_policy import LinkPolicy
-from upriver.client._feed.reconnects import Reconnects
+from upriver.client._feed.link_policy import LinkPolicy, Reconnects
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConnectFailed, UpriverError
 from upriver.net.blocking import Pipe, Poller
 from upriver.net.blocking import connect as connect_socket
-from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import FeedEvent
 from upriver.protocol.feed.node_link import NodeLink
 from upriver.protocol.topology import Address
 

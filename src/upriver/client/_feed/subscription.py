@@ -9,9 +9,8 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from upriver.client._feed.bundle import BundleMaker
-from upriver.client._feed.outbox import Outbox
-from upriver.client._feed.reconnects import Reconnects, jitter
+from upriver.client._feed.link_policy import Reconnects, jitter
+from upriver.client._feed.outbox import BundleMaker, Outbox
 from upriver.client._requests.connections import make_session
 from upriver.client._requests.operations import Operation, Operations, Pause
 from upriver.client.names import Names
@@ -19,14 +18,8 @@ from upriver.client.positions import Positions
 from upriver.client.reading import Content, FeedOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
 from upriver.model import OnRollback
-from upriver.protocol.feed.cluster_feed import (
-    ClusterFeed,
-    CollectionChange,
-    FeedEvent,
-    FeedRequest,
-    FeedRows,
-    FilterGone,
-)
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import CollectionChange, FeedEvent, FeedRequest, FeedRows, FilterGone
 from upriver.protocol.filters import Filter
 from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings

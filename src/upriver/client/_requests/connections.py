@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from upriver.client._feed.reconnects import refusal
+from upriver.client._feed.link_policy import refusal
 from upriver.client.options import ConnectOptions
 from upriver.errors import StatusError
 from upriver.net import conversation

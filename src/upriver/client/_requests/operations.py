@@ -26,7 +26,7 @@ from upriver.errors import (
 )
 from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog, VbucketState, vbucket_of
 from upriver.net.requests import Encodes, Ends, RequestRun
-from upriver.protocol.feed.cluster_feed import backoff
+from upriver.protocol.feed.stream_states import backoff
 from upriver.protocol.session import config_json
 from upriver.protocol.topology import Address, Topology
 from upriver.wire.constants import Feature, Opcode

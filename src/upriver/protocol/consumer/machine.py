@@ -15,9 +15,8 @@ import numpy as np
 
 from upriver.errors import InvalidMessage, Status, StatusError
 from upriver.model import SEQNO_MAX, Datatype, VbucketState
-from upriver.protocol.consumer.apply import apply_message
 from upriver.protocol.consumer.negotiation import ConsumerOptions
-from upriver.protocol.consumer.rows import ReceivedRows, Rows, usual_marker
+from upriver.protocol.consumer.records import ReceivedRows, Rows, apply_message, usual_marker
 from upriver.protocol.consumer.setup import StreamSetup
 from upriver.protocol.consumer.streams import PassiveStream, Registry, ReplicaStore, ReplicaVbucket, StreamPhase
 from upriver.protocol.roles import Foreign, WrongRole

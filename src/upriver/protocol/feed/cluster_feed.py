@@ -37,26 +37,13 @@ from upriver.protocol.feed.node_link import (
     is_temporary,
 )
 from upriver.protocol.feed.positions import PositionTable
-from upriver.protocol.feed.stream_states import StreamStates, backoff
+from upriver.protocol.feed.stream_states import StreamStates
 from upriver.protocol.history import has_lost
 from upriver.protocol.position import Position
 from upriver.protocol.session import Session, config_json
 from upriver.protocol.topology import Address, Topology, parse_topology
 from upriver.wire.constants import StreamEndStatus, StreamFlag
 from upriver.wire.messages.dcp import StreamRequest
-
-__all__ = [
-    "ClusterFeed",
-    "CollectionChange",
-    "FeedEvent",
-    "FeedRequest",
-    "FeedRows",
-    "FilterGone",
-    "RolledBack",
-    "SeqnoReached",
-    "VbucketDone",
-    "backoff",
-]  # fmt: skip
 
 STREAMS_IN_FLIGHT = 256
 ASK_MAP_EVERY_S, ASK_MAP_IDLE_S = 1.0, 2.5  # while a vbucket waits, and otherwise

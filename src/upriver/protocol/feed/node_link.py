@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from upriver.errors import TEMPORARY, RemoteProtocolError, Status
 from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.protocol.feed.positions import PositionTable
+from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.session import Session
 from upriver.wire.bulk.decode import BulkDecoder, Columns, Decoded
 from upriver.wire.checks import Context
@@ -39,7 +40,6 @@ from upriver.wire.messages.dcp import (
 from upriver.wire.messages.events import SystemEvent
 
 ACK_AFTER_S = 5.0  # freed bytes are given back after this time, however few (docs/protocol/flow.md#window)
-PREPARE_SURCHARGE = 2
 _CONFIG_OPAQUE = 0xC0FF_EE00
 
 

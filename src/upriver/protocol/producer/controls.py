@@ -16,8 +16,7 @@ from enum import IntEnum
 import orjson
 
 from upriver.errors import InvalidArguments, NotSupported
-from upriver.protocol.flow import FlowWindow
-from upriver.protocol.producer.noop import SHORTEST_INTERVAL_S, NoopTimer
+from upriver.protocol.flow import SHORTEST_INTERVAL_S, FlowWindow, NoopTimer
 from upriver.wire.constants import OpenFlag
 from upriver.wire.messages.dcp import Open
 

@@ -15,18 +15,48 @@ from upriver.errors import InvalidMessage, Status, StatusError
 from upriver.protocol.producer import requests
 from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.live import LiveStreams
-from upriver.protocol.producer.memory import SEND_BYTES, ProducerMemory
 from upriver.protocol.producer.source import SourceStore
 from upriver.protocol.producer.stream import ProducerStream, TurnEnd
 from upriver.protocol.producer.turns import Turns
 from upriver.protocol.roles import Foreign, WrongRole
 from upriver.wire.bulk.encode import SendBuffer
 from upriver.wire.bulk.live import LiveBatch, LiveTable
+from upriver.wire.bulk.shape import ScratchMemory
 from upriver.wire.checks import Context
 from upriver.wire.constants import Opcode, StreamEndStatus
 from upriver.wire.framing import Frame, FrameSplitter
 from upriver.wire.message import Message, OtherResponse, decode
 from upriver.wire.messages.dcp import DcpNoop
+
+SEND_BYTES = 256 * 1024  # the size of one send, unless a single document is larger
+_MOST_FREE = 8
+
+
+class ProducerMemory:
+    """Free send buffers and the encoders' scratch memory, shared by all producers of one thread.
+
+    A producer holds a buffer only while it is filled and sent.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[SendBuffer] = []
+        self._scratch: ScratchMemory | None = None
+
+    def take(self) -> SendBuffer:
+        return self._free.pop() if self._free else SendBuffer(SEND_BYTES)
+
+    def give_back(self, buffer: SendBuffer) -> None:
+        """Keep the buffer for later, unless it grew for a large document."""
+        if buffer.room <= SEND_BYTES and len(self._free) < _MOST_FREE:
+            buffer.clear()
+            self._free.append(buffer)
+
+    def scratch(self) -> ScratchMemory:
+        """Scratch memory, made when the first stream needs it; on most nodes none ever does."""
+        if self._scratch is None:
+            self._scratch = ScratchMemory()
+        return self._scratch
+
 
 MOST_TURNS = 64  # of streams in one call of ``data_to_send``; many with little to send take as long as few with much
 _FORGIVEN = frozenset({Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH})

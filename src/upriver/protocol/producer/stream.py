@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from upriver.errors import StoreError
 from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.producer.controls import Oso
-from upriver.protocol.producer.encoder import Encoder, make_encoder
-from upriver.protocol.producer.frames import MarkerFacts, StreamFrames
+from upriver.protocol.producer.frames import Encoder, MarkerFacts, StreamFrames, make_encoder
 from upriver.protocol.producer.stream_filter import StreamFilter
 from upriver.protocol.producer.stream_request import Attempt
 from upriver.wire import Opcode

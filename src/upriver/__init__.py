@@ -6,8 +6,8 @@
         for change in db.changes(collections=["shop.orders"], end="now"):
             ...
 
-Everything that a program needs is an attribute of this package: what ``dir(upriver)`` lists, the errors in
-``upriver.errors``, the tables in ``upriver.lake``, Spark in ``upriver.spark``, and a node for tests in
+Everything that a program needs is an attribute of this package; ``dir(upriver)`` lists it. Errors are in
+``upriver.errors``, tables in ``upriver.lake``, Spark is in ``upriver.spark``, and a node for tests in
 ``upriver.testing``. Importing it is cheap: numba, pyarrow and pyspark load only when a function that needs them runs.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _MODULES = ("aio", "errors", "lake", "spark", "testing")
 
-# Where each public name lives; loaded when it is first asked for.
+# The module of each public name; loaded when the name is first used.
 _EXPORTS = {
     "BucketCheckpoint": "upriver.client.checkpoints",
     "Change": "upriver.client.changes",

@@ -1,4 +1,4 @@
-"""A blocking conversation with a node: handshake, then requests, pipelined, and their answers."""
+"""A blocking conversation with a node: a handshake, then pipelined requests and their answers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from upriver.wire import Frame, FrameSplitter
 from upriver.wire.message import Message, Response, decode
 
 PIPELINE_BYTES = 256 * 1024
-GREETING_S = 1.0  # a data service says hello at once; after that we look whether it is another service
+GREETING_S = 1.0  # a data service answers HELLO at once; after this time, check for a web service
 
 
 def make_session(agent: str, credentials: Credentials, bucket: str, feed: FeedSettings | None = None) -> Session:
-    """The handshake of one connection, with a nonce of its own."""
+    """The handshake of one connection; each gets a new nonce."""
     return Session(agent, credentials, bucket, _scram, feed)
 
 
@@ -31,7 +31,7 @@ def _scram(mechanism: str, username: str, password: str) -> ScramClient:
 
 
 def wrong_service(address: Address) -> ConfigError:
-    """For a connection string that names the port of a web service."""
+    """The error for a connection string that names the port of a web service."""
     return ConfigError(
         f"{address} speaks HTTP: it is a node's management port, or another web service. Give the port of the data "
         "service: 11210 unless it was changed (11207 for couchbases://); without a port, that one is used"
@@ -39,11 +39,11 @@ def wrong_service(address: Address) -> ConfigError:
 
 
 class _TooLate(ConnectFailed):
-    """Nothing came before a deadline."""
+    """Nothing arrived before the deadline."""
 
 
 class Conversation:
-    """A connection after the handshake of ``session``. Trouble with it is a ``ConnectFailed``.
+    """A connection with the handshake of ``session``. If the connection fails, methods raise ``ConnectFailed``.
 
     A refused handshake raises its ``StatusError``. ``connect_timeout_s`` is for connecting and the handshake together,
     ``request_timeout_s`` for each call of ``ask``.
@@ -84,7 +84,7 @@ class Conversation:
             messages = self.session.receive(self._next())
 
     def _greet(self, hello: Message) -> Response:
-        """Say hello. A web service waits for the rest of a line that never ends, or hangs up."""
+        """Send HELLO, and find out if the peer is a web service: that would wait for the end of a line, or hang up."""
         self._send(hello.encode())
         deadline = self._deadline
         self._deadline = min(deadline, time.monotonic() + GREETING_S)
@@ -103,7 +103,7 @@ class Conversation:
     def ask(self, messages: Sequence[Encodes], ends: Ends | None = None) -> list[Response]:
         """One response for each request, in order; with ``ends``, all responses up to that one.
 
-        At most ``PIPELINE_BYTES`` are on their way.
+        At most ``PIPELINE_BYTES`` are sent before their answers are read.
         """
         self._deadline = time.monotonic() + self._request_timeout_s
         answers: list[Response] = []
@@ -112,7 +112,7 @@ class Conversation:
         return answers
 
     def ask_run(self, run: RequestRun) -> list[Response]:
-        """The refusals among the answers to a run, and the answer to its fence."""
+        """The refused requests of a run, and the answer to its fence."""
         self._deadline = time.monotonic() + self._request_timeout_s
         return self._exchange(pending_run(run))
 
@@ -130,7 +130,7 @@ class Conversation:
             raise ConnectFailed(f"{self.address}: {error}") from error
 
     def _next(self) -> Response:
-        """The next response; frames that came with it wait for the next call."""
+        """The next response; other frames that came with it are kept for the next call."""
         while True:
             while self._frames:
                 message = decode(self._frames.popleft())
@@ -161,7 +161,7 @@ class Conversation:
 
 
 def _parts(messages: Sequence[Encodes]) -> list[list[Encodes]]:
-    """Requests that are sent before their answers are read: with more, both ends could wait for each other."""
+    """Split requests into parts, each sent before its answers are read; larger parts could block both ends."""
     parts: list[list[Encodes]] = []
     size = PIPELINE_BYTES
     for message in messages:

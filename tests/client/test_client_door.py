@@ -198,7 +198,7 @@ def test_an_option_that_does_not_exist_is_told_at_once(db: upriver.Database) -> 
     misspelt: dict[str, Any] = {"colections": "shop.orders"}
     with pytest.raises(ConfigError, match="unknown option 'colections'; valid are start, end, vbuckets"):
         db.changes(**misspelt)
-    with pytest.raises(ConfigError, match="where: it takes one change at a time"):
+    with pytest.raises(ConfigError, match="where works on single changes"):
         db.change_batches(where=lambda change: True)
 
 

@@ -1,4 +1,4 @@
-"""A producer whose every word is written by the test: it answers the handshake and leaves the streams to the script.
+"""A scripted producer: it answers the handshake and leaves the streams to the test.
 
 No sockets: ``Wire`` carries bytes between it and a ``ClusterFeed``, cut into pieces of any size.
 """
@@ -37,7 +37,7 @@ COLLECTIONS = Context(collections=True)
 
 
 def config_json(vbuckets: int = 4, rev: int = 1, owners: dict[int, int] | None = None) -> bytes:
-    """A map of two nodes; everything is owned by the first unless ``owners`` says otherwise."""
+    """A map of two nodes; the first owns everything unless ``owners`` says otherwise."""
     servers = [str(HOME), str(ELSEWHERE)]
     nodes = [{"hostname": a.host, "services": {"kv": a.port}} for a in (HOME, ELSEWHERE)]
     chains = [[(owners or {}).get(vb, 0)] for vb in range(vbuckets)]
@@ -77,7 +77,7 @@ class ScriptedProducer:
             yield OtherResponse(message.opcode, opaque=message.opaque)
 
     def seen_of(self, opcode: int) -> list[Message]:
-        """Requests under this opcode, and our answers to it."""
+        """Requests with this opcode, and answers to it."""
         return [m for m in self.seen if (m.to if isinstance(m, OtherResponse) else m.opcode) == opcode]
 
     def accepts(self, request: StreamRequest, *log: tuple[int, int]) -> bytes:
@@ -124,7 +124,7 @@ class Wire:
         return producer
 
     def settle(self, address: Address = HOME) -> None:
-        """Let both ends talk until neither has anything to say."""
+        """Move bytes both ways until neither end has any."""
         while data := self.feed.links[address].data_to_send():
             if answer := self.producers[address].receive(data):
                 self.says(answer, address)

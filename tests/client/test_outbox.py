@@ -1,4 +1,4 @@
-"""What waits between the feed and its caller: positions of what was given, and changes that are held back."""
+"""The outbox: positions of what was given, and changes that wait for the disk."""
 
 from __future__ import annotations
 

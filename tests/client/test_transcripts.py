@@ -171,7 +171,7 @@ def test_every_charged_byte_is_acknowledged_once() -> None:
     assert Prepare(1, 1, key=b"\0k", **value).encode()
 
 
-def test_a_prepare_is_refused_because_nobody_asked_for_it() -> None:
+def test_a_prepare_is_refused_because_it_was_not_requested() -> None:
     wire = Wire()
     request = opened(wire)
     prepare = Prepare(1, 1, key=b"\0k", cas=1, **at(request)).encode()
@@ -226,7 +226,7 @@ def test_policy_fail_stops_at_a_rollback_and_says_where_to_go_on() -> None:
     assert (lost.value.to_seqno, lost.value.lost_branch) == (30, BRANCH)
 
 
-def test_policy_rewind_goes_back_without_a_word() -> None:
+def test_policy_rewind_goes_back_silently() -> None:
     wire = Wire(FeedRequest({0: Position(BRANCH, 50, 50, 50)}, on_rollback=OnRollback.REWIND))
     producer = wire.connect()
     wire.says(rollback(producer.requests[0], 40))

@@ -60,7 +60,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("datatype", "value", "status"), BROKEN)
 @pytest.mark.parametrize("kind", ["mutation", "prepare", "deletion", "expiration"])
-def test_a_replica_refuses_a_value_that_nobody_could_read(
+def test_a_replica_refuses_an_unreadable_value(
     store: Store, kind: str, datatype: int, value: bytes, status: Status
 ) -> None:
     talk = Talk(store, consumer_name="replica")

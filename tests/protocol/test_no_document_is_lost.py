@@ -30,7 +30,7 @@ class Reader:
         self.table, self.position = Table(), Position()
 
     def connect(self) -> None:
-        """Ask, and go back, until the producer lets us in."""
+        """Ask, and roll back, until the producer accepts."""
         for _ in range(40):
             decision = decide(History(self.producer.log, self.producer.high), self._claim())
             if isinstance(decision, Accept):
@@ -87,7 +87,7 @@ class Reader:
 
 
 def run(seed: int, mistake: str = "") -> Reader:
-    """A short history: a long one has time to write over what was lost."""
+    """A short history; a long one would overwrite what was lost."""
     rng = random.Random(seed)
     reader = Reader(Producer(rng, keys=rng.choice((4, 20))), rng, mistake)
     for _ in range(rng.randrange(3, 15)):

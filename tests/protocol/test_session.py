@@ -17,7 +17,7 @@ def scram(mechanism: str, username: str, password: str) -> ScramClient:
 
 
 class Server:
-    """Says yes to everything but what ``refuse`` names; proves passwords with SCRAM."""
+    """Accepts everything except what ``refuse`` names; checks passwords with SCRAM."""
 
     def __init__(self, mechanisms: str = "SCRAM-SHA512 PLAIN", refuse: dict[int, Status] | None = None) -> None:
         self.mechanisms, self.refuse = mechanisms, refuse or {}

@@ -42,7 +42,7 @@ ALL = sorted((vb, n) for vb in range(VBUCKETS) for n in range(1, SEQNOS + 1))
 
 
 class Restarting(Peer):
-    """Refuses to select the bucket ``refusals`` times, once the test starts it."""
+    """Refuses to select the bucket, once for each status in ``refusals``."""
 
     refusals: list[Status] = []  # of the whole server
 

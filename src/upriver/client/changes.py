@@ -110,10 +110,10 @@ class ObjectMaker:
         elif isinstance(event, CollectionChange):
             content = event.message.content()
             self.names.note(content)
-            told_of = CollectionChanged(
+            changed = CollectionChanged(
                 event.vbucket, event.message.by_seqno, *self.names.path(content), content, event.vbuuid, event.epoch
             )
-            yield Bundle([told_of] if self._system_events else [], [], self.feed.table.frozen())
+            yield Bundle([changed] if self._system_events else [], [], self.feed.table.frozen())
 
     def flush(self) -> Iterator[Bundle]:
         return iter(())
@@ -139,7 +139,7 @@ class ObjectMaker:
             c.vbucket, c.seqno, c.keys, values, c.cas, c.rev_seqno, c.scopes, c.collections, c.collection_id,
             datatypes.tolist(), c.flags, c.expiry, c.vbuuid, c.epoch, repeat(None), strict=False,
         )  # fmt: skip
-        return _uncollected(rows)
+        return _make_mutations(rows)
 
     def _one_by_one(self, columns: Columns, first: int, last: int, events: list[int]) -> list[Mutation | Deletion]:
         c = _Lists(columns, first, last, self.names)
@@ -181,7 +181,7 @@ class ObjectMaker:
         return value, xattrs if self._xattrs else None, datatype & ~_WRAPPED
 
 
-def _uncollected(rows: Iterator[tuple[object, ...]]) -> list[Mutation | Deletion]:
+def _make_mutations(rows: Iterator[tuple[object, ...]]) -> list[Mutation | Deletion]:
     """Make mutations from their fields, in a third of the time that calling ``Mutation`` takes.
 
     The garbage collector is paused: it would take as long again to look for cycles, which these tuples cannot have.

@@ -25,7 +25,7 @@ DEFAULT_WINDOW = 20 * 1024 * 1024
 ENVIRONMENT_PREFIX = "UPRIVER_"
 Network = Literal["auto", "default", "external"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
-_OF_THE_STRING = ("seeds", "tls")  # set only by the connection string (couchbase:// or couchbases://)
+_FROM_STRING = ("seeds", "tls")  # set only by the connection string (couchbase:// or couchbases://)
 _SECONDS = ("connect_timeout_s", "request_timeout_s", "noop_interval_s")
 
 
@@ -124,7 +124,7 @@ class ConnectOptions:
     @classmethod
     def _merge(cls, connection: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> ConnectOptions:
         parsed = parse_connection_string(connection)
-        known = {f.name: f for f in fields(cls) if f.name not in _OF_THE_STRING}
+        known = {f.name: f for f in fields(cls) if f.name not in _FROM_STRING}
         said = {name: value for name, value in given.items() if value is not None}
         merged = {"dns_srv": True, **file, **_from_environment(known), **parsed.query, **said}
         if unknown := sorted(set(merged) - set(known)):

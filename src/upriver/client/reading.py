@@ -228,10 +228,10 @@ def missed(operations: Operations, read: FeedOptions) -> Operation[list[FeedOpti
     existing = yield from operations.collection_names()
     highs = yield from operations.high_seqnos()
     found = ((vbs, beyond(read.filter, had, existing.values())) for had, vbs in lacking.items())
-    return [_from_the_beginning(read, vbs, what, highs) for vbs, what in found if what]
+    return [_feed_for_missed(read, vbs, what, highs) for vbs, what in found if what]
 
 
-def _from_the_beginning(
+def _feed_for_missed(
     read: FeedOptions, vbuckets: Mapping[int, Position], what: Filter, highs: Mapping[int, int]
 ) -> FeedOptions:
     """A feed up to the position, or up to the high seqno if that is lower: the rest may be on a lost branch."""

@@ -82,13 +82,13 @@ class AsyncConversation(asyncio.Protocol):
         try:
             await asyncio.wait({answer}, timeout=GREETING_S)
             if not answer.done() or isinstance(answer.exception(), ConnectFailed | FramingError):
-                await self._must_not_be_a_web_service()
+                await self._refuse_web_service()
             return await answer
         finally:
             if not answer.cancel() and not answer.cancelled():
                 answer.exception()  # mark it as retrieved
 
-    async def _must_not_be_a_web_service(self) -> None:
+    async def _refuse_web_service(self) -> None:
         host, port = self.address.host, self.address.port
         if await asyncio.to_thread(speaks_http, host, port, self._connect_timeout_s, self._tls):
             raise wrong_service(self.address)
@@ -102,13 +102,15 @@ class AsyncConversation(asyncio.Protocol):
         """One response for each request, in order; with ``ends``, all responses up to that one."""
         if not messages:
             return []
-        return await self._in_time(pending(messages, self._opaques, ends, collections=self.session.collections))
+        return await self._wait_with_deadline(
+            pending(messages, self._opaques, ends, collections=self.session.collections)
+        )
 
     async def ask_run(self, run: RequestRun) -> list[Response]:
         """The refused requests of a run, and the answer to its fence."""
-        return await self._in_time(pending_run(run))
+        return await self._wait_with_deadline(pending_run(run))
 
-    async def _in_time(self, asked: Pending) -> list[Response]:
+    async def _wait_with_deadline(self, asked: Pending) -> list[Response]:
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 return await self._wait_for(asked)

@@ -57,9 +57,9 @@ def connect(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None =
     deadline = time.monotonic() + timeout_s
     sock = None
     try:
-        sock = _first_that_answers(host, port, deadline)
+        sock = _connect_any(host, port, deadline)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock = _secured(sock, host, tls, deadline) if tls else sock
+        sock = _with_tls(sock, host, tls, deadline) if tls else sock
         sock.settimeout(timeout_s)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; an invalid host gives a ValueError
         if sock is not None:
@@ -69,7 +69,7 @@ def connect(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None =
     return sock
 
 
-def _first_that_answers(host: str, port: int, deadline: float) -> socket.socket:
+def _connect_any(host: str, port: int, deadline: float) -> socket.socket:
     """Connect to the first of a host's addresses that answers; all of them share the deadline."""
     failure: OSError = TimeoutError()
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -91,7 +91,7 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _secured(sock: socket.socket, host: str, tls: ssl.SSLContext, deadline: float) -> ssl.SSLSocket:
+def _with_tls(sock: socket.socket, host: str, tls: ssl.SSLContext, deadline: float) -> ssl.SSLSocket:
     """Add TLS to a connected socket; the deadline holds even if the peer sends byte by byte."""
     wrapped = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
     try:

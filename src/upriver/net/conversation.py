@@ -38,7 +38,7 @@ def wrong_service(address: Address) -> ConfigError:
     )
 
 
-class _TooLate(ConnectFailed):
+class _Timeout(ConnectFailed):
     """Nothing arrived before the deadline."""
 
 
@@ -94,7 +94,7 @@ class Conversation:
             left = max(GREETING_S, deadline - time.monotonic())
             if speaks_http(self.address.host, self.address.port, left, self._tls):
                 raise wrong_service(self.address) from error
-            if not isinstance(error, _TooLate):
+            if not isinstance(error, _Timeout):
                 raise
         finally:
             self._deadline = deadline
@@ -143,7 +143,7 @@ class Conversation:
         try:
             data = self._socket.recv(1 << 18)
         except TimeoutError as error:
-            raise _TooLate(f"{self.address} did not answer in time") from error
+            raise _Timeout(f"{self.address} did not answer in time") from error
         except OSError as error:
             raise ConnectFailed(f"{self.address}: {error}") from error
         if not data:
@@ -153,7 +153,7 @@ class Conversation:
     def _left(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise _TooLate(f"{self.address} did not answer in time")
+            raise _Timeout(f"{self.address} did not answer in time")
         return left
 
     def close(self) -> None:

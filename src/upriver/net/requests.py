@@ -19,7 +19,7 @@ from upriver.wire.messages.cluster import GetAllVbSeqnos
 
 Ends = Callable[[Response], bool]
 _OPAQUE = slice(12, 16)
-_LAST = 0xFFFF_0000
+_LAST_OPAQUE = 0xFFFF_0000
 
 
 class Encodes(Protocol):
@@ -44,7 +44,7 @@ class Opaques:
         self._next = 0
 
     def next(self, count: int) -> range:
-        first = self._next + 1 if self._next + count < _LAST else 1
+        first = self._next + 1 if self._next + count < _LAST_OPAQUE else 1
         self._next = first + count - 1
         return range(first, first + count)
 

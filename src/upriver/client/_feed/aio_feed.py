@@ -174,7 +174,7 @@ class AsyncChangeFeed(FeedBase[T]):
             if not one._is_over:
                 return
             await one.close()
-            self.subscription.begin_behind(one.subscription)
+            self.subscription.begin_after(one.subscription)
             del self._earlier[0]
 
     def _has_ended(self, idle_s: float | None, now: float) -> bool:

@@ -124,7 +124,7 @@ class ChangeFeed(FeedBase[T]):
             if not one._is_over:
                 return
             one.close()
-            self.subscription.begin_behind(one.subscription)
+            self.subscription.begin_after(one.subscription)
             del self._earlier[0]
 
     def _round(self, wait_s: float | None) -> None:

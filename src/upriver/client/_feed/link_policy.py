@@ -39,7 +39,7 @@ def refusal(error: StatusError, address: Address, again: bool) -> StatusError | 
     A restarting node listens before it has its buckets. For a client that has been connected before (``again``), such
     a node counts as unreachable.
     """
-    if again and error.status in (*_OF_A_RESTARTING_NODE, *TEMPORARY):
+    if again and error.status in (*_RESTARTING, *TEMPORARY):
         return ConnectFailed(f"{address} has just started, or has lost the bucket: {error}")
     return located(error, address)
 
@@ -78,8 +78,8 @@ class Reconnects:
         """Note an error that another attempt may fix; raise any other."""
         self.last_error = error
         if isinstance(error, StatusError):
-            restarting = address in self._worked and error.status in _OF_A_RESTARTING_NODE
-            if not (restarting or error.status in (*TEMPORARY, *_WITHOUT_BUCKET)):
+            restarting = address in self._worked and error.status in _RESTARTING
+            if not (restarting or error.status in (*TEMPORARY, *_NO_BUCKET)):
                 raise located(error, address)
         elif isinstance(error, RemoteProtocolError):
             if self.failures.get(address, 0) >= TRIES_OF_A_BROKEN_PEER:
@@ -88,8 +88,8 @@ class Reconnects:
             raise error
 
 
-_WITHOUT_BUCKET = (Status.NO_BUCKET, Status.KEY_ENOENT)  # the bucket existed when the feed began
-_OF_A_RESTARTING_NODE = (*_WITHOUT_BUCKET, Status.EACCESS, Status.NOT_SUPPORTED)
+_NO_BUCKET = (Status.NO_BUCKET, Status.KEY_ENOENT)  # the bucket existed when the feed began
+_RESTARTING = (*_NO_BUCKET, Status.EACCESS, Status.NOT_SUPPORTED)
 
 
 AWAY_S = 1.0  # a longer gap between two rounds is our fault and must not count as silence of the nodes

@@ -116,12 +116,12 @@ class Subscription:
                 if at.epoch != self.feed.table.epoch(vb):
                     yield vb, at.epoch
 
-    def begin_behind(self, one: Subscription) -> None:
+    def begin_after(self, one: Subscription) -> None:
         """An earlier subscription has read everything that was lacking; both together are at our position."""
         undone = dict(self._undone_by(one))
         for vb in one.feed.vbuckets:
             epoch = undone.get(vb, self.feed.table.epoch(vb))
-            self.feed.begin_behind(vb, one.feed.table.position(vb), epoch)
+            self.feed.begin_after(vb, one.feed.table.position(vb), epoch)
         self.lacking.difference_update(one.feed.vbuckets)
         self.earlier.remove(one)
 

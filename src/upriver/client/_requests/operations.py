@@ -158,9 +158,9 @@ class Operations:
                 if waited > self.options.request_timeout_s or not is_retryable(error):
                     raise
             yield Pause(backoff(attempt))
-            yield from self._look_around()
+            yield from self._refresh_map()
 
-    def _look_around(self) -> Operation[None]:
+    def _refresh_map(self) -> Operation[None]:
         """Ask for a newer map; if no node answers, the next attempt will fail by itself."""
         try:
             yield from self.bootstrap()
@@ -226,7 +226,7 @@ class Operations:
                 if failure is not None and waited > self.options.request_timeout_s:
                     raise failure
                 yield Pause(backoff(attempt))
-                yield from self._look_around()
+                yield from self._refresh_map()
 
     def _set_once(
         self, documents: Mapping[bytes, bytes], collection_id: int
@@ -390,12 +390,12 @@ class Operations:
     def collection_id(self, path: str) -> Operation[int]:
         """The id of ``scope.collection``; ``UnknownCollection`` or ``UnknownScope`` if it does not exist."""
         if not (yield from self.has_collections()):
-            return _only(path, "_default._default", UnknownCollection)
+            return _default_id(path, "_default._default", UnknownCollection)
         return (yield from self._id(GetCollectionId(value=path.encode()), path))
 
     def scope_id(self, name: str) -> Operation[int]:
         if not (yield from self.has_collections()):
-            return _only(name, "_default", UnknownScope)
+            return _default_id(name, "_default", UnknownScope)
         lookup = GetCollectionId.under(Opcode.COLLECTIONS_GET_SCOPE_ID)
         return (yield from self._id(lookup(value=name.encode()), name))
 
@@ -422,7 +422,7 @@ class Operations:
         return {answer.key.decode(): answer.value.decode("utf-8", "replace") for answer in told}
 
 
-def _only(name: str, default: str, error: type[StatusError]) -> int:
+def _default_id(name: str, default: str, error: type[StatusError]) -> int:
     if name != default:
         raise error(f"{name!r}: this server has no collections but {default!r}")
     return DEFAULT_COLLECTION

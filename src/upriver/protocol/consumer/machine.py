@@ -253,7 +253,7 @@ class Consumer(StreamSetup):
         if frame.magic.is_response:
             self._response(decode(frame, self._context))
             return
-        if frame.opcode not in _OURS:
+        if frame.opcode not in _DCP_OPCODES:
             yield Foreign(frame)
             return
         if frame.opcode in _CHARGED:
@@ -438,7 +438,7 @@ _ITEMS = frozenset(
     }
 )  # fmt: skip
 _FOR_PRODUCERS = (GetDcpFailoverLog, StreamRequest, UprStreamRequest, DcpControl, BufferAck, SeqnoAcknowledged)
-_OURS = frozenset(range(Opcode.DCP_ADD_STREAM, Opcode.DCP_CACHE_TRANSFER_END + 1))
+_DCP_OPCODES = frozenset(range(Opcode.DCP_ADD_STREAM, Opcode.DCP_CACHE_TRANSFER_END + 1))
 _UNCHARGED = (Opcode.DCP_NOOP, Opcode.DCP_BUFFER_ACK, Opcode.DCP_CONTROL)
 _CHARGED = frozenset(range(Opcode.DCP_STREAM_END, Opcode.DCP_CACHE_TRANSFER_END + 1)) - {*_UNCHARGED}
 _ACK = int(MarkerFlag.ACK)

@@ -123,7 +123,7 @@ class ClusterFeed:
         """Remember the position, for ``refilter`` with ``again``: a new filter may let changes after it through."""
         self._remembered.setdefault(vb, self.table.position(vb))
 
-    def begin_behind(self, vb: int, read: Position, epoch: int) -> None:
+    def begin_after(self, vb: int, read: Position, epoch: int) -> None:
         """Begin after another feed has read, from 0 to our position, the collections that we lacked.
 
         Call it before reading. Our older consistent points do not cover those collections. If the caller was told to

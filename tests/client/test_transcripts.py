@@ -1,4 +1,4 @@
-"""What real servers do on the wire, word by word, without sockets.
+"""What real servers do on the wire, message by message, without sockets.
 
 See docs/protocol/clients.md and docs/protocol/pitfalls.md.
 """
@@ -360,7 +360,7 @@ def test_an_out_of_order_snapshot_cut_short_on_a_lost_branch_is_a_rollback() -> 
 
 
 def test_an_out_of_order_snapshot_cut_short_on_the_same_branch_is_a_rollback_too() -> None:
-    """What it brought may have been deleted, and the tombstone purged, before the next try."""
+    """Its documents may have been deleted, and the tombstones purged, before the next attempt."""
     wire = Wire()
     request = opened(wire)
     wire.says(OsoSnapshot(OsoFlag.START, **at(request)).encode() + mutation(request, 7))

@@ -16,7 +16,7 @@ from upriver.records.batches import ChangeOptions, change_batch, row_batch, wire
 from upriver.records.schema import CHANGES, WIRE, Event, signed_column
 from upriver.wire import Context, Message
 from upriver.wire.bulk.decode import BulkDecoder, Columns, ColumnSizes
-from upriver.wire.bulk.streams import StreamTable
+from upriver.wire.bulk.row_checks import StreamTable
 from upriver.wire.messages import dcp
 from upriver.wire.values import deflate, join_xattrs
 

@@ -1,11 +1,15 @@
-"""Fields to the sections of a frame and back, by a ``Declaration``; and where a field is, for errors and dumps."""
+"""Turns the fields of a message into the sections of a frame and back, as its ``Declaration`` says.
+
+``offset_of`` and ``size_of`` locate a field in a frame, for errors and dumps. ``cut_struct`` and ``cut_bytes`` read
+entries of variable size.
+"""
 
 from __future__ import annotations
 
 from struct import Struct, error
 from typing import Any
 
-from upriver.errors import LocalProtocolError
+from upriver.errors import InvalidMessage, LocalProtocolError
 from upriver.wire.framing import Frame
 from upriver.wire.layout import Bytes, Declaration, FieldInfo, Number, NumberLayout, Repeated, Section, ValueCodec
 
@@ -125,3 +129,17 @@ def size_of(declared: Declaration, info: FieldInfo, frame: Frame) -> int:
     if isinstance(layout, Repeated) and layout.section is Section.EXTRAS:
         return len(frame.extras) - declared.shape_of(frame.extras).struct.size
     return len(frame.value) - declared.value_size
+
+
+def cut_struct(struct: Struct, data: bytes, at: int, offset: int) -> tuple[tuple[int, ...], int]:
+    """The numbers at ``at`` and where they end; ``offset`` is where ``data`` starts in its frame, for the error."""
+    if at + struct.size > len(data):
+        raise InvalidMessage("an entry is cut short", "value", offset + at)
+    return struct.unpack_from(data, at), at + struct.size
+
+
+def cut_bytes(data: bytes, at: int, size: int, offset: int) -> tuple[bytes, int]:
+    """The ``size`` bytes at ``at`` and where they end."""
+    if at + size > len(data):
+        raise InvalidMessage(f"{size} bytes are announced, {len(data) - at} follow", "value", offset + at)
+    return data[at : at + size], at + size

@@ -1,7 +1,7 @@
 """The positions of all vbuckets of a feed while it runs, moved on by whole runs of rows.
 
 A vbucket has a ``Position`` as of its last control message. Rows since then only move its seqno, in an array that
-kernels work on (``wire.bulk.streams``); the position of now follows from both when somebody asks.
+kernels work on (``wire.bulk.row_checks``); the position of now follows from both when somebody asks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from upriver.model import SEQNO_MAX
 from upriver.protocol.position import Position
 from upriver.wire.bulk.decode import Columns
-from upriver.wire.bulk.streams import SlotState, StreamTable
+from upriver.wire.bulk.row_checks import SlotState, StreamTable
 
 
 @dataclass(slots=True)

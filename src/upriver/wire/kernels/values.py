@@ -1,4 +1,4 @@
-"""Whether the values of received rows are what their datatypes say: the numba kernel of ``bulk.values``.
+"""Whether the values of received rows are what their datatypes say: the numba kernel of ``bulk.row_checks``.
 
 It knows only the plain case. A row that it is not sure of is left to ``values.check_value``, which knows every rule
 and its error; so the two cannot disagree about what is legal.

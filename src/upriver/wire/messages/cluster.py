@@ -13,7 +13,6 @@ from upriver.errors import InvalidMessage
 from upriver.model import FailoverEntry, VbucketState
 from upriver.wire.checks import Context
 from upriver.wire.constants import ObserveState, Opcode, ServerOpcode
-from upriver.wire.cut import cut_bytes, cut_struct
 from upriver.wire.framing import Frame
 from upriver.wire.keys import split_key
 from upriver.wire.layout import (
@@ -38,6 +37,7 @@ from upriver.wire.layout import (
     ValueU64,
 )
 from upriver.wire.message import Message, Response, message, response
+from upriver.wire.sections import cut_bytes, cut_struct
 
 _NO_CAS = Presence.FORBIDDEN
 

@@ -8,9 +8,9 @@ from typing import Annotated, NamedTuple
 
 from upriver.errors import Status
 from upriver.wire.constants import DocFlag, Opcode, PathFlag
-from upriver.wire.cut import cut_bytes, cut_struct
 from upriver.wire.layout import JSON_OR_RAW, U16, Broken, DocKey, Number, OptU32, OptU64, OptValue, Presence, ValueCodec
 from upriver.wire.message import Message, Response, message, response
+from upriver.wire.sections import cut_bytes, cut_struct
 
 _NO_CAS = Presence.FORBIDDEN
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from upriver.model import SEQNO_MAX
 from upriver.wire.bulk.decode import BulkDecoder, Columns
-from upriver.wire.bulk.streams import SlotState, StreamTable
+from upriver.wire.bulk.row_checks import SlotState, StreamTable
 from upriver.wire.messages import dcp
 
 

@@ -1,20 +1,28 @@
-"""The state of every stream of a connection as one array, against which a kernel checks whole batches of rows.
+"""Checks received rows in bulk: ``StreamTable`` the order of their seqnos, ``ValueChecker`` their values.
 
-The state machine of a stream has the rules; this is their arithmetic for rows: seqnos must rise inside the announced
-snapshot, and each row is stamped with the snapshot, branch and epoch that it belongs to.
+``StreamTable`` keeps the state of every stream of a connection in one array, against which a kernel checks whole
+batches of rows: seqnos must rise inside the announced snapshot. It also stamps each row with its snapshot, branch and
+epoch. ``ValueChecker`` checks that each value is what its datatype says (docs/protocol/messages.md#checks, steps 8
+and 9).
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from upriver.model import SEQNO_MAX, signed
-from upriver.wire.bulk.decode import Columns, address_of
+from upriver.errors import InvalidMessage
+from upriver.model import SEQNO_MAX, Datatype, signed
+from upriver.wire.bulk.decode import SLACK, Columns, address_of
+from upriver.wire.values import check_value
 
+CHECKED = int(Datatype.SNAPPY | Datatype.XATTR)
 _I64_MAX = 2**63 - 1
+_SCRATCH = 256 * 1024  # bytes; a larger compressed value with attributes is checked as an object
+_NOTHING = np.empty(0, np.uint8)
 
 
 class SlotState(IntEnum):
@@ -80,3 +88,40 @@ class StreamTable:
         )
         columns.dropped += int(self._dropped[0])
         return int(bad)
+
+
+class BrokenValue(NamedTuple):
+    """A row whose value is not what it says, and why."""
+
+    row: int
+    error: InvalidMessage
+
+
+class ValueChecker:
+    """Checks rows of columns, for one thread. Its memory is made at the first use: most connections need none."""
+
+    def __init__(self) -> None:
+        self._memory = _NOTHING, _NOTHING
+        self._places: tuple[int, int, int] | None = None  # where the kernel finds it
+
+    def _prepared(self) -> tuple[int, int, int]:
+        from upriver.wire.kernels.json import MOST_LEVELS
+
+        self._memory = np.empty(_SCRATCH + SLACK, np.uint8), np.empty(MOST_LEVELS, np.uint8)
+        scratch, stack = map(address_of, self._memory)
+        self._places = scratch, _SCRATCH, stack
+        return self._places
+
+    def first_broken(self, columns: Columns, first: int, last: int) -> BrokenValue | None:
+        """The first of rows ``first`` to ``last`` that must be refused."""
+        from upriver.wire.kernels import values as value_kernels
+
+        memory = self._places or self._prepared()
+        row = first
+        while (row := int(value_kernels.first_odd(row, last, columns.address, *memory))) < last:
+            try:
+                check_value(columns.value(row), int(columns.view("datatype")[row]))
+            except InvalidMessage as error:
+                return BrokenValue(row, error)
+            row += 1
+        return None

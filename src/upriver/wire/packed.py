@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 HEADER = Struct("<IBBHQQQIIQIIQ")
 HEADER_SIZE = HEADER.size
 
-SUPERSEDED = 0x80  # in ``kind``: a newer version of the key exists in the same run; readers skip the record
+SUPERSEDED = 0x80  # in ``kind``: the same run has a newer version of the key, so readers skip this record
 
 
 class RecordKind(IntEnum):
-    """What a record is; the low seven bits of its ``kind`` byte."""
+    """What a record is: the low seven bits of its ``kind`` byte."""
 
     MUTATION = 0
     DELETION = 1
@@ -35,11 +35,11 @@ class RecordKind(IntEnum):
 
 
 class RecordHead(NamedTuple):
-    """One record's header, field order as on disk.
+    """The header of a record, its fields in the order on disk.
 
     ``time`` is the expiry of a live document and the deletion time of a tombstone. ``prev_seqno`` is the seqno of
-    the version that this one replaced (0: none), which is what makes a rollback possible. ``extra`` is private to
-    the kind: for COMMIT and ABORT the prepared seqno; for SYSTEM_EVENT ``event << 8 | version``; for PREPARE
+    the version that this one replaced (0: none); a rollback needs it. What ``extra`` means depends on the kind: for
+    COMMIT and ABORT the prepared seqno; for SYSTEM_EVENT ``event << 8 | version``; for PREPARE
     ``durability level << 8 | deleted``; for a MUTATION the nru byte.
     """
 
@@ -102,7 +102,7 @@ def unpack(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[RecordHea
 class SnapshotStart(NamedTuple):
     """The runs that follow, up to the one whose ``upto`` is ``end``, form one snapshot.
 
-    ``last_matching`` is the last seqno in it that passes the stream's filter, 0 if none does.
+    ``last_matching`` is the last seqno of the snapshot that passes the stream's filter, 0 if none does.
     """
 
     start: int
@@ -116,7 +116,7 @@ class SnapshotStart(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Packed records side by side, of which those with ``after < seqno <= upto`` are meant.
+    """Packed records side by side; only those with ``after < seqno <= upto`` count.
 
     ``data`` is valid until the source is polled again or closed.
     """
@@ -132,13 +132,13 @@ class OsoStart(NamedTuple):
 
 
 class OsoEnd(NamedTuple):
-    """All of it was handed out; ``max_seqno`` is where the disk snapshot ended."""
+    """The out-of-order snapshot is complete; ``max_seqno`` is where the disk snapshot ended."""
 
     max_seqno: int
 
 
 class EndReason(Enum):
-    """Why a source has no more."""
+    """Why a source ended."""
 
     OK = "ok"
     STATE_CHANGED = "state changed"
@@ -154,7 +154,7 @@ class End(NamedTuple):
 
 
 class NewSnapshot(NamedTuple):
-    """What live streams lack: one whole snapshot in memory, records at ``address`` that last as long as ``data``."""
+    """A whole new snapshot in memory, for live streams; its records at ``address`` are valid while ``data`` lives."""
 
     first: int
     last: int

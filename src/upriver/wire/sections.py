@@ -20,7 +20,7 @@ _HEADER_FIELDS = {
 
 
 def encode_sections(declared: Declaration, message: object) -> tuple[bytes, bytes, bytes]:
-    """Extras, key and value; ``LocalProtocolError`` names a field that does not fit."""
+    """The extras, key and value of a message; ``LocalProtocolError`` names a field that does not fit."""
     extras = _encode_extras(declared, message)
     if declared.repeated:
         extras += _encode_filling(declared.repeated, message)
@@ -75,7 +75,7 @@ def _check_fits(declared: Declaration, name: str, message: object) -> None:
 
 
 def decode_sections(declared: Declaration, frame: Frame) -> dict[str, Any]:
-    """The declared fields of a frame whose sizes were checked; absent optional numbers are left out."""
+    """The declared fields of a frame whose sizes have been checked, without absent optional numbers."""
     shape = declared.shape_of(frame.extras)
     found: dict[str, Any] = dict(zip(shape.names, shape.struct.unpack_from(frame.extras), strict=True))
     if declared.key_name:
@@ -120,7 +120,7 @@ def offset_of(declared: Declaration, name: str, frame: Frame) -> int:
 
 
 def size_of(declared: Declaration, info: FieldInfo, frame: Frame) -> int:
-    """How many bytes a field has in this frame."""
+    """How many bytes a field takes in this frame."""
     layout = info.layout
     if isinstance(layout, Number):
         return Struct(">" + layout.code).size

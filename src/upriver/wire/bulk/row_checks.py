@@ -26,16 +26,16 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class SlotState(IntEnum):
-    """What happens to the rows of a stream; the kernels' numbers."""
+    """What happens to the rows of a stream; the numbers are the kernels'."""
 
-    CLOSED = 0  # no such stream: a row of it breaks the rules
+    CLOSED = 0  # there is no stream: a row for it breaks a rule
     OPEN = 1
-    OUT_OF_ORDER = 2  # between the two OSO messages: seqnos in any order, and no snapshot
-    IGNORED = 3  # ended here, but the peer may not know yet: its rows are dropped
+    OUT_OF_ORDER = 2  # between the two OSO messages: seqnos come in any order and without a snapshot
+    IGNORED = 3  # ended at this end, which the peer may not know yet: its rows are dropped
 
 
 class StreamTable:
-    """One slot per stream: by vbucket, or by opaque where a vbucket may have several streams (stream-ids)."""
+    """One slot per stream, by vbucket; by opaque if a vbucket may have several streams (stream-ids)."""
 
     def __init__(self, slots: int = 1024, *, by_opaque: bool = False) -> None:
         self._slots = np.zeros((slots, 8), np.int64)
@@ -46,12 +46,12 @@ class StreamTable:
     def open(
         self, slot: int, *, opaque: int, seqno: int = 0, vbuuid: int = 0, epoch: int = 0, upto: int = SEQNO_MAX
     ) -> None:
-        """A stream begins after ``seqno``; rows above ``upto`` are dropped. No row may come before a marker."""
+        """Open a stream after ``seqno``; rows above ``upto`` are dropped. No row may come before a marker."""
         seqno, upto = min(seqno, _I64_MAX), min(upto, _I64_MAX)
         self._slots[slot] = seqno, 0, -1, signed(vbuuid), epoch, opaque, upto, SlotState.OPEN
 
     def snapshot(self, slot: int, start: int, end: int) -> None:
-        """A marker; for the bare marker of UPR pass the last seqno and ``SEQNO_MAX``."""
+        """Apply a marker; for UPR's bare marker pass the last seqno and ``SEQNO_MAX``."""
         self._slots[slot, 1:3] = min(start, _I64_MAX), min(end, _I64_MAX)
 
     def seqno_advanced(self, slot: int, seqno: int) -> None:
@@ -76,9 +76,9 @@ class StreamTable:
         return int(self._slots[slot, 1]), int(self._slots[slot, 2])
 
     def advance(self, columns: Columns, first: int, last: int) -> int:
-        """Take rows ``first`` to ``last``; returns the first row that breaks a rule, or -1.
+        """Check and stamp rows ``first`` to ``last``; returns the first row that breaks a rule, or -1.
 
-        Rows before the bad one were taken. Rows to be dropped have event 0 from now on.
+        The rows before that one have been processed. Dropped rows get event 0.
         """
         from upriver.wire.kernels import decode as kernels
 
@@ -91,18 +91,18 @@ class StreamTable:
 
 
 class BrokenValue(NamedTuple):
-    """A row whose value is not what it says, and why."""
+    """A row whose value is not what its datatype says, and why."""
 
     row: int
     error: InvalidMessage
 
 
 class ValueChecker:
-    """Checks rows of columns, for one thread. Its memory is made at the first use: most connections need none."""
+    """Checks the values of rows, in one thread. Allocates its memory at first use: most connections need none."""
 
     def __init__(self) -> None:
         self._memory = _NOTHING, _NOTHING
-        self._places: tuple[int, int, int] | None = None  # where the kernel finds it
+        self._places: tuple[int, int, int] | None = None  # where the kernel finds the memory
 
     def _prepared(self) -> tuple[int, int, int]:
         from upriver.wire.kernels.json import MOST_LEVELS
@@ -113,7 +113,7 @@ class ValueChecker:
         return self._places
 
     def first_broken(self, columns: Columns, first: int, last: int) -> BrokenValue | None:
-        """The first of rows ``first`` to ``last`` that must be refused."""
+        """The first of the rows ``first`` to ``last`` whose value must be refused."""
         from upriver.wire.kernels import values as value_kernels
 
         memory = self._places or self._prepared()

@@ -182,7 +182,7 @@ def test_a_reader_without_sync_writes_sees_commits_as_documents(shape: ValueShap
     assert got == [(0x57, b"\0a"), (0x58, b"\0b")]
     assert (done.stop, done.records_sent, done.last_seqno, done.invisible) == (Stop.END, 2, 3, 5)
     replica = ShapingEncoder(replace(options, plain_commits=False), shape, SCRATCH)
-    assert replica.encode(run, out)[1:3] == (0, 0), "who sees them all gets each from the caller"
+    assert replica.encode(run, out)[1:3] == (0, 0), "a reader with sync writes gets each record from the caller"
 
 
 def test_records_that_a_filter_hides_are_skipped():

@@ -119,7 +119,7 @@ def _check_framing(declared: Declaration, frame: Frame) -> None:
     if RequestFrameId.STREAM_ID in present and not declared.stream_id:
         raise InvalidMessage("this message cannot carry a stream-id", "framing extras", HEADER_SIZE)
     if RequestFrameId.DURABILITY in present and frame.opcode not in DURABLE_OPCODES:
-        raise InvalidMessage("this command knows no durability", "framing extras", HEADER_SIZE)
+        raise InvalidMessage("this command has no durability", "framing extras", HEADER_SIZE)
     if RequestFrameId.PRESERVE_TTL in present and frame.opcode not in TTL_OPCODES:
         raise InvalidMessage(
             "this command has no expiry to preserve", "framing extras", HEADER_SIZE, Status.NOT_SUPPORTED

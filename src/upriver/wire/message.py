@@ -105,7 +105,7 @@ class Message:
         for broken in self.rules():
             raise LocalProtocolError(f"{type(self).__name__}.{broken.field}: {broken.reason}")
         if not _claims(type(self), frame):
-            raise LocalProtocolError(f"{type(self).__name__}: these bytes would be read as another message")
+            raise LocalProtocolError(f"{type(self).__name__}: the peer would read these bytes as another message")
         return frame
 
     def encode(self) -> bytes:

@@ -141,5 +141,5 @@ def cut_struct(struct: Struct, data: bytes, at: int, offset: int) -> tuple[tuple
 def cut_bytes(data: bytes, at: int, size: int, offset: int) -> tuple[bytes, int]:
     """The ``size`` bytes at ``at`` and where they end."""
     if at + size > len(data):
-        raise InvalidMessage(f"{size} bytes are announced, {len(data) - at} follow", "value", offset + at)
+        raise InvalidMessage(f"an entry of {size} bytes has only {len(data) - at}", "value", offset + at)
     return data[at : at + size], at + size

@@ -106,7 +106,7 @@ class Columns:
 
     def __init__(self, sizes: ColumnSizes = DEFAULT_SIZES, pool: deque[Array] | None = None) -> None:
         if sizes.rows < 1 or sizes.key_bytes < MAX_WIRE_KEY or not 0 < sizes.value_bytes < 2**31 - SLACK:
-            raise ValueError(f"{sizes}: at least one row and one key, and values that 32-bit offsets reach")
+            raise ValueError(f"{sizes}: needs room for one row and one key, and value_bytes below 2 GiB")
         self.sizes = sizes
         self.rows = 0
         self.dropped = 0  # of ``rows``, how many have event 0 and do not count

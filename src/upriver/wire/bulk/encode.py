@@ -179,7 +179,7 @@ class PackedEncoder:
         bulk_frames.encode_packed(address_of(source), len(source), out.address, out.room, self._plan_at, state)
         at, out.used, records, last, scanned, reason, invisible = state.tolist()
         if reason == bulk_frames.CORRUPT:
-            raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} does not add up")
+            raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} bytes has wrong lengths")
         return Encoded(out.used - before, records, at, last, scanned, _STOPS[reason], invisible)
 
 

@@ -166,7 +166,7 @@ class ShapingEncoder:
         k.shape_run(address_of(source), len(source), *target, address_of(plan), memory.work, memory.state)
         at, written, scanned, reason, needed, invisible = memory.state.tolist()
         if reason == k.CORRUPT:
-            raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} does not add up")
+            raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} bytes has wrong lengths")
         if reason == k.TOO_SMALL:
             return self._run(source, offset, plan, max(needed, 2 * size))
         return at, written, scanned, reason, invisible

@@ -70,9 +70,9 @@ class Open(Message):
         yield from _unknown_bits("flags", self.flags, sum(OpenFlag))
         flags = OpenFlag(self.flags & sum(OpenFlag))
         if OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in flags and OpenFlag.PRODUCER not in flags:
-            yield Broken("flags", "0x200 (skip deletes) is for producers")
+            yield Broken("flags", "0x200 (skip deletes) is only for producers")
         if OpenFlag.NO_VALUE in flags and OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags:
-            yield Broken("flags", "0x008 and 0x040 exclude each other")
+            yield Broken("flags", "0x008 and 0x040 cannot be combined")
         if OpenFlag.INCLUDE_DELETED_USER_XATTRS in flags and OpenFlag.INCLUDE_XATTRS not in flags:
             yield Broken("flags", "0x100 (deleted user xattrs) needs 0x004 (xattrs)")
         if bool(self.value) != bool(self.datatype):
@@ -87,7 +87,7 @@ class Open(Message):
         elif set(found) - {"consumer_name"}:
             yield Broken("value", f"unknown key {min(set(found) - {'consumer_name'})!r}")
         elif found and self.flags & OpenFlag.PRODUCER:
-            yield Broken("value", "consumer_name is for consumer connections")
+            yield Broken("value", "consumer_name is only for consumer connections")
         elif not all(isinstance(name, str) for name in found.values()):
             yield Broken("value", "consumer_name must be a string")
 
@@ -116,7 +116,7 @@ def _stream_flags(flags: int) -> Iterator[Broken]:
     flags = int(flags)
     yield from _unknown_bits("flags", flags, _STREAM_FLAGS)
     if flags & _CACHE_TRANSFER and flags & ~_CACHE_TRANSFER_COMPANIONS:
-        yield Broken("flags", "0x100 (cache transfer) goes only with takeover and active-only")
+        yield Broken("flags", "0x100 (cache transfer) may be combined only with takeover and active-only")
 
 
 @message(Opcode.DCP_ADD_STREAM)
@@ -266,7 +266,7 @@ class DcpMutation(Message):
     def rules(self) -> Iterator[Broken]:
         yield from _no_seqno("by_seqno", self.by_seqno)
         if self.nmeta:
-            yield Broken("nmeta", "extended metadata is gone from the protocol: must be 0")
+            yield Broken("nmeta", "must be 0: DCP has no extended metadata")
 
 
 @message(Opcode.DCP_DELETION, datatypes=DELETION_DATATYPES)
@@ -282,7 +282,7 @@ class DcpDeletion(Message):
     def rules(self) -> Iterator[Broken]:
         yield from _no_seqno("by_seqno", self.by_seqno)
         if self.nmeta:
-            yield Broken("nmeta", "extended metadata is gone from the protocol: must be 0")
+            yield Broken("nmeta", "must be 0: DCP has no extended metadata")
 
 
 @message(Opcode.DCP_DELETION, datatypes=DELETION_DATATYPES)

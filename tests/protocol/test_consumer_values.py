@@ -18,7 +18,7 @@ from upriver.errors import InvalidMessage, Status
 from upriver.model import Datatype
 from upriver.wire import Opcode
 from upriver.wire.bulk.decode import BulkDecoder
-from upriver.wire.bulk.values import ValueChecker
+from upriver.wire.bulk.row_checks import ValueChecker
 from upriver.wire.checks import Context
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo

@@ -10,8 +10,8 @@ from upriver.store import Bucket, Run, StoreOptions
 from upriver.wire import Context, json_text
 from upriver.wire.bulk.decode import BulkDecoder
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, RowPacker, SendBuffer
+from upriver.wire.bulk.row_checks import StreamTable
 from upriver.wire.bulk.shape import ScratchMemory, ShapingEncoder, ValueShape
-from upriver.wire.bulk.streams import StreamTable
 from upriver.wire.packed import RecordKind, pack
 
 

@@ -27,7 +27,7 @@ from upriver.store.upkeep.compaction import compact, wants_compaction
 from upriver.store.upkeep.emptying import empty
 from upriver.store.upkeep.expiry import expire_due
 from upriver.store.vbucket import VBucket
-from upriver.wire.source_events import EndReason
+from upriver.wire.packed import EndReason
 
 WORTH_KEEPING = 512  # records of a vbucket whose keys no table knows
 SLICE = 4  # vbuckets that one call of ``maintain`` compacts

@@ -30,8 +30,7 @@ from upriver.model import SEQNO_MAX, Datatype, Document, VbucketState
 from upriver.store import registers as r
 from upriver.store.values import MOST_XATTR_BYTES, checked_body, is_json, split_value, surviving_xattrs
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY, encode_leb128
-from upriver.wire.packed import RecordHead, RecordKind, pack, unpack
-from upriver.wire.source_events import Run
+from upriver.wire.packed import RecordHead, RecordKind, Run, pack, unpack
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket

@@ -37,8 +37,7 @@ from upriver.store.replication import Replication
 from upriver.store.shared import Shared
 from upriver.store.upkeep.rollback import roll_back
 from upriver.store.withmeta import WithMetaWrites
-from upriver.wire.packed import HEADER_SIZE, RecordHead, unpack
-from upriver.wire.source_events import EndReason
+from upriver.wire.packed import HEADER_SIZE, EndReason, RecordHead, unpack
 
 SEVERAL = 4 * 1024  # a run of this many bytes is likely more than one record
 BULK = 32 * 1024  # from this many bytes on a run is taken in without the interpreter lock

@@ -21,8 +21,7 @@ from upriver.protocol.consumer.streams import PassiveStream, Registry, ReplicaSt
 from upriver.protocol.roles import Foreign, WrongRole
 from upriver.wire.bulk.decode import BulkDecoder, Columns
 from upriver.wire.bulk.encode import rows_by_vbucket
-from upriver.wire.bulk.streams import SlotState
-from upriver.wire.bulk.values import CHECKED, BrokenValue, ValueChecker
+from upriver.wire.bulk.row_checks import CHECKED, BrokenValue, SlotState, ValueChecker
 from upriver.wire.checks import Context
 from upriver.wire.constants import Dialect, MarkerFlag, Opcode, RequestFrameId, UprVbucketState
 from upriver.wire.framing import HEADER_SIZE, Frame, cut_frame

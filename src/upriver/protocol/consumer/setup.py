@@ -12,7 +12,7 @@ from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.protocol.consumer.negotiation import ConsumerOptions, Negotiation
 from upriver.protocol.consumer.streams import AckWindow, Done, PassiveStream, Registry, ReplicaStore, StreamPhase
 from upriver.protocol.roles import WrongRole
-from upriver.wire.bulk.streams import SlotState, StreamTable
+from upriver.wire.bulk.row_checks import SlotState, StreamTable
 from upriver.wire.constants import Dialect, Opcode
 from upriver.wire.message import Message, OtherResponse, Response
 from upriver.wire.messages.dcp import (

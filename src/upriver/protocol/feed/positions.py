@@ -1,7 +1,7 @@
 """The positions of all vbuckets of a feed while it runs, moved on by whole runs of rows.
 
 For each vbucket there is a ``Position`` as of its last control message. Rows since then only move a seqno, in an array
-that kernels update (``wire.bulk.streams``). The current position is computed from both on demand.
+that kernels update (``wire.bulk.row_checks``). The current position is computed from both on demand.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from upriver.model import SEQNO_MAX
 from upriver.protocol.position import Position
 from upriver.wire.bulk.decode import Columns
-from upriver.wire.bulk.streams import SlotState, StreamTable
+from upriver.wire.bulk.row_checks import SlotState, StreamTable
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from upriver.protocol.producer.source import SourceStore, SourceVbucket
 from upriver.wire.bulk.live import LiveBatch, LiveSnapshot
 from upriver.wire.constants import MarkerFlag
-from upriver.wire.source_events import NewSnapshot
+from upriver.wire.packed import NewSnapshot
 
 if TYPE_CHECKING:
     from upriver.protocol.producer.machine import Producer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from upriver.model import FailoverLog, VbucketState
-from upriver.wire.source_events import NewSnapshot, StreamEvent
+from upriver.wire.packed import NewSnapshot, StreamEvent
 
 Wake = Callable[[], None]
 """Called by the store once, in any of its threads, when there may be something new."""

@@ -20,8 +20,18 @@ from upriver.wire import Opcode
 from upriver.wire.bulk.encode import Encoded, PackedEncoder, SendBuffer, Stop
 from upriver.wire.bulk.live import LiveTable
 from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, UprStreamEndStatus
-from upriver.wire.packed import RecordHead, RecordKind, unpack
-from upriver.wire.source_events import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire.packed import (
+    End,
+    EndReason,
+    OsoEnd,
+    OsoStart,
+    RecordHead,
+    RecordKind,
+    Run,
+    SnapshotStart,
+    StreamEvent,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from upriver.protocol.producer.live import LiveVbucket

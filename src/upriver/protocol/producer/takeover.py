@@ -15,7 +15,7 @@ from upriver.wire.constants import MarkerFlag, StreamEndStatus, UprVbucketState
 
 if TYPE_CHECKING:
     from upriver.protocol.producer.stream import ProducerStream
-    from upriver.wire.source_events import SnapshotStart
+    from upriver.wire.packed import SnapshotStart
 
 _LOOK_AGAIN_S = 0.1
 

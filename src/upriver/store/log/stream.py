@@ -19,7 +19,7 @@ from upriver.store.log.blocks import blocks_after
 from upriver.store.log.kernels import surveys
 from upriver.store.log.scan import DiskScan
 from upriver.store.log.stretch import Stretch, stretch_after
-from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire.packed import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket

@@ -15,7 +15,7 @@ from upriver.store.log.flusher import meta_key
 from upriver.store.record import describe, restore
 from upriver.store.shared import Shared
 from upriver.store.vbucket import VBucket
-from upriver.wire.source_events import EndReason
+from upriver.wire.packed import EndReason
 
 
 def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None]) -> None:

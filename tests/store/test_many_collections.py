@@ -11,7 +11,7 @@ from tests.store.test_manifest_crash import collections_by_events, manifest
 from upriver.errors import CannotApplyManifest, UnknownCollection
 from upriver.model import VbucketState
 from upriver.store import Bucket
-from upriver.store.log.flusher import meta_key
+from upriver.store.disk.file import meta_key
 
 VBUCKETS, MOST = 32, 1000
 

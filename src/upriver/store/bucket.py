@@ -13,12 +13,11 @@ from typing import Any
 from upriver.errors import DamagedVbucket, NotMyVbucket, OutOfRange, TemporaryFailure
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store.arrays import POOL, keep_heap
-from upriver.store.collections import kept as kept_manifests
-from upriver.store.collections.changes import ManifestChanges
+from upriver.store.collections.changes import ManifestChanges, put_manifest, read_manifests
 from upriver.store.collections.manifest import Manifest
-from upriver.store.disk.file import BUCKET, FORMAT, Disk, seal_vbucket
+from upriver.store.disk.file import BUCKET, FORMAT, Disk, meta_key, seal_vbucket
 from upriver.store.disk.sealed import seal_record
-from upriver.store.log.flusher import Flusher, meta_key
+from upriver.store.log.flusher import Flusher
 from upriver.store.opening import check_identity, read_vbuckets, survive_crash
 from upriver.store.options import StoreOptions
 from upriver.store.record import describe
@@ -86,7 +85,7 @@ class Bucket:
         check_identity(identity, disk, vbuckets)
         manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
         shared = Shared(disk, options, int(identity["seed"]), now_ns, manifest, uuids)
-        shared.manifests = kept_manifests.read(disk)
+        shared.manifests = read_manifests(disk)
         if manifest.uid:
             shared.manifests[manifest.uid] = manifest  # it is in the bucket's record, too
         shared.change_options(options, vbuckets)
@@ -114,7 +113,7 @@ class Bucket:
         with disk.write() as transaction:
             self._put_identity(transaction, clean=False)
             if shared.manifest.uid:
-                kept_manifests.put(transaction, disk, shared.manifest)  # were it damaged, it is whole again
+                put_manifest(transaction, disk, shared.manifest)  # were it damaged, it is whole again
             for vbucket in branching:
                 transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, describe(vbucket)), db=disk.meta)
             disk.put_present(transaction, shared.present)

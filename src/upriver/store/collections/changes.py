@@ -1,23 +1,32 @@
-"""How a bucket gets a new manifest: on disk first, then into every active vbucket, a few commits for all of them.
+"""A bucket's manifests: kept on disk by uid, and applied to the vbuckets.
 
-Others read and write meanwhile; between two vbuckets they may have the lock. If a crash comes in the middle, the next
-start goes on.
+A new manifest goes to disk first, then into every active vbucket, with a few commits for all of them. Other threads can
+take the lock between two vbuckets. After a crash in the middle, the next start applies the rest.
+
+The record of a vbucket is written with every commit. It names its manifest only by uid: a thousand collections would be
+most of what a commit writes. A manifest is kept as long as a vbucket refers to it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from struct import Struct
 from typing import Any
 
+from upriver.errors import CorruptStore, InvalidArguments
 from upriver.model import VbucketState
-from upriver.store.collections import kept as kept_manifests
 from upriver.store.collections.manifest import Manifest
+from upriver.store.disk.file import Disk
+from upriver.store.disk.sealed import seal_record
 from upriver.store.log.flusher import Flusher
 from upriver.store.shared import Shared
 from upriver.store.vbucket import VBucket
 
 PutIdentity = Callable[[Any, Manifest], None]
+
+_PREFIX = b"manifest"
+_KEY = Struct(">8sQ")
 
 
 class ManifestChanges:
@@ -37,10 +46,10 @@ class ManifestChanges:
             if new == shared.manifest:
                 return
             with shared.disk.write() as transaction:
-                kept_manifests.put(transaction, shared.disk, new)
+                put_manifest(transaction, shared.disk, new)
                 put_identity(transaction, new)
                 unused = self._unused()
-                kept_manifests.drop(transaction, shared.disk, unused)
+                drop_manifests(transaction, shared.disk, unused)
             with shared.lock:
                 shared.manifest = shared.manifests[new.uid] = new
                 for uid in unused:
@@ -78,3 +87,40 @@ class ManifestChanges:
                 vbucket.collections.adopt_manifest()
         if self._shared.dirty:
             self._flusher.flush()
+
+
+def _nobody(damage: CorruptStore) -> None:
+    """Vbuckets that refer to what is damaged say so themselves."""
+
+
+def read_manifests(disk: Disk, on_damage: Callable[[CorruptStore], None] = _nobody) -> dict[int, Manifest]:
+    """All that are kept and whole, by uid."""
+    found: dict[int, Manifest] = {}
+    with disk.read() as transaction:
+        cursor = transaction.cursor(db=disk.meta)
+        more = cursor.set_range(_PREFIX)
+        while more and bytes(cursor.key()).startswith(_PREFIX):
+            try:
+                manifest = _parse(disk.bucket_record(bytes(cursor.key()), disk.value(cursor)), disk)
+                found[manifest.uid] = manifest
+            except CorruptStore as damage:
+                on_damage(damage)
+            more = cursor.next()
+    return found
+
+
+def _parse(fields: dict[str, Any], disk: Disk) -> Manifest:
+    try:
+        return Manifest.parse(fields["manifest"])
+    except (KeyError, TypeError, InvalidArguments) as failure:
+        raise CorruptStore(f"{disk.file}: a manifest is damaged: {failure}") from failure
+
+
+def put_manifest(transaction: Any, disk: Disk, manifest: Manifest) -> None:
+    key, fields = _KEY.pack(_PREFIX, manifest.uid), {"manifest": manifest.to_json().decode()}
+    transaction.put(key, seal_record(key, fields), db=disk.meta)
+
+
+def drop_manifests(transaction: Any, disk: Disk, uids: Iterable[int]) -> None:
+    for uid in uids:
+        transaction.delete(_KEY.pack(_PREFIX, uid), db=disk.meta)

@@ -63,7 +63,6 @@ class Disk:
         except BaseException:
             self._release()
             raise
-        self._options = options
         self._env = self._open(options)
         self.strict = True  # every block, list, table and record has a checksum; False in a store that had none
         self.damage: dict[int, DamagedVbucket] = {}  # what was noticed first, by vbucket

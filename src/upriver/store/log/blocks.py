@@ -1,20 +1,29 @@
-"""Blocks of a vbucket's log on disk, read in order: each is whole and none is missing, or ``DamagedVbucket``."""
+"""Reads a vbucket's log on disk: blocks in order, single records, and disk snapshots.
+
+Every block is whole and none is missing, or ``DamagedVbucket`` is raised.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from upriver.errors import DamagedVbucket
 from upriver.model import SEQNO_MAX
-from upriver.store.disk.file import BLOCK_KEY, Block
+from upriver.store.arrays import octets
+from upriver.store.disk import sealed
+from upriver.store.disk.file import BLOCK_KEY, FAILURES, NO_WORDS, Block, Octets, Words
+from upriver.store.disk.kernels import checksum, nodes
 from upriver.store.log.kernels import runs
 from upriver.wire.packed import RecordHead, unpack
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
+
+STEP_BYTES = 256 * 1024
+FIRST_BYTES = 32 * 1024  # enough for most of a thousand vbuckets
 
 
 def blocks_after(vbucket: VBucket, after: int, upto: int = SEQNO_MAX) -> Iterator[tuple[int, Block]]:
@@ -55,3 +64,107 @@ def record_on_disk(vbucket: VBucket, seqno: int) -> tuple[RecordHead, bytes, byt
         if at >= 0:
             return unpack(block.data.data, at)
     raise vbucket.shared.disk.damaged(vbucket.id, f"seqno {seqno} is in the key index but not in the log")
+
+
+class DiskScan:
+    """The state that the disk has now, above ``after``. ``end`` is where it ends."""
+
+    def __init__(self, vbucket: VBucket, after: int) -> None:
+        self._vbucket = vbucket
+        self.after = after
+        self.end = vbucket.persisted_seqno
+        self.epoch = vbucket.epoch
+        self._log_end = vbucket.log_end
+        # Most vbuckets of a first load have nothing to look for, and a transaction costs more than their few records.
+        self._dead = dead_seqnos(vbucket, after, self.end) if vbucket.content.dead else NO_WORDS
+        self._position = 0
+        self._scratch: Octets = octets(FIRST_BYTES)
+
+    def step(self, after: int) -> tuple[memoryview, int]:
+        """The next records above ``after`` (marked where they are dead), and the seqno up to which they are all.
+
+        The memory is reused by the next step.
+        """
+        disk = self._vbucket.shared.disk
+        try:
+            with disk.begin() as transaction:
+                used, last = self._copy_blocks(transaction, after)
+        except FAILURES as failure:
+            raise disk.damaged(self._vbucket.id, failure) from failure
+        self._mark(used)
+        return self._scratch.data[:used], min(last, self.end)
+
+    def _copy_blocks(self, transaction: Any, after: int) -> tuple[int, int]:
+        """Copy blocks until there are enough; returns the bytes used, and the seqno that they reach."""
+        used, number, disk = 0, self._vbucket.id, self._vbucket.shared.disk
+        target, reached, place = self._scratch, after, disk.place
+        cursor = transaction.cursor(db=disk.log)
+        more = cursor.set_range(BLOCK_KEY.pack(number, after + 1))
+        while more:
+            state, used, last, size = nodes.copy_value(
+                np.frombuffer(cursor.key(), np.uint8), *place, number, reached, reached == after, disk.strict, target,
+                used,
+            )  # fmt: skip
+            if state != checksum.WHOLE:
+                if state == nodes.OTHER:
+                    break
+                target, place = self._resolve(cursor, state, used, last, size)
+                continue
+            if used >= STEP_BYTES or last >= self.end:
+                return used, int(last)
+            reached, more = int(last), cursor.next()
+        if reached < min(self._log_end, self.end):
+            raise missing_block(self._vbucket, reached)
+        return used, self.end
+
+    def _resolve(self, cursor: Any, state: int, used: int, last: int, size: int) -> tuple[Octets, Any]:
+        """Do what the kernel could not, or say what is wrong with the block."""
+        disk, number = self._vbucket.shared.disk, self._vbucket.id
+        if state == nodes.NO_ROOM:
+            return self._enlarge(cursor, used, size, last), disk.place
+        if state == nodes.BEYOND:
+            disk.value(cursor, number)  # unless the file has grown meanwhile, which it then knows
+            return self._scratch, disk.place
+        raise disk.damaged(number, f"the block that ends at seqno {last} {sealed.WRONG[state]}")
+
+    def _enlarge(self, cursor: Any, used: int, size: int, last: int) -> Octets:
+        """Room for ``size`` bytes more; if more blocks will follow, for all of a step."""
+        disk, number = self._vbucket.shared.disk, self._vbucket.id
+        following = 0 if last >= self.end else STEP_BYTES + self._vbucket.shared.options.block_bytes
+        if size > max(following, self._vbucket.shared.options.block_bytes):  # a giant, or a length that is damaged
+            disk.block(number, last, disk.value(cursor, number))
+        grown = octets(max(used + size, following))
+        grown[:used] = self._scratch[:used]
+        self._scratch = grown
+        return grown
+
+    def _mark(self, used: int) -> None:
+        vbucket = self._vbucket
+        if self._position < self._dead.size or vbucket.erasing:
+            self._position = runs.mark_dead(
+                self._scratch, 0, used, self._dead, self._position, vbucket.erasing, vbucket.collection_table
+            )
+
+
+def dead_seqnos(vbucket: VBucket, after: int, upto: int) -> Words:
+    """Seqnos above ``after`` that a record at or below ``upto``, the end of what is on disk, has replaced, sorted."""
+    disk = vbucket.shared.disk
+    with disk.read(vbucket.id) as transaction:
+        dead = disk.dead_in(transaction, vbucket.id, upto, guarded=True)
+    check_dead(vbucket, dead)
+    return in_order(dead[dead > np.uint64(after)] if after else dead)
+
+
+def check_dead(vbucket: VBucket, dead: Words) -> None:
+    """Raise if these are not all that there should be."""
+    if dead.size != vbucket.content.dead:
+        what = f"{dead.size} seqnos are listed as replaced, not {vbucket.content.dead}"
+        raise vbucket.shared.disk.damaged(vbucket.id, what)
+
+
+def in_order(seqnos: Words) -> Words:
+    if not seqnos.size:
+        return NO_WORDS
+    found: Words = np.sort(seqnos)
+    found.flags.writeable = False  # as an empty one is: kernels are compiled for one kind
+    return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from upriver.errors import DiskFull, TemporaryFailure
-from upriver.store.disk.file import BLOCK_KEY, EXACT, VB_META, Disk, Octets, Words, meta_key, seal_vbucket
+from upriver.store.disk.file import BLOCK_KEY, EXACT, Disk, Octets, Words, meta_key, seal_vbucket
 from upriver.store.disk.kernels import checksum
 from upriver.store.disk.sealed import BLOCK, seal_dead
 from upriver.store.index.keyindex import FrozenOverlay, put_table
@@ -25,8 +25,6 @@ from upriver.store.shared import Shared
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
-
-__all__ = ["VB_META", "BlockWriter", "Flusher", "meta_key"]
 
 RETRY_S = 1.0
 REST = 4  # the flusher rests this many times as long as it worked: it shares the interpreter with the node

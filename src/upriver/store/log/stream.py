@@ -15,10 +15,9 @@ import numpy as np
 
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import registers as r
-from upriver.store.log.blocks import blocks_after
+from upriver.store.log.blocks import DiskScan, blocks_after
 from upriver.store.log.kernels import surveys
-from upriver.store.log.scan import DiskScan
-from upriver.store.log.stretch import Stretch, stretch_after
+from upriver.store.log.memory import Stretch, stretch_after
 from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from upriver.errors import DamagedVbucket, InvalidArguments, StoreError
-from upriver.store.collections import kept as kept_manifests
+from upriver.store.collections.changes import read_manifests
 from upriver.store.collections.manifest import Manifest
 from upriver.store.disk import sealed
 from upriver.store.disk.file import BLOCK_KEY, VB_KEY, Disk, meta_key
@@ -45,7 +45,7 @@ def check_bucket(path: Path, progress: Callable[[int, int], None]) -> tuple[Chec
         return looked, [StoreFinding(path.name, None, str(path / "data.mdb"), str(error))]
     try:
         vbuckets = _vbuckets(disk)
-        manifests = kept_manifests.read(
+        manifests = read_manifests(
             disk, lambda damage: findings.append(StoreFinding(path.name, None, str(disk.file), str(damage)))
         )
         for done, number in enumerate(vbuckets):

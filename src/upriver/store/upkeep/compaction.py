@@ -14,14 +14,23 @@ import numpy as np
 
 from upriver.model import SEQNO_MAX
 from upriver.store import registers as r
-from upriver.store.disk.file import BLOCK_KEY, EXACT, NO_WORDS, Block, Octets, Words, erase_range, seal_vbucket
+from upriver.store.disk.file import (
+    BLOCK_KEY,
+    EXACT,
+    NO_WORDS,
+    Block,
+    Octets,
+    Words,
+    erase_range,
+    meta_key,
+    seal_vbucket,
+)
 from upriver.store.disk.kernels import checksum
 from upriver.store.disk.sealed import BLOCK, seal_dead
 from upriver.store.index.keyindex import rewrite_table
-from upriver.store.log.blocks import blocks_after
-from upriver.store.log.flusher import BlockWriter, meta_key
+from upriver.store.log.blocks import blocks_after, check_dead, in_order
+from upriver.store.log.flusher import BlockWriter
 from upriver.store.log.kernels import runs
-from upriver.store.log.scan import check_dead, in_order
 from upriver.store.record import Tally, describe, note_persisted
 from upriver.wire.packed import HEADER_SIZE
 

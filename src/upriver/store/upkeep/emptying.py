@@ -10,8 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from upriver.model import FailoverLog, VbucketState
-from upriver.store.disk.file import seal_vbucket
-from upriver.store.log.flusher import meta_key
+from upriver.store.disk.file import meta_key, seal_vbucket
 from upriver.store.record import describe, restore
 from upriver.store.shared import Shared
 from upriver.store.vbucket import VBucket

@@ -13,8 +13,8 @@ import numpy as np
 from upriver.errors import KeyNotFound
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import registers as r
+from upriver.store.log.blocks import DiskScan
 from upriver.store.log.kernels import runs
-from upriver.store.log.scan import DiskScan
 from upriver.store.vbucket import VBucket
 from upriver.wire.keys import split_key
 from upriver.wire.packed import HEADER_SIZE, unpack

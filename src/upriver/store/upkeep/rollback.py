@@ -14,13 +14,12 @@ from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.store import registers as r
 from upriver.store.collections.events import default_table
 from upriver.store.collections.manifest import Manifest
-from upriver.store.disk.file import BLOCK_KEY, EXACT, Block, Disk, Words, seal_vbucket
+from upriver.store.disk.file import BLOCK_KEY, EXACT, Block, Disk, Words, meta_key, seal_vbucket
 from upriver.store.disk.sealed import seal_dead
 from upriver.store.index.keyindex import put_table
-from upriver.store.log.blocks import blocks_after, check_log_end, missing_block
-from upriver.store.log.flusher import BlockWriter, meta_key
+from upriver.store.log.blocks import blocks_after, check_log_end, in_order, missing_block
+from upriver.store.log.flusher import BlockWriter
 from upriver.store.log.kernels import runs
-from upriver.store.log.scan import in_order
 from upriver.store.record import Tally, describe, note_persisted, restore
 from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, RecordKind, unpack
 

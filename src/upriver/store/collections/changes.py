@@ -30,14 +30,14 @@ _KEY = Struct(">8sQ")
 
 
 class ManifestChanges:
-    """The changes of one bucket, one after the other: ``turn`` is held by who makes one."""
+    """Changes a bucket's manifest, one change at a time: the thread that makes one holds ``turn``."""
 
     def __init__(self, shared: Shared, flusher: Flusher, vbuckets: dict[int, VBucket]) -> None:
         self._shared, self._flusher, self._vbuckets = shared, flusher, vbuckets
         self.turn = threading.Lock()
 
     def keep(self, new: Manifest, check: Callable[[], None], put_identity: PutIdentity) -> None:
-        """Make it the bucket's manifest: from here on vbuckets that are created or emptied catch up with it."""
+        """Make ``new`` the bucket's manifest, durably; vbuckets created or emptied from now on adopt it."""
         shared = self._shared
         with shared.commit_lock:
             shared.manifest.check_successor(new)
@@ -56,7 +56,7 @@ class ManifestChanges:
                     del shared.manifests[uid]
 
     def _unused(self) -> list[int]:
-        """Those that no vbucket refers to any more; what is not on disk yet may still be referred to there."""
+        """Manifests that no vbucket refers to. While changes wait there are none: the disk may refer to older ones."""
         with self._shared.lock:
             if self._shared.dirty:
                 return []
@@ -68,7 +68,7 @@ class ManifestChanges:
         with self._shared.lock:
             waiting = list(self._vbuckets.values())
         while waiting:
-            with self._shared.commit_lock:  # the flusher would begin with the first ones: one commit is enough
+            with self._shared.commit_lock:  # keeps the flusher from committing the first ones separately
                 self._apply_to(waiting.pop())
                 while waiting and self._shared.dirty_bytes < self._shared.options.flush_bytes:
                     self._apply_to(waiting.pop())
@@ -81,7 +81,7 @@ class ManifestChanges:
                 vbucket.collections.apply_manifest(self._shared.transition_from(known))
 
     def catch_up(self) -> None:
-        """After a start: a crash may have come between a manifest and what vbuckets make of it."""
+        """After a start: apply what a crash kept the vbuckets from applying."""
         for vbucket in self._vbuckets.values():
             if vbucket.collections.lags_behind:
                 vbucket.collections.adopt_manifest()
@@ -89,12 +89,12 @@ class ManifestChanges:
             self._flusher.flush()
 
 
-def _nobody(damage: CorruptStore) -> None:
-    """Vbuckets that refer to what is damaged say so themselves."""
+def _ignore(damage: CorruptStore) -> None:
+    """A vbucket that refers to a damaged manifest reports it."""
 
 
-def read_manifests(disk: Disk, on_damage: Callable[[CorruptStore], None] = _nobody) -> dict[int, Manifest]:
-    """All that are kept and whole, by uid."""
+def read_manifests(disk: Disk, on_damage: Callable[[CorruptStore], None] = _ignore) -> dict[int, Manifest]:
+    """The undamaged manifests on disk, by uid."""
     found: dict[int, Manifest] = {}
     with disk.read() as transaction:
         cursor = transaction.cursor(db=disk.meta)

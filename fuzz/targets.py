@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def fuzz_frames(data: bytes) -> None:
-    """Splitter, decoder and dump raise only ``RemoteProtocolError``, find the same frames in any pieces, and round-trip.
+    """Splitter, decoder and dump raise only ``RemoteProtocolError``, find the same frames in any pieces, round-trip.
 
     The first two bytes choose the negotiated features and the size of the pieces.
     """

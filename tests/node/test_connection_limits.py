@@ -13,9 +13,8 @@ from tests.node.front_node import Served, serve
 from tests.node.node_thread import NodeThread, eventually
 from tests.node.raw import BASIC, Raw, frame, ready
 from upriver.node.access.auth import LONGEST_DELAY_S, Logins
-from upriver.node.access.connection_limits import NewConnections
+from upriver.node.access.connection_limits import GRACE_S, SLOWEST_BYTES_PER_S, NewConnections, Shares, Unread
 from upriver.node.access.users import Users
-from upriver.node.budget import GRACE_S, SLOWEST_BYTES_PER_S, Shares, Unread
 from upriver.node.options import Limits
 from upriver.protocol.scram import Mechanism, encode_plain
 from upriver.wire import Opcode

@@ -87,7 +87,7 @@ def test_a_broken_bucket_is_not_erased_while_another_process_has_it_open(tmp_pat
     path = tmp_path / "b"
     path.mkdir()
     (path / "upriver.bucket").write_text("nonsense")
-    buckets = Buckets(tmp_path, 2, QUIET, None, None)  # type: ignore[arg-type]
+    buckets = Buckets(tmp_path, 2, QUIET, None)  # type: ignore[arg-type]
     buckets.open_all()
     with claim(path), pytest.raises(Exception, match="is open in another process"):
         buckets.delete("b")

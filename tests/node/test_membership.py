@@ -124,7 +124,7 @@ def test_a_bucket_of_a_cluster_is_not_deleted_at_one_of_its_members(member: Memb
 def test_a_proposal_without_a_manager_fails_and_says_what_must_run(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upriver.node.cluster.proposals.DECIDED_S", 0.05)
+    monkeypatch.setattr("upriver.node.cluster.manifest_changes.DECIDED_S", 0.05)
     assert member.push(3, "a") == 200
     status, content = member.served.http("/pools/default/buckets/default/scopes", "POST", {"name": "shop"})
     assert status == 503

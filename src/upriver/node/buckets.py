@@ -25,17 +25,16 @@ from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.bucket_settings import BucketSettings
-from upriver.node.cluster.proposals import Proposals
+from upriver.node.cluster.manifest_changes import Proposals
 from upriver.node.dcp.live import LiveTurns
 from upriver.protocol.consumer.streams import Registry
 from upriver.store import Bucket, StoreOptions, claim
 
 if TYPE_CHECKING:
+    from upriver.node.cluster.cluster_map import KeptMap
     from upriver.node.cluster.durability import SyncWrites
-    from upriver.node.cluster.kept_map import KeptMap
     from upriver.node.connection import ClientConnection
     from upriver.node.dcp.replicator import Replicator
-    from upriver.node.persistence import PersistenceWaits
     from upriver.store import VBucket
 
 _NAME = re.compile(r"[A-Za-z0-9._%-]{1,100}\Z")
@@ -43,17 +42,60 @@ _XATTR_MARK = "upriver.xattrs"
 _MARK = "upriver.bucket"  # marks the directories that are buckets
 
 
+class PersistenceWaits:
+    """The futures of one bucket, by vbucket, each with the seqno that it waits for."""
+
+    def __init__(self, store: Bucket, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._loop = loop
+        self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}
+        store.listeners.on_persisted = self._from_flusher
+
+    def until(self, vbucket_id: int, seqno: int) -> asyncio.Future[None]:
+        """A future that is done when ``seqno`` is on disk; cancel it to stop waiting."""
+        vbucket = self._store.vbucket(vbucket_id)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.setdefault(vbucket_id, {})[future] = seqno
+        future.add_done_callback(partial(self._forget, vbucket_id))
+        # Checked after the future is registered: the flusher may have reported the seqno just before.
+        if vbucket.persisted_seqno >= seqno:
+            future.set_result(None)
+        return future
+
+    def cancel(self) -> None:
+        """The bucket closes: cancel every future."""
+        for waiting in list(self._waiting.values()):
+            for future in list(waiting):
+                future.cancel()
+
+    def _forget(self, vbucket_id: int, future: asyncio.Future[None]) -> None:
+        """Drop a future that is done or cancelled."""
+        waiting = self._waiting.get(vbucket_id, {})
+        waiting.pop(future, None)
+        if not waiting:
+            self._waiting.pop(vbucket_id, None)
+
+    def _from_flusher(self, written: list[tuple[int, int]]) -> None:
+        if self._waiting and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._persisted, written)
+
+    def _persisted(self, written: list[tuple[int, int]]) -> None:
+        for vbucket_id, seqno in written:
+            for future, wanted in list(self._waiting.get(vbucket_id, {}).items()):
+                if wanted <= seqno and not future.done():
+                    future.set_result(None)
+
+
 class NodeBucket:
     """A bucket as connections use it: the store, who streams from it, and who waits for its disk."""
 
-    def __init__(self, store: Bucket, waits: PersistenceWaits, path: Path) -> None:
+    def __init__(self, store: Bucket, path: Path) -> None:
         self.store = store
         self._xattr_mark = path / _XATTR_MARK
         self.has_xattrs = self._xattr_mark.exists()
         self.name: str = store.name
         self.dcp_connections: dict[str, ClientConnection] = {}  # by name, which producers and consumers share
         self.passive_streams = Registry()  # what this node consumes, over all connections
-        self.waits = waits
         self.member = False  # of a cluster: a manager's map rules
         self.waits_for_map = False  # none came in this run yet: the disk may be from before a failover
         self.sync_writes: SyncWrites  # set by the node
@@ -68,6 +110,7 @@ class NodeBucket:
         self._state_changes: dict[int, asyncio.Future[None]] = {}
         self.manifest_changes = asyncio.Lock()  # held while a new manifest is made from the present one
         self._loop = asyncio.get_running_loop()
+        self.waits = PersistenceWaits(store, self._loop)
         self.live = LiveTurns(self, self._loop)
         store.listeners.on_damage = self._found_damage
         for error in list(store.damage.values()):
@@ -189,7 +232,6 @@ class Buckets:
         root: Path,
         vbuckets: int,
         options: StoreOptions,
-        make_waits: Callable[[Bucket], PersistenceWaits],
         make_sync_writes: Callable[[NodeBucket], SyncWrites],
         *,
         member: bool = False,
@@ -198,7 +240,6 @@ class Buckets:
         self._root = root
         self._vbuckets = vbuckets
         self._options = options
-        self._make_waits = make_waits
         self._make_sync_writes = make_sync_writes
         self._open: dict[str, NodeBucket] = {}
         self.broken: dict[str, str] = {}
@@ -226,7 +267,7 @@ class Buckets:
         log.info("bucket_open", bucket=path.name, vbuckets=vbuckets)
 
     def _node_bucket(self, store: Bucket, path: Path, settings: BucketSettings) -> NodeBucket:
-        bucket = NodeBucket(store, self._make_waits(store), path)
+        bucket = NodeBucket(store, path)
         bucket.settings = settings
         bucket.sync_writes = self._make_sync_writes(bucket)
         bucket.traffic = not self._member

@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING
 from upriver.errors import ConfigError, CorruptStore, UpriverError
 from upriver.node import log, warmup
 from upriver.node.access import auth
-from upriver.node.access.connection_limits import ConnectionLimits
+from upriver.node.access.connection_limits import ConnectionLimits, MemoryLimits
 from upriver.node.access.tls import tls_context
 from upriver.node.buckets import Buckets, NodeBucket
-from upriver.node.budget import MemoryLimits
-from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress, push_map
+from upriver.node.cluster.cluster_map import ClusterMap, KeptMap, NodeAddress, push_map
 from upriver.node.cluster.durability import SyncWrites
-from upriver.node.cluster.kept_map import KeptMap
 from upriver.node.commands.table import COMMANDS
 from upriver.node.connection import ClientConnection
 from upriver.node.data_directory import DataDirectory
 from upriver.node.housekeeping import Housekeeping
 from upriver.node.http import routes
 from upriver.node.options import VERSION, NodeOptions
-from upriver.node.persistence import PersistenceWaits
 from upriver.protocol.producer.memory import ProducerMemory
 
 if TYPE_CHECKING:
@@ -70,11 +67,8 @@ class Node:
 
     async def _start(self) -> None:
         options = self.options
-        make_waits = partial(PersistenceWaits, loop=self.loop)
         make_sync_writes = partial(SyncWrites, self)
-        self.buckets = Buckets(
-            options.data, options.vbuckets, options.store, make_waits, make_sync_writes, member=options.member
-        )
+        self.buckets = Buckets(options.data, options.vbuckets, options.store, make_sync_writes, member=options.member)
         await self.loop.run_in_executor(None, warmup.warm_up)
         self._open_buckets()
         self.users = auth.load(options)

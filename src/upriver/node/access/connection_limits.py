@@ -1,19 +1,30 @@
-"""Limits on the number of connections: separate ones for new connections and for those that have logged in.
+"""Limits that connections share: how many there may be, and how much memory their requests and answers may take.
 
-A connection is new until it has logged in and sent something. New connections never take the places of others: when
-there are too many, the oldest one of the peer with the most of them is closed. So a peer that opens connections and
-stays silent only closes its own.
+A connection is new until it has logged in and sent something. New connections have their own limit: when there are too
+many, the oldest one of the peer with the most of them is closed. So a peer that opens connections and stays silent
+only closes its own.
+
+A request that fits into one receive needs no permission. A larger one gets a share of the memory when its first bytes
+arrive. If none is left, its connection is not read from until another request is complete; the smallest request is
+served first, and a quarter of the memory is kept for small ones. A connection that holds a share and sends more slowly
+than ``SLOWEST_BYTES_PER_S`` while others wait is closed, so a few unfinished requests cannot stop the rest.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from upriver.node.connection import ClientConnection
     from upriver.node.options import Limits
+
+GRACE_S = 2.0
+SLOWEST_BYTES_PER_S = 4 << 20
+SMALL = 64  # a request of up to a 64th of the limit is small
 
 Who = TypeVar("Who", bound=Hashable)
 
@@ -91,3 +102,119 @@ class ConnectionLimits:
         self.refused += 1
         self.disconnected(conn)
         conn.abort(reason)
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+@dataclass(slots=True)
+class _Share:
+    size: int
+    since: float
+
+    def is_overdue(self, now: float) -> bool:
+        return now - self.since > GRACE_S + self.size / SLOWEST_BYTES_PER_S
+
+
+class Shares(Generic[Who]):
+    """A number of bytes, given out in shares. Pure: ``now`` is a parameter."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.used = 0
+        self._held: dict[Who, _Share] = {}
+        self._waiting: dict[Who, int] = {}
+
+    def ask(self, who: Who, size: int, now: float) -> bool:
+        """Give out a share if it fits, or if no other is held; otherwise the asker waits."""
+        if who in self._held:
+            return True
+        if not self._fits(size):
+            self._waiting[who] = size
+            return False
+        self._give(who, size, now)
+        return True
+
+    def release(self, who: Who, now: float) -> list[Who]:
+        """Take a share back; returns those that waited and have theirs now."""
+        self._waiting.pop(who, None)
+        share = self._held.pop(who, None)
+        if share is not None:
+            self.used -= share.size
+        served = []
+        for waiting, size in sorted(self._waiting.items(), key=lambda item: item[1]):
+            if not self._fits(size):
+                break
+            del self._waiting[waiting]
+            self._give(waiting, size, now)
+            served.append(waiting)
+        return served
+
+    def overdue(self, now: float) -> list[Who]:
+        """Those that have held a share for too long while others wait."""
+        return [who for who, share in self._held.items() if share.is_overdue(now)] if self._waiting else []
+
+    def _fits(self, size: int) -> bool:
+        allowed = self._limit if size <= self._limit // SMALL else self._limit * 3 // 4
+        return not self.used or self.used + size <= allowed
+
+    def _give(self, who: Who, size: int, now: float) -> None:
+        self._held[who] = _Share(size, now)
+        self.used += size
+
+
+class Unread(Generic[Who]):
+    """Answers that clients have not read yet, a bounded number of bytes.
+
+    When there are too many, the client whose answers have waited longest loses its connection.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.used = 0
+        self._held: dict[Who, int] = {}
+
+    def hold(self, who: Who, size: int) -> list[Who]:
+        """Set how many bytes wait for a client; returns the clients that have to go."""
+        self.release(who)
+        self._held[who] = size
+        self.used += size
+        leaving = []
+        while self.used > self._limit and len(self._held) > 1:
+            oldest = next(iter(self._held))
+            leaving.append(oldest)
+            self.release(oldest)
+        return leaving
+
+    def release(self, who: Who) -> None:
+        self.used -= self._held.pop(who, 0)
+
+
+class MemoryLimits:
+    """Both limits, for the connections of a node."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._shares: Shares[ClientConnection] = Shares(limits.unfinished_bytes)
+        self._unread: Unread[ClientConnection] = Unread(limits.unread_bytes)
+
+    def ask(self, conn: ClientConnection, size: int) -> bool:
+        return self._shares.ask(conn, size, time.monotonic())
+
+    def release(self, conn: ClientConnection) -> None:
+        for waiting in self._shares.release(conn, time.monotonic()):
+            waiting.memory_granted()
+
+    def unread(self, conn: ClientConnection, size: int) -> None:
+        for leaving in self._unread.hold(conn, size):
+            leaving.abort("does not read its answers, and others need the memory")
+
+    def read(self, conn: ClientConnection) -> None:
+        self._unread.release(conn)
+
+    def forget(self, conn: ClientConnection) -> None:
+        self.release(conn)
+        self.read(conn)
+
+    def cut_slow_ones(self) -> None:
+        for conn in self._shares.overdue(time.monotonic()):
+            conn.abort("its request arrives too slowly, and others need the memory")

@@ -16,9 +16,8 @@ import orjson
 from upriver.errors import ConfigError, DamagedVbucket, InvalidArguments, NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.node import log
-from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress, Version
-from upriver.node.cluster.kept_map import KeptMap, parse_map
-from upriver.node.cluster.proposals import take_manifest
+from upriver.node.cluster.cluster_map import ClusterMap, KeptMap, NodeAddress, Version, parse_map
+from upriver.node.cluster.manifest_changes import take_manifest
 from upriver.node.dcp.replicator import Replicator
 from upriver.node.http.cluster import bucket_or_404
 from upriver.node.http.server import Result, route

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from upriver.node import log
-from upriver.node.dcp.soon import Soon
+from upriver.node.dcp.live import Soon
 from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.machine import BackfillFailed, Producer, ProducerLimits, StreamChange, StreamGranted
 from upriver.protocol.producer.memory import SEND_BYTES

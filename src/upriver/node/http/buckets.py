@@ -13,10 +13,9 @@ from upriver.errors import ConfigError, KeyExists
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.bucket_settings import BucketSettings
-from upriver.node.http.arguments import number_or_none
 from upriver.node.http.cluster import bucket_or_404, describe_nodes
 from upriver.node.http.server import Result, route
-from upriver.node.http.wire import Answer, HttpError, Request
+from upriver.node.http.wire import Answer, HttpError, Request, number_or_none
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket

@@ -6,12 +6,10 @@ import json
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from upriver.node.cluster.manifest_edits import EditRefused
-from upriver.node.cluster.proposals import change_manifest
-from upriver.node.http.arguments import flag_or_none, number_or_none
+from upriver.node.cluster.manifest_changes import EditRefused, change_manifest
 from upriver.node.http.cluster import bucket_or_404
 from upriver.node.http.server import Result, route
-from upriver.node.http.wire import Answer, HttpError, Request
+from upriver.node.http.wire import Answer, HttpError, Request, flag_or_none, number_or_none
 from upriver.store.collections.manifest import MAX_TTL
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -28,6 +29,8 @@ REQUEST_S = 30.0  # for one request to arrive, once its first byte has
 IDLE_S = 75.0
 SEND_S = 30.0
 _READ_SIZE = 16 * 1024
+_NUMBER = re.compile(r"-?[0-9]{1,20}\Z")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _ONCE = frozenset({"content-length", "host", "authorization", "transfer-encoding", "content-type", "origin"})
 
 
@@ -82,6 +85,41 @@ class Request:
         except (binascii.Error, ValueError):
             return None
         return (name, password) if colon else None
+
+
+def number_or_none(arguments: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    """A number from ``low`` to ``high``; None if it is not there, or empty."""
+    text = _text(arguments, name)
+    if not text:
+        return None
+    if not _NUMBER.match(text) or not low <= int(text) <= high:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} must be a number from {low} to {high}", name)
+    return int(text)
+
+
+def flag_or_none(arguments: Mapping[str, Any], name: str) -> bool | None:
+    """A flag as forms (``0``, ``1``) and JSON write it; None if it is not there, or empty."""
+    text = _text(arguments, name)
+    if not text:
+        return None
+    if text not in _FLAGS:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} must be true or false", name)
+    return _FLAGS[text]
+
+
+def choice_or_none(arguments: Mapping[str, Any], name: str, allowed: Mapping[str, Any]) -> Any:
+    """What the text stands for; None if it is not there, or empty."""
+    text = _text(arguments, name)
+    if not text:
+        return None
+    for word, value in allowed.items():
+        if word.lower() == text:
+            return value
+    raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} must be one of {', '.join(allowed)}", name)
+
+
+def _text(arguments: Mapping[str, Any], name: str) -> str:
+    return str(arguments.get(name, "")).strip().lower()
 
 
 @dataclass(frozen=True, slots=True)

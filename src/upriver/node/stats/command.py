@@ -14,7 +14,7 @@ import orjson
 
 from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.node.dispatch import command
-from upriver.node.stats import collections, dcp, general, keys, vbuckets
+from upriver.node.stats import collections, dcp, general, vbuckets
 from upriver.node.stats.query import Figures, Query
 from upriver.wire.messages.session import Stat
 
@@ -41,13 +41,13 @@ GROUPS: dict[str, Callable[[Query], Figures]] = {
     "collections": collections.collections,
     "collections-byid": collections.collections_by_id,
     "collections-details": collections.collections_details,
-    "key": keys.key,
-    "key-byid": keys.key_by_id,
+    "key": vbuckets.key,
+    "key-byid": vbuckets.key_by_id,
     "responses": general.responses,
     "scopes": collections.scopes,
     "scopes-byid": collections.scopes_by_id,
-    "vkey": keys.vkey,
-    "vkey-byid": keys.vkey_by_id,
+    "vkey": vbuckets.vkey,
+    "vkey-byid": vbuckets.vkey_by_id,
     "uuid": vbuckets.uuid,
 }
 

@@ -38,7 +38,7 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
-    """None where the node's own options hold."""
+    """The settings of one bucket; None where the node's options apply."""
 
     quota_mib: int | None = None
     max_ttl_s: int | None = None

@@ -1,4 +1,7 @@
-"""The buckets of a node: each is a directory in the data directory. One that is broken does not stop the others."""
+"""The buckets of a node, each in its own directory; a broken bucket does not keep the others from opening.
+
+The store reports from its flusher thread what is on disk; everything else here runs on the event loop.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,12 @@ _MARK = "upriver.bucket"  # marks the directories that are buckets
 
 
 class PersistenceWaits:
-    """The futures of one bucket, by vbucket, each with the seqno that it waits for."""
+    """Requests of one bucket that wait until a seqno is on disk: SEQNO_PERSISTENCE and durable writes."""
 
     def __init__(self, store: Bucket, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
         self._loop = loop
-        self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}
+        self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}  # by vbucket: futures and their seqnos
         store.listeners.on_persisted = self._from_flusher
 
     def until(self, vbucket_id: int, seqno: int) -> asyncio.Future[None]:
@@ -87,22 +90,22 @@ class PersistenceWaits:
 
 
 class NodeBucket:
-    """A bucket as connections use it: the store, who streams from it, and who waits for its disk."""
+    """A bucket as connections use it: the store, its DCP connections, and the requests that wait for its disk."""
 
     def __init__(self, store: Bucket, path: Path) -> None:
         self.store = store
         self._xattr_mark = path / _XATTR_MARK
         self.has_xattrs = self._xattr_mark.exists()
         self.name: str = store.name
-        self.dcp_connections: dict[str, ClientConnection] = {}  # by name, which producers and consumers share
-        self.passive_streams = Registry()  # what this node consumes, over all connections
-        self.member = False  # of a cluster: a manager's map rules
-        self.waits_for_map = False  # none came in this run yet: the disk may be from before a failover
+        self.dcp_connections: dict[str, ClientConnection] = {}  # by name, of producers and consumers
+        self.passive_streams = Registry()  # of vbuckets that this node consumes, over all connections
+        self.member = False  # of a cluster: its map decides the states of vbuckets
+        self.waits_for_map = False  # none in this run yet; the one on disk may be from before a failover
         self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
         self.settings = BucketSettings()
         self.proposals = Proposals()  # of changes that the manager decides on
-        self.kept_map: KeptMap | None = None  # the newest that a manager pushed, read when it is first asked for
+        self.kept_map: KeptMap | None = None  # the newest that a manager pushed; read when first needed
         self.backed_up: set[int] = set()  # vbuckets whose writers wait for a takeover to catch up
         self.responses: Counter[int] = Counter()  # how often each status was answered
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
@@ -114,7 +117,7 @@ class NodeBucket:
         self.live = LiveTurns(self, self._loop)
         store.listeners.on_damage = self._found_damage
         for error in list(store.damage.values()):
-            self._found_damage(error)  # when it was opened
+            self._found_damage(error)  # found while the store was opened
 
     def expect_xattrs(self) -> None:
         """From now on, a plain SET must look for extended attributes to keep."""
@@ -130,7 +133,7 @@ class NodeBucket:
         self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False,
         topology: Any = None, durable: bool = True,
     ) -> VBucket:  # fmt: skip
-        """Change a vbucket's state, and wake requests that wait for that (docs/protocol/vbuckets.md#states)."""
+        """Change a vbucket's state, and wake the requests that wait for it (docs/protocol/vbuckets.md#states)."""
         vbucket = self.store.set_state(
             vbucket_id, state, takeover=takeover, silent=silent, topology=topology, durable=durable
         )
@@ -180,12 +183,12 @@ class NodeBucket:
         self._loop.call_soon_threadsafe(self._heal, error.vbucket)
 
     def _heal(self, vbucket_id: int) -> None:
-        """Erase a damaged replica, which takes everything from its active again.
+        """Erase a damaged replica, so that it is filled from its active again.
 
-        A damaged active vbucket stays as it is: nobody else has to have what is left of it.
+        A damaged active vbucket stays as it is: there may be no other copy of it.
         """
         if vbucket_id in self.store.unreadable:
-            return  # whoever makes it a replica again makes it anew
+            return  # making it a replica again erases it
         try:
             if self.store.vbucket(vbucket_id).state is not VbucketState.REPLICA:
                 return
@@ -245,7 +248,7 @@ class Buckets:
         self.broken: dict[str, str] = {}
 
     def open_all(self) -> None:
-        """Open every bucket directory that is there; raises ``DirectoryInUse`` if another process has one of them."""
+        """Open every bucket directory; raises ``DirectoryInUse`` if another process has one of them open."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._root.iterdir()):
             if (path / _MARK).is_file():
@@ -273,7 +276,7 @@ class Buckets:
         bucket.traffic = not self._member
         bucket.waits_for_map = self._member
         store.listeners.on_trouble = partial(_disk_trouble, bucket.name)
-        if not self._member:  # a member has to hear from its manager first what it is
+        if not self._member:  # a member waits for its manager's map
             bucket.sync_writes.resume_all()
         return bucket
 
@@ -283,7 +286,7 @@ class Buckets:
         vbuckets: int | None = None,
         settings: BucketSettings = BucketSettings(),  # noqa: B008
     ) -> NodeBucket:
-        """A new bucket whose vbuckets are all active here."""
+        """Create a bucket; its vbuckets are active here, unless this node is a member of a cluster."""
         if not _NAME.match(name) or name.startswith("."):
             raise ConfigError(f"{name!r} is not a bucket name: letters, digits and . _ % - only")
         if name in self._open or name in self.broken:
@@ -308,7 +311,7 @@ class Buckets:
         bucket.store.change_options(settings.store_options(self._options))
 
     def delete(self, name: str) -> None:
-        """Close a bucket and erase its data. The caller has cut the connections that use it."""
+        """Close a bucket and erase its data. The caller has closed its connections."""
         bucket = self._open.pop(name, None)
         if bucket is None and name not in self.broken:
             raise KeyNotFound(f"no bucket {name}")
@@ -319,7 +322,7 @@ class Buckets:
         log.info("bucket_deleted", bucket=name)
 
     def _erase(self, path: Path) -> None:
-        """Erase a directory, unless another process has it open: that would go on writing to deleted files."""
+        """Erase a directory, unless another process has it open and would keep writing to deleted files."""
         if not path.exists():
             return
         try:

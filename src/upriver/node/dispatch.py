@@ -109,9 +109,9 @@ def dispatch(conn: ClientConnection, frame: Frame) -> Pending:
 def on_active(
     conn: ClientConnection, request: M, handler: Callable[[ClientConnection, M, VBucket], Pending]
 ) -> Pending:
-    """Call a handler with the active vbucket, for a durable write in the mode that only prepares it.
+    """Call a handler with the active vbucket; a durable write is only prepared by it.
 
-    A command for a pending vbucket waits until its state has changed.
+    A command for a pending vbucket waits until the state of the vbucket changes.
 
     See docs/protocol/vbuckets.md#states.
     """
@@ -145,14 +145,14 @@ async def _when_not_pending(
 
 
 def _server_request(conn: ClientConnection, frame: Frame) -> None:
-    """What only servers ask; the opcodes are a space of their own, so the answer is told apart by its magic."""
+    """Refuse a request between servers. They have opcodes of their own, so the answer has a magic of its own."""
     known = frame.opcode in ServerOpcode._value2member_map_
     status = Status.NOT_SUPPORTED if known else Status.UNKNOWN_COMMAND
     conn.write(Frame(Magic.SERVER_RESPONSE, frame.opcode, status, frame.opaque).encode())
 
 
 def _response(conn: ClientConnection, frame: Frame) -> None:
-    """Only a DCP peer answers something; an answer to a pushed cluster map is dropped."""
+    """Pass an answer to the DCP role of the connection. The answer to a pushed cluster map is dropped."""
     if frame.magic is Magic.SERVER_RESPONSE or frame.opcode == Opcode.NOOP:
         return
     if conn.dcp is None or not conn.dcp.on_response(OtherResponse.from_frame(frame, conn.context)):

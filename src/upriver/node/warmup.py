@@ -1,4 +1,4 @@
-"""Runs every compiled kernel once before the node is ready, so that no request waits until one is loaded."""
+"""Runs every compiled kernel once before the node is ready, so that no request waits for one to load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _warm_up_store(path: Path, encoder: PackedEncoder, out: SendBuffer) -> None:
         vb.documents.delete(b"two")
         vb.documents.get(b"one")
         vb.stream(0, vb.high_seqno).poll()
-        vb.documents.set(b"one", b"{}")  # in a segment of its own: the streams below get both as one
+        vb.documents.set(b"one", b"{}")  # in another segment: the streams below join the two
         for disk_only in (False, True):
             bucket.flush()
             source = vb.stream(0, vb.high_seqno, disk_only=disk_only, collections=frozenset((0,)))
@@ -49,7 +49,7 @@ def _warm_up_store(path: Path, encoder: PackedEncoder, out: SendBuffer) -> None:
 
 
 def _receive(frames: bytes) -> None:
-    """Documents on their way to a replica: as rows, and as records again."""
+    """Decode documents into rows and pack them into records again, as a replica does."""
     table, packer = StreamTable(1), RowPacker()
     table.open(0, opaque=0)
     table.snapshot(0, 1, 1)
@@ -59,7 +59,7 @@ def _receive(frames: bytes) -> None:
 
 
 def _warm_up_replica(path: Path) -> None:
-    count = 200  # more bytes than a short run has, which another kernel takes
+    count = 200  # enough bytes for the kernel that takes long runs
     run = b"".join(pack(RecordKind.MUTATION, b"\0k%d" % n, b"v" * 300, seqno=n, cas=n) for n in range(1, count + 1))
     with Bucket.open(path, name="warm-up", vbuckets=1, options=StoreOptions(background=False)) as bucket:
         vb = bucket.set_state(0, VbucketState.REPLICA)

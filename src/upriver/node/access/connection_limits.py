@@ -26,23 +26,23 @@ GRACE_S = 2.0
 SLOWEST_BYTES_PER_S = 4 << 20
 SMALL = 64  # a request of up to a 64th of the limit is small
 
-Who = TypeVar("Who", bound=Hashable)
+Conn = TypeVar("Conn", bound=Hashable)
 
 
-class NewConnections(Generic[Who]):
-    """A bounded number of connections of which only the peer is known."""
+class NewConnections(Generic[Conn]):
+    """A bounded number of new connections, by peer."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._count = 0
-        self._by_peer: dict[str, dict[Who, None]] = {}
+        self._by_peer: dict[str, dict[Conn, None]] = {}
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, who: Who, peer: str) -> Who | None:
+    def add(self, conn: Conn, peer: str) -> Conn | None:
         """Add a connection; returns the one that has to be closed for it, if there are too many."""
-        self._by_peer.setdefault(peer, {})[who] = None
+        self._by_peer.setdefault(peer, {})[conn] = None
         self._count += 1
         if self._count <= self._most:
             return None
@@ -51,12 +51,12 @@ class NewConnections(Generic[Who]):
         self.remove(oldest, busiest)
         return oldest
 
-    def remove(self, who: Who, peer: str) -> bool:
+    def remove(self, conn: Conn, peer: str) -> bool:
         """Forget a connection that has logged in or is gone; returns whether it was new."""
         here = self._by_peer.get(peer, {})
-        if who not in here:
+        if conn not in here:
             return False
-        del here[who]
+        del here[conn]
         self._count -= 1
         if not here:
             del self._by_peer[peer]
@@ -116,29 +116,29 @@ class _Share:
         return now - self.since > GRACE_S + self.size / SLOWEST_BYTES_PER_S
 
 
-class Shares(Generic[Who]):
+class Shares(Generic[Conn]):
     """A number of bytes, given out in shares. Pure: ``now`` is a parameter."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.used = 0
-        self._held: dict[Who, _Share] = {}
-        self._waiting: dict[Who, int] = {}
+        self._held: dict[Conn, _Share] = {}
+        self._waiting: dict[Conn, int] = {}
 
-    def ask(self, who: Who, size: int, now: float) -> bool:
-        """Give out a share if it fits, or if no other is held; otherwise the asker waits."""
-        if who in self._held:
+    def ask(self, conn: Conn, size: int, now: float) -> bool:
+        """Give out a share if it fits, or if no other is held; otherwise the connection waits."""
+        if conn in self._held:
             return True
         if not self._fits(size):
-            self._waiting[who] = size
+            self._waiting[conn] = size
             return False
-        self._give(who, size, now)
+        self._give(conn, size, now)
         return True
 
-    def release(self, who: Who, now: float) -> list[Who]:
-        """Take a share back; returns those that waited and have theirs now."""
-        self._waiting.pop(who, None)
-        share = self._held.pop(who, None)
+    def release(self, conn: Conn, now: float) -> list[Conn]:
+        """Take a share back; returns the waiting connections that now get theirs."""
+        self._waiting.pop(conn, None)
+        share = self._held.pop(conn, None)
         if share is not None:
             self.used -= share.size
         served = []
@@ -150,34 +150,34 @@ class Shares(Generic[Who]):
             served.append(waiting)
         return served
 
-    def overdue(self, now: float) -> list[Who]:
-        """Those that have held a share for too long while others wait."""
-        return [who for who, share in self._held.items() if share.is_overdue(now)] if self._waiting else []
+    def overdue(self, now: float) -> list[Conn]:
+        """The connections that have held a share for too long while others wait."""
+        return [conn for conn, share in self._held.items() if share.is_overdue(now)] if self._waiting else []
 
     def _fits(self, size: int) -> bool:
         allowed = self._limit if size <= self._limit // SMALL else self._limit * 3 // 4
         return not self.used or self.used + size <= allowed
 
-    def _give(self, who: Who, size: int, now: float) -> None:
-        self._held[who] = _Share(size, now)
+    def _give(self, conn: Conn, size: int, now: float) -> None:
+        self._held[conn] = _Share(size, now)
         self.used += size
 
 
-class Unread(Generic[Who]):
-    """Answers that clients have not read yet, a bounded number of bytes.
+class Unread(Generic[Conn]):
+    """A bounded number of bytes of answers that clients have not read yet.
 
-    When there are too many, the client whose answers have waited longest loses its connection.
+    When there are too many, the client whose answers have waited longest is disconnected.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.used = 0
-        self._held: dict[Who, int] = {}
+        self._held: dict[Conn, int] = {}
 
-    def hold(self, who: Who, size: int) -> list[Who]:
-        """Set how many bytes wait for a client; returns the clients that have to go."""
-        self.release(who)
-        self._held[who] = size
+    def hold(self, conn: Conn, size: int) -> list[Conn]:
+        """Set how many bytes wait for a client; returns the clients to disconnect."""
+        self.release(conn)
+        self._held[conn] = size
         self.used += size
         leaving = []
         while self.used > self._limit and len(self._held) > 1:
@@ -186,12 +186,12 @@ class Unread(Generic[Who]):
             self.release(oldest)
         return leaving
 
-    def release(self, who: Who) -> None:
-        self.used -= self._held.pop(who, 0)
+    def release(self, conn: Conn) -> None:
+        self.used -= self._held.pop(conn, 0)
 
 
 class MemoryLimits:
-    """Both limits, for the connections of a node."""
+    """Both memory limits, applied to the connections of a node."""
 
     def __init__(self, limits: Limits) -> None:
         self._shares: Shares[ClientConnection] = Shares(limits.unfinished_bytes)
@@ -215,6 +215,6 @@ class MemoryLimits:
         self.release(conn)
         self.read(conn)
 
-    def cut_slow_ones(self) -> None:
+    def close_slow(self) -> None:
         for conn in self._shares.overdue(time.monotonic()):
             conn.abort("its request arrives too slowly, and others need the memory")

@@ -1,7 +1,8 @@
-"""The cluster map: which node serves which vbucket, the JSON that clients read, and who is told of a new map.
+"""The cluster map: which node serves which vbucket, as JSON for clients, and the newest one on disk.
 
 A node alone has a map with one node; the manager of a cluster makes maps with several (docs/protocol/framing.md#header
-and docs/protocol/session.md#cluster-map).
+and docs/protocol/session.md#cluster-map). A node keeps the newest map that it was given, so that it refuses an older
+one after a restart, too: a manager may have lost the newest, or have been started from an old copy of its file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _CAPABILITIES = (
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Where a node listens; ``mgmt`` only where an HTTP port really does."""
+    """Where a node listens; None for a port that it does not have."""
 
     host: str
     kv: int
@@ -51,9 +52,9 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which map it is. Epoch and revision order the maps of a cluster; ``branch`` says who wrote it.
+    """The version of a map. Epoch and revision order the maps of a cluster; ``branch`` names their writer.
 
-    Two managers that go on from copies of one file write different maps under the same revisions, but never under the
+    Two managers that start from copies of one file write different maps with the same revisions, but never with the
     same branch.
     """
 
@@ -64,25 +65,25 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A map's version and those that it was made from: the last revision of each branch before it."""
+    """A map's version, and its ancestors: the last revision of each branch before it."""
 
     version: Version = Version()
     ancestors: Mapping[str, int] = field(default_factory=dict)
 
     def includes(self, other: Version) -> bool:
-        """Whether this map was made with that one known.
+        """Whether the writer of this map knew that one.
 
         >>> Lineage(Version(1, 9, "b"), {"a": 5}).includes(Version(1, 7, "a"))
         False
         """
-        if not other.branch:  # nobody has had a map, or one from before branches were told apart
+        if not other.branch:  # there was no map, or one from before maps had branches
             return (other.epoch, other.revision) <= (self.version.epoch, self.version.revision)
         if other.branch == self.version.branch:
             return other.revision <= self.version.revision
         return other.revision <= self.ancestors.get(other.branch, -1)
 
     def follows(self, other: Version) -> bool:
-        """Whether whoever has that map may take this one."""
+        """Whether a node that has that map may take this one."""
         newer = (self.version.epoch, self.version.revision) > (other.epoch, other.revision)
         return newer and self.includes(other)
 
@@ -133,7 +134,7 @@ class ClusterMap:
         )
 
     def to_json_without_bucket(self, this_node: int = 0) -> bytes:
-        """What a client without a bucket may know: the nodes."""
+        """The nodes only, for a client that has selected no bucket."""
         return orjson.dumps({"rev": self.revision, "revEpoch": self.epoch, "nodesExt": self._extended(this_node)})
 
     def _nodes_json(self, this_node: int) -> dict[str, object]:
@@ -181,7 +182,7 @@ def _address(node: Any) -> NodeAddress:
 
 
 class KeptMap:
-    """The map of one bucket as it was pushed; ``data`` is None before the first one."""
+    """The newest map of one bucket, as a file and as it was pushed; ``data`` is None before the first one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -212,13 +213,13 @@ class KeptMap:
         return self.map.lineage.version if self.map is not None else Version()
 
     def keep(self, data: dict[str, Any], new: ClusterMap) -> None:
-        """Durable on return."""
+        """Keep a new map; it is on disk on return."""
         replace_file(self._path, orjson.dumps(data).decode())
         self.data, self.map = data, new
 
 
 def push_map(node: Node, bucket: NodeBucket) -> None:
-    """Tell the bucket's clients that asked HELLO for it; where both forms were asked for, in the brief one."""
+    """Notify the bucket's clients that asked HELLO for it; those that asked for both forms get the brief one."""
     for conn in list(node.connections):
         if conn.bucket is not bucket or conn.closed or Feature.DUPLEX not in conn.features:
             continue

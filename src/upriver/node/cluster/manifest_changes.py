@@ -58,7 +58,7 @@ def _drafted(draft: Draft, edit: Edit) -> bytes:
     try:
         change = _EDITS[edit["do"]]
     except KeyError as error:
-        raise EditRefused(HTTPStatus.BAD_REQUEST, f"there is no such change as {edit['do']!r}") from error
+        raise EditRefused(HTTPStatus.BAD_REQUEST, f"there is no change {edit['do']!r}") from error
     change(draft, edit, f"{_unused_id(draft, uid):x}")
     return json.dumps(draft).encode()
 
@@ -102,7 +102,7 @@ def _drop_collection(draft: Draft, edit: Edit, _: str) -> None:
 
 
 def _set(collection: Draft, properties: Mapping[str, Any]) -> None:
-    """None takes a property away."""
+    """Set properties of a collection; None removes one."""
     for name, value in properties.items():
         if value is None:
             collection.pop(name, None)
@@ -146,8 +146,8 @@ class Proposals:
         self._edits: dict[str, Edit] = {}
         self._outcomes: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
-    async def decided(self, edit: Edit) -> str:
-        """Propose an edit and wait; returns the uid of the manifest that has it, or raises ``EditRefused``."""
+    async def propose(self, edit: Edit) -> str:
+        """Propose an edit and wait for the decision; returns the uid of the new manifest, or raises ``EditRefused``."""
         name = secrets.token_hex(8)
         self._edits[name] = edit
         self._outcomes[name] = asyncio.get_running_loop().create_future()
@@ -175,7 +175,7 @@ class Proposals:
 async def change_manifest(bucket: NodeBucket, edit: Edit) -> str:
     """Apply an edit, or propose it; returns the new uid. ``EditRefused`` if it cannot be done."""
     if bucket.member or bucket.waits_for_map:
-        return await bucket.proposals.decided(edit)
+        return await bucket.proposals.propose(edit)
     async with bucket.manifest_changes:
         await bucket.apply_manifest(edited(bucket.store.manifest.to_json(), edit))
     uid = f"{bucket.store.manifest.uid:x}"
@@ -190,7 +190,7 @@ async def take_manifest(bucket: NodeBucket, manifest: Any) -> None:
             return
         try:
             await bucket.apply_manifest(orjson.dumps(manifest))
-        except StatusError as error:  # the manager sees that it is not here, and tries again
+        except StatusError as error:  # the manager sees that this node lacks it, and tries again
             log.warning("manifest_refused", bucket=bucket.name, uid=manifest["uid"], reason=str(error))
         else:
             log.info("manifest_applied", bucket=bucket.name, uid=manifest["uid"])

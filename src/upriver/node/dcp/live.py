@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
     from upriver.node.dcp.producer import ProducerRole
 
-# Of the memory quota; above it no stream is opened (docs/protocol/stream-request.md#checks, step 21)
+# Above this share of the memory quota no stream is opened (docs/protocol/stream-request.md#checks, step 21).
 _BACKFILL_SHARE = 0.96
 
 
 class StreamedBucket:
-    """A ``SourceStore``."""
+    """The bucket as the pure producer reads it: a ``SourceStore``."""
 
     def __init__(self, bucket: NodeBucket) -> None:
         self._bucket = bucket
@@ -40,7 +40,7 @@ class StreamedBucket:
 
     @property
     def under_pressure(self) -> bool:
-        """Writers are told to come back later, and so are readers."""
+        """Whether memory is short: writes and new streams are refused for now."""
         store, options = self._store, self._store.options
         return store.dirty_bytes > options.dirty_bytes or store.memory_bytes > _BACKFILL_SHARE * options.quota_bytes
 
@@ -71,7 +71,10 @@ class StreamedBucket:
             self._bucket.backed_up.discard(vbucket)
 
     def retire(self, vbucket: int, done: Callable[[Exception | None], None]) -> None:
-        """As a member of a cluster a node may forget it in a crash: its map decides then who is active."""
+        """Make a vbucket dead after a takeover; ``done`` is called once that is on disk.
+
+        A member of a cluster does not wait for the disk: after a crash, the map decides which node is active.
+        """
         bucket = self._bucket
         bucket.set_state(vbucket, VbucketState.DEAD, silent=True, durable=False)
         log.info("vbucket_handed_over", bucket=bucket.name, vbucket=vbucket)
@@ -90,18 +93,21 @@ class StreamedBucket:
         bucket.on_disk().add_done_callback(flushed)
 
 
-class Soon:
-    """Calls ``act`` in the loop, once for all that ask before it happens. Made in the loop's thread."""
+class DeferredCall:
+    """Calls a function on the event loop, soon, and once however often it is asked for. Any thread may ask.
 
-    __slots__ = ("_act", "_is_scheduled", "_loop", "_thread")
+    Create it in the loop's thread.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    __slots__ = ("_function", "_is_scheduled", "_loop", "_thread")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
         self._loop, self._thread = loop, threading.get_ident()
-        self._act: Callable[[], None] | None = act
+        self._function: Callable[[], None] | None = function
         self._is_scheduled = False
 
     def __call__(self) -> None:
-        if self._is_scheduled or self._act is None:
+        if self._is_scheduled or self._function is None:
             return
         self._is_scheduled = True
         if threading.get_ident() == self._thread:
@@ -110,13 +116,13 @@ class Soon:
             self._loop.call_soon_threadsafe(self._run)
 
     def cancel(self) -> None:
-        """Never again; what ``act`` leads to is let go."""
-        self._act = None
+        """Never call the function again, and drop the reference to it."""
+        self._function = None
 
     def _run(self) -> None:
-        self._is_scheduled = False  # first: who asks from now on may have something that ``act`` no longer sees
-        if self._act is not None:
-            self._act()
+        self._is_scheduled = False  # before the call: a request made during it needs another one
+        if self._function is not None:
+            self._function()
 
 
 class LiveTurns:
@@ -124,7 +130,7 @@ class LiveTurns:
 
     def __init__(self, bucket: NodeBucket, loop: asyncio.AbstractEventLoop) -> None:
         self.store = StreamedBucket(bucket)
-        self.streams = LiveStreams(self.store, Soon(loop, self._turn))
+        self.streams = LiveStreams(self.store, DeferredCall(loop, self._turn))
         self.roles: dict[Producer, ProducerRole] = {}
 
     def _turn(self) -> None:

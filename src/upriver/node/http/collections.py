@@ -15,7 +15,7 @@ from upriver.store.collections.manifest import MAX_TTL
 if TYPE_CHECKING:
     from upriver.node.server import Node
 
-_NEVER, _INHERITED = -1, 0  # a collection's maxTTL over HTTP; in the manifest they are 0 and left out
+_NEVER, _INHERITED = -1, 0  # a collection's maxTTL over HTTP; in the manifest, 0 and no entry
 
 
 @route("GET", "/pools/default/buckets/*/scopes")
@@ -78,7 +78,7 @@ async def _change(node: Node, bucket_name: str, **edit: Any) -> Result:
 
 
 def _properties(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Properties of a collection as the manifest has them; what is not given stays, None removes it."""
+    """Properties of a collection as the manifest has them; None removes a property."""
     unknown = sorted(arguments.keys() - {"maxTTL", "history"})
     if unknown:
         what = f"{unknown[0]} is not a setting of a collection here; there are maxTTL and history"

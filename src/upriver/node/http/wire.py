@@ -1,7 +1,7 @@
 """HTTP/1.1 for the management port: requests in, JSON or chunked answers out, with limits on everything.
 
-h11 parses and frames; this module moves its bytes, and refuses what is too large, too slow, or not for us. Requests
-on one connection are answered one after the other, in order, pipelined or not.
+h11 parses and frames. This module moves its bytes, refuses what is too large or too slow, and checks arguments. The
+requests of one connection are answered in order, pipelined or not.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Request:
 
 
 def number_or_none(arguments: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    """A number from ``low`` to ``high``; None if it is not there, or empty."""
+    """A number from ``low`` to ``high``; None if it is missing or empty."""
     text = _text(arguments, name)
     if not text:
         return None
@@ -98,7 +98,7 @@ def number_or_none(arguments: Mapping[str, Any], name: str, low: int, high: int)
 
 
 def flag_or_none(arguments: Mapping[str, Any], name: str) -> bool | None:
-    """A flag as forms (``0``, ``1``) and JSON write it; None if it is not there, or empty."""
+    """A flag as forms (``0``, ``1``) and JSON write it; None if it is missing or empty."""
     text = _text(arguments, name)
     if not text:
         return None
@@ -108,7 +108,7 @@ def flag_or_none(arguments: Mapping[str, Any], name: str) -> bool | None:
 
 
 def choice_or_none(arguments: Mapping[str, Any], name: str, allowed: Mapping[str, Any]) -> Any:
-    """What the text stands for; None if it is not there, or empty."""
+    """The value that the text stands for; None if it is missing or empty."""
     text = _text(arguments, name)
     if not text:
         return None
@@ -144,7 +144,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedAnswer:
-    """A response that goes on: one chunk per piece."""
+    """A response that is sent piece by piece, one chunk each."""
 
     pieces: AsyncIterator[bytes]
 
@@ -158,7 +158,7 @@ class HttpConnection:
         self._is_head = False
 
     async def receive(self, idle_s: float = IDLE_S) -> Request | None:
-        """The next request, or None when the client has gone or stays silent; ``HttpError`` for what we refuse."""
+        """The next request; None if the client is gone or silent; ``HttpError`` if the request is refused."""
         self._is_head = False
         try:
             if not self._machine.trailing_data[0]:
@@ -195,7 +195,7 @@ class HttpConnection:
         self._machine.receive_data(await self._reader.read(_READ_SIZE))
 
     async def send(self, result: Answer | ChunkedAnswer) -> None:
-        """The answer to the request; a client that does not take it in time is given up (``TimeoutError``)."""
+        """Send the answer to the request; ``TimeoutError`` if the client does not read it in time."""
         if isinstance(result, ChunkedAnswer):
             await self._send_stream(result)
         else:
@@ -206,7 +206,7 @@ class HttpConnection:
             self._machine.start_next_cycle()
 
     async def refuse(self, error: HttpError) -> None:
-        """The last answer on this connection."""
+        """Send a refusal as the last answer on this connection."""
         answer = Answer.refusing(error)
         headers = {"Content-Length": str(len(answer.body)), "Connection": "close", **answer.headers}
         self._respond(answer.status, headers)
@@ -256,7 +256,7 @@ def _checked_headers(head: h11.Request) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in pairs:
         if name in _ONCE and name in headers:
-            raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} is there twice")
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} is given twice")
         headers[name] = value
     if "transfer-encoding" in headers:
         raise HttpError(HTTPStatus.LENGTH_REQUIRED, "send the body with a Content-Length")

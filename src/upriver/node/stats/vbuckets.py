@@ -73,16 +73,15 @@ def uuid(query: Query) -> Figures:
 
 def key(query: Query) -> Figures:
     """A document of the default collection, or of the ``scope.collection`` that follows the vbucket."""
-    vb, document = _find_document(query, _collection_by_path(query))
-    return _document(vb, document)
+    return _document(*_find_document(query, _collection_by_path(query)))
 
 
 def key_by_id(query: Query) -> Figures:
-    vb, document = _find_document(query, _collection_by_id(query))
-    return _document(vb, document)
+    return _document(*_find_document(query, _collection_by_id(query)))
 
 
 def vkey(query: Query) -> Figures:
+    """As ``key``, and whether the document on disk is the same."""
     return _compared(*_find_document(query, _collection_by_path(query)))
 
 
@@ -102,7 +101,7 @@ def _collection_by_id(query: Query) -> int:
 
 def _find_document(query: Query, collection_id: int) -> tuple[VBucket, Document]:
     if not 2 <= len(query.arguments) <= 3:
-        raise InvalidArguments("write: KEY VBUCKET [COLLECTION] behind the group")
+        raise InvalidArguments("write KEY VBUCKET [COLLECTION] after the group")
     vb = query.bucket.store.vbucket(vbucket_number(query.arguments[1]))
     return vb, vb.documents.get(query.arguments[0].encode(), collection_id)
 
@@ -113,7 +112,7 @@ def _document(vb: VBucket, document: Document) -> Figures:
     yield "key_flags", document.flags
     yield "key_cas", document.cas
     yield "key_vb_state", vb.state.name.lower()
-    yield "key_is_resident", True  # the system caches the file, so a read takes no longer
+    yield "key_is_resident", True  # the operating system caches the file, so a read is as fast
 
 
 def _compared(vb: VBucket, document: Document) -> Figures:

@@ -212,12 +212,12 @@ class NodeBucket:
             self._state_changed(vbucket.id)
             self.passive_streams.kill(vbucket.id)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """End replication and everything that waits; the store stays open."""
         if self.replicator is not None:
             self.replicator.stop()
         self.sync_writes.cancel()
         self.waits.cancel()
-        self.store.close()
 
 
 def _disk_trouble(name: str, reason: str) -> None:
@@ -316,7 +316,8 @@ class Buckets:
         if bucket is None and name not in self.broken:
             raise KeyNotFound(f"no bucket {name}")
         if bucket is not None:
-            bucket.close()
+            bucket.stop()
+            bucket.store.close()
         self._erase(self._root / name)
         self.broken.pop(name, None)
         log.info("bucket_deleted", bucket=name)
@@ -352,10 +353,7 @@ class Buckets:
         loop = asyncio.get_running_loop()
         for bucket in self:
             try:
-                if bucket.replicator is not None:
-                    bucket.replicator.stop()
-                bucket.sync_writes.cancel()
-                bucket.waits.cancel()
+                bucket.stop()
                 await loop.run_in_executor(None, bucket.store.close)
             except (UpriverError, OSError):
                 log.failure("bucket_close_failed", bucket=bucket.name)

@@ -7,7 +7,7 @@ returns None, or returns an awaitable that answers later. A ``StatusError`` that
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from upriver.errors import (
@@ -65,16 +65,6 @@ def command(
 def document_command(message: type[M], handler: Callable[[ClientConnection, M, VBucket], Pending]) -> Command:
     """A command that only the active vbucket carries out."""
     return Command(message, handler, on_active=True)
-
-
-def table(*modules: Iterable[Command]) -> dict[type[Message], Command]:
-    """All commands by message class, quiet and other variants included; a later row replaces an earlier one."""
-    found: dict[type[Message], Command] = {}
-    for commands in modules:
-        for each in commands:
-            variants = each.message.variants.values()
-            found.update({variant: each for variant in variants if issubclass(variant, each.message)})
-    return found
 
 
 def dispatch(conn: ClientConnection, frame: Frame) -> Pending:

@@ -94,7 +94,7 @@ class StreamedBucket:
 
 
 class DeferredCall:
-    """Calls a function on the event loop, soon, and once however often it is asked for. Any thread may ask.
+    """Calls a function on the event loop soon: once, however often any thread asks for it before then.
 
     Create it in the loop's thread.
     """

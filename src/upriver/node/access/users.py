@@ -46,7 +46,7 @@ class Users:
     """
 
     FILE_NAME = "users.json"  # in the data directory
-    KEY_FILE = "login.key"  # beside it: the secret that made-up salts come from, so that a restart does not change them
+    KEY_FILE = "login.key"  # beside it: the secret behind made-up salts, which a restart must not change
 
     def __init__(self, path: Path | None = None, *, iterations: int = ITERATIONS) -> None:
         self.path = path

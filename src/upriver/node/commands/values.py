@@ -73,7 +73,7 @@ def with_kept_xattrs(
         return datatype, value
     try:
         xattrs, _ = parts_of(current.datatype, current.value)
-    except StatusError:  # the old attributes cannot be read; they are replaced
+    except StatusError:  # the old attributes cannot be read; they are dropped
         return datatype, value
     body = inflate(value) if datatype & Datatype.SNAPPY else value
     return Datatype.XATTR | (datatype & Datatype.JSON), join_xattrs(xattrs, body)

@@ -48,7 +48,11 @@ def _is_dead(bucket: NodeBucket, vbucket_id: int) -> bool:
 
 
 async def _reply_when_on_disk(bucket: NodeBucket, conn: ClientConnection, request: Message, revived: bool) -> None:
-    """Answer when the state is on disk. As in real servers, a vbucket that was dead is then streamed from disk only."""
+    """Answer when the state is on disk.
+
+    A vbucket that was dead then releases its memory, so that it is streamed from disk as one snapshot, as in real
+    servers.
+    """
     await bucket.on_disk()
     if revived:
         bucket.store.vbucket(request.vbucket).release_memory()

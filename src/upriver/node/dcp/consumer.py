@@ -80,7 +80,7 @@ class ConsumerRole:
             self.flush()
             self.conn.close(f"consumer: {error}")
             return
-        except UpriverError as error:  # the store cannot go on: a full disk, a damaged file
+        except UpriverError as error:  # the store has failed: a full disk, a damaged file
             log.failure("consumer_failed", connection=self.conn.id, name=self.name)
             self.conn.abort(f"consumer: {error}")
             return

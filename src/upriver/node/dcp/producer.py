@@ -31,7 +31,7 @@ class ProducerRole:
     def __init__(self, conn: ClientConnection, bucket: NodeBucket, options: ProducerOptions) -> None:
         self.conn, self.bucket, self.name = conn, bucket, options.name
         self.created = time.time()
-        self.stalled_until = 0.0  # a fault: nothing is sent before then, no noop either
+        self.stalled_until = 0.0  # a fault: nothing is sent before then, not even noops
         self.slow_bytes_per_s = 0  # a fault: no faster than this
         self._resume_at = 0.0
         self.schedule = DeferredCall(conn.node.loop, self._turn)

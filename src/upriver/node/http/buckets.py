@@ -1,4 +1,4 @@
-"""Routes that list, make, change and drop buckets, at the paths of Couchbase's REST API.
+"""Routes that list, create, change and drop buckets, at the paths of Couchbase's REST API.
 
 The texts of some refusals are those that Couchbase's SDKs look for.
 """

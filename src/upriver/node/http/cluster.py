@@ -126,7 +126,7 @@ def whoami(node: Node, request: Request) -> Result:
 
 @route("POST", "/upriver/faults/*")
 async def fault(node: Node, request: Request, name: str) -> Result:
-    """Provoke a failure; only on a node that was started with faults enabled."""
+    """Carry out a fault, if the node was started with faults enabled."""
     if not node.options.enable_faults:
         raise HttpError(HTTPStatus.NOT_FOUND, "faults are off: start the node with --enable-faults")
     from upriver.node import faults

@@ -1,4 +1,4 @@
-"""Routes that list, make, alter and drop scopes and collections, at the paths of Couchbase's REST API."""
+"""Routes that list, create, alter and drop scopes and collections, at the paths of Couchbase's REST API."""
 
 from __future__ import annotations
 

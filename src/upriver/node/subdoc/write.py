@@ -69,7 +69,7 @@ class MutationOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PathFailure:
-    """The first path that failed; nothing was written. It is no exception, which would keep stack frames alive."""
+    """The first path that failed; nothing was written. Not the exception, which would keep stack frames alive."""
 
     index: int
     status: Status

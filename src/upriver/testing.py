@@ -1,4 +1,4 @@
-"""A real node for tests of things that talk DCP: a process of its own, on free ports, in a directory of its own.
+"""A real node for tests of programs that speak DCP: its own process, free ports, its own directory.
 
 >>> with node(vbuckets=4) as n:  # doctest: +SKIP
 ...     connect(n.connection_string)

@@ -33,7 +33,7 @@ USER, PASSWORD = "ann", "secret"
 
 
 class Target:
-    """A node of its own for one attack."""
+    """A separate node for one attack."""
 
     def __init__(self, data: Path) -> None:
         command = [sys.executable, "-m", "upriver", "serve", "--data", str(data), "--kv-port", "0", "--http-port", "0",
@@ -51,7 +51,7 @@ class Target:
         return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon")) // 1024
 
     def stop(self) -> str:
-        """End it; the log must have no traceback."""
+        """Stop the node; says whether the log has a traceback."""
         self.process.terminate()
         code = self.process.wait(60)
         self.log.seek(0)
@@ -197,7 +197,7 @@ def deep_json(target: Target, until: float, stack: ExitStack) -> None:
 
 
 def garbage(target: Target, until: float, stack: ExitStack) -> None:
-    """Frames with any opcode and any bytes behind it, over live sessions."""
+    """Frames with any opcode and any body, over live sessions."""
     chance = random.Random(7)
     sent = 0
     while time.monotonic() < until:

@@ -33,5 +33,5 @@ def make_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeNode]:
 
 @pytest.fixture(scope="module")
 def node(make_node: MakeNode) -> NodeThread:
-    """One node for the whole module: 8 active vbuckets, nobody has to log in."""
+    """One node for the whole module: 8 active vbuckets, no login needed."""
     return make_node()

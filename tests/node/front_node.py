@@ -22,7 +22,7 @@ READY_S = 120
 
 @dataclass(frozen=True)
 class Served:
-    """Where a node listens, and who may log in."""
+    """Where a node listens, and the user that may log in."""
 
     kv_port: int
     http_port: int
@@ -59,7 +59,7 @@ class Served:
 
 @contextmanager
 def serve(data: Path, *arguments: str, username: str = "", password: str = "") -> Iterator[Served]:
-    """A node on free ports; its log is in the error message if it does not start, and it must end with 0."""
+    """A node on free ports. It must exit with 0; if it does not start, the error message has its log."""
     command = [*UPRIVER, "serve", "--data", str(data), "--kv-port", "0", "--vbuckets", "64", "--lazy", *arguments]
     if username:
         command += ["--username", username, "--password", password]

@@ -1,8 +1,8 @@
 """Fuzzed frames over live sessions: ``python tests/node/live_fuzz.py FRAMES [SEED]``, or `make fuzz-live`.
 
 Real requests of every kind, with some of their bytes changed so that they are still framed, go to one node over
-connections in every role: plain, producer, consumer, nobody. The node must neither end, hang, fail inside nor grow, and
-an innocent client is served throughout. Bounded by the number of frames; it stops by itself.
+connections in every role: plain, producer, consumer, not logged in. The node must not end, hang, have internal errors
+or keep growing, and must serve an innocent client throughout. The run ends after the given number of frames.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from upriver.wire import Opcode
 from upriver.wire.constants import OpenFlag
 from upriver.wire.messages import dcp, kv, session
 
-BURST = 400  # frames at once
-LIFE = 40  # bursts of a connection
-FRESH_POOL = 200  # bursts until frames are made anew
+BURST = 400  # frames in one send
+LIFE = 40  # bursts per connection
+FRESH_POOL = 200  # bursts before new frames are generated
 PATIENCE_S = 60.0
 FINE = {Status.SUCCESS, Status.KEY_ENOENT, Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.UNKNOWN_COLLECTION}
-# Obeyed, so that little would be left to try: they end the connection, or the service of the whole bucket.
+# Left out, because the node obeys them: they end the connection, or the service of the whole bucket.
 HARMFUL = {
     Opcode.QUIT, Opcode.QUITQ, Opcode.DISABLE_TRAFFIC, Opcode.STOP_PERSISTENCE, Opcode.SET_VBUCKET, Opcode.DEL_VBUCKET,
 }  # fmt: skip
@@ -56,7 +56,7 @@ def made_up(chance: random.Random) -> bytes:
 
 
 def changed(raw: bytes, chance: random.Random) -> bytes:
-    """The same frame with some bytes behind its header changed."""
+    """The same frame with some bytes after its header changed."""
     found = bytearray(raw)
     for _ in range(chance.randrange(3)):
         if len(found) > 24:
@@ -65,7 +65,7 @@ def changed(raw: bytes, chance: random.Random) -> bytes:
 
 
 class Session:
-    """One connection that sends bursts and reads away whatever comes."""
+    """One connection that sends bursts and discards the answers."""
 
     def __init__(self, port: int, number: int) -> None:
         self.raw = Raw(port)
@@ -80,13 +80,13 @@ class Session:
         self.raw.socket.setblocking(False)
 
     def send(self, data: bytes, until: float) -> bool:
-        """Send it all, reading meanwhile; False when the node has hung up."""
+        """Send it all, reading meanwhile; False if the node closes the connection."""
         view = memoryview(data)
         self.bursts += 1
         while view:
             readable, writable, _ = select.select([self.raw.socket], [self.raw.socket], [], 1.0)
             if time.monotonic() > until:
-                raise TimeoutError("the node takes no more")
+                raise TimeoutError("the node reads no more")
             try:
                 if readable and not self.raw.socket.recv(1 << 18):
                     return False
@@ -109,7 +109,7 @@ def memory_kib(pid: int) -> int:
 
 
 def run(served: Served, pid: int, frames: int, seed: int) -> tuple[int, int, float]:
-    """Send them all; memory after a fifth and at the end, in KiB, and the slowest answer to the innocent client."""
+    """Send all frames; returns memory in KiB after a fifth and at the end, and the innocent client's slowest answer."""
     chance = random.Random(seed)
     sessions = [Session(served.kv_port, number) for number in range(8)]
     innocent = Raw(served.kv_port)
@@ -143,7 +143,7 @@ def run(served: Served, pid: int, frames: int, seed: int) -> tuple[int, int, flo
 def main() -> None:
     frames = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    # The node must end well, with no traceback in its log: ``serve`` looks.
+    # ``serve`` checks that the node exits with 0 and that its log has no traceback.
     with tempfile.TemporaryDirectory() as at, serve(Path(at) / "data") as served:
         began = time.monotonic()
         early, late, slowest = run(served, served.pid, frames, seed)

@@ -17,10 +17,10 @@ FAST_STORE = StoreOptions(durability=Durability.LAZY, flush_delay_s=0.01)
 
 
 def eventually(look: Callable[[], T], within_s: float = 60.0) -> T:
-    """What it sees, as soon as that is something."""
+    """Call ``look`` until it returns something true, and return that."""
     deadline = time.monotonic() + within_s
     while not (seen := look()):
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
     return seen
 

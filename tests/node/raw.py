@@ -1,4 +1,4 @@
-"""A bare client over a real socket: sends the bytes a test wants, reads what comes back frame by frame."""
+"""A bare client over a real socket: sends the bytes of a test, and reads the answers frame by frame."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Raw:
             yield self.message()
 
     def is_silent(self, for_s: float = 0.3) -> bool:
-        """Whether nothing comes for so long."""
+        """Whether nothing arrives for ``for_s`` seconds."""
         patience = self.socket.gettimeout()
         self.socket.settimeout(for_s)
         try:
@@ -76,7 +76,7 @@ class Raw:
         return False
 
     def until_quiet(self) -> list[Frame]:
-        """All requests that come until the node has no more, however slow it is: when asked, it only answers."""
+        """All requests that arrive until the node has none left: it then only answers a NOOP."""
         found: list[Frame] = []
         rounds = 0
         while rounds < _ROUNDS:
@@ -90,7 +90,7 @@ class Raw:
         return found
 
     def is_closed(self) -> bool:
-        """Whether the node closes the connection (reads away whatever comes before)."""
+        """Whether the node closes the connection; discards everything that comes before."""
         try:
             while self.socket.recv(1 << 16):
                 pass
@@ -114,7 +114,7 @@ def frame(
     opcode: int, *, extras: bytes = b"", key: bytes = b"", value: bytes = b"", vbucket: int = 0, cas: int = 0,
     datatype: int = 0, opaque: int = 0, framing: bytes = b"", magic: Magic | None = None,
 ) -> bytes:  # fmt: skip
-    """The bytes of a frame without any check, also of one that breaks the rules."""
+    """The bytes of a frame, unchecked, so that it may break the rules."""
     magic = magic or (Magic.ALT_REQUEST if framing else Magic.REQUEST)
     return Frame(magic, opcode, vbucket, opaque, cas, datatype, framing, extras, key, value).encode()
 

@@ -1,4 +1,4 @@
-"""What the official SDK does to a node; run as a process of its own, because a bad answer can crash its C++ core.
+"""What the official SDK does with a node; a separate process, because a bad answer can crash the SDK's C++ core.
 
 ``python sdk_scenarios.py PORT USER PASSWORD TLS_PORT CA_FILE`` prints a JSON line per scenario: name, and what failed.
 """
@@ -321,7 +321,7 @@ def main(port: str, username: str, password: str, tls_port: str, ca: str) -> Non
 
 
 def managers(cluster: Any) -> None:
-    """Buckets and collections, made and dropped through the management port."""
+    """Create and drop buckets and collections through the management port."""
     buckets, collections = cluster.buckets(), cluster.bucket("default").collections()
     buckets.create_bucket(CreateBucketSettings(name="other", ram_quota_mb=100))
     raises(ex.BucketAlreadyExistsException, lambda: buckets.create_bucket(CreateBucketSettings(name="other")))
@@ -358,7 +358,7 @@ def over_tls(port: str, authenticator: Any) -> None:
 
 
 def unknown_bucket(cluster: Any) -> None:
-    """Told at once: not a timeout, which would not say what is wrong."""
+    """It fails at once, not with a timeout that does not say what is wrong."""
     raises(ex.BucketNotFoundException, lambda: cluster.bucket("defualt"))
 
 

@@ -17,7 +17,7 @@ def run(cluster: Any, logic: Any) -> None:
 
 
 def fails(cluster: Any, logic: Any) -> BaseException | None:
-    """What the transaction failed of."""
+    """The cause of the transaction's failure."""
     try:
         run(cluster, logic)
     except ex.TransactionFailed as error:
@@ -63,7 +63,7 @@ def a_transaction_removes(cluster: Any, c: Any) -> None:
 
 
 def a_transaction_changes_its_mind(cluster: Any, c: Any) -> None:
-    """Its own changes are there for it, one upon the other, and for nobody else before it commits."""
+    """A transaction sees its own changes; others see them only after it commits."""
 
     def logic(ctx: Any) -> None:
         ctx.replace(ctx.insert(c, "t-mind", {"n": 1}), {"n": 2})
@@ -106,7 +106,7 @@ def a_foreign_write_is_not_lost(cluster: Any, c: Any) -> None:
         run(cluster, logic)
     except ex.TransactionFailed:
         assert content(c, "t-foreign") == {"n": 100}
-    else:  # whether it tries again is the SDK's to decide
+    else:  # the SDK decides whether it retries
         assert content(c, "t-foreign") == {"n": 101}
 
 

@@ -1,8 +1,8 @@
 """Random key-value and DCP clients against one node: they connect, write, stream, close, misbehave and die.
 
-Run ``python tests/node/soak.py SECONDS``; exits with 1 if a client saw what must not be, a survivor's content differs
+Run ``python tests/node/soak.py SECONDS``; exits with 1 if a client saw an error, a survivor's content differs
 from the store, the log has an error, connections or streams are left over, or the node's anonymous memory keeps
-growing. A line a minute says how it goes. CI runs it for some seconds through ``test_soak.py``.
+growing. It prints its progress every minute. CI runs it for some seconds through ``test_soak.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from upriver.wire.messages import cluster, kv, session
 
 QUOTA_MIB = 64
 MOST_GROWTH = 32 << 20
-LONG_S = 600.0  # in a shorter run the caches, which the quota bounds, are still filling
+LONG_S = 600.0  # in a shorter run, the caches are still filling up to the quota
 SAMPLE_S = 1.0
 CATCH_UP_S = 300.0
 Life = Callable[[int, random.Random], None]
@@ -96,7 +96,7 @@ class Soak:
     # ------------------------------------------------------------------------------------------ the end
 
     def check(self) -> None:
-        """Everything that must be true once the clients are gone."""
+        """Check everything that must be true once the clients are gone."""
         self._check_contents()
         self._check_memory()
         self._check_left_over()
@@ -106,7 +106,7 @@ class Soak:
 
     def _check_contents(self) -> None:
         time.sleep(LONGEST_LIFE_S + 1)
-        contents_by_key(self.node.kv_port)  # reading is what makes tombstones of expired documents
+        contents_by_key(self.node.kv_port)  # a read turns expired documents into tombstones
         goal = high_seqnos(self.node.kv_port)
         for survivor in self.survivors:
             survivor.finish_at = goal
@@ -119,7 +119,7 @@ class Soak:
                 self.problems.append(f"survivor {survivor.seed} has other contents than the store")
 
     def _check_memory(self) -> None:
-        """The last fifth of the time against the second: before that, caches fill."""
+        """Compare the last fifth of the time with the second; in the first, caches fill."""
         fifth = max(1, len(self.memory) // 5)
         before = median(size for _, size in self.memory[fifth : 2 * fifth] or self.memory)
         grown = median(size for _, size in self.memory[-fifth:]) - before
@@ -155,7 +155,7 @@ def high_seqnos(port: int) -> dict[int, int]:
 
 
 def contents_by_key(port: int) -> Contents:
-    """Every vbucket's documents as GETs tell them."""
+    """Every vbucket's documents, read with GETs."""
     found: Contents = {vbucket: {} for vbucket in range(VBUCKETS)}
     keys = [b"\0%s-%d" % (kind, number) for kind in (b"key", b"count") for number in range(KEYS)]
     with ready(port, *ALL) as raw:
@@ -169,7 +169,7 @@ def contents_by_key(port: int) -> Contents:
 
 
 def soak(seconds: float) -> list[str]:
-    """What went wrong; empty is good."""
+    """Run the soak; returns what went wrong."""
     with testing.node(vbuckets=VBUCKETS, lazy=True, quota_mib=QUOTA_MIB) as node:
         run = Soak(node, seconds)
         run.run()

@@ -1,4 +1,4 @@
-"""The clients of the soak: some write, some follow, some ask, and some behave badly. Each kind is one short life."""
+"""The clients of the soak: some write, some stream, some ask, and some misbehave. Each function is one short life."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXPECTED = frozenset(
 
 
 class Misbehaviour(AssertionError):
-    """The node did what it must not do."""
+    """The node did something that it must not do."""
 
 
 def expect(true: bool, what: str) -> None:
@@ -79,7 +79,7 @@ def _value(chance: random.Random) -> bytes:
 
 
 def _sub_document(chance: random.Random, key: bytes, at: dict[str, int]) -> bytes:
-    """A field of the body, or an attribute beside it; makes the document if need be."""
+    """Change a field of the body, or an attribute; creates the document if need be."""
     flags = chance.choice((0, PathFlag.XATTR))
     path = b"_sys" if flags and chance.random() < 0.5 else b"field"
     extras = pack(">HBB", len(path), flags, 1)
@@ -90,9 +90,9 @@ def _sub_document(chance: random.Random, key: bytes, at: dict[str, int]) -> byte
 
 
 def open_producer(raw: Raw, flags: int = 0, **controls: bytes) -> None:
-    name = b"soak-%d" % next(_names)  # never twice: it would belong to the later one
+    name = b"soak-%d" % next(_names)  # never twice: a name belongs to the connection that opened it last
     expect(raw.ask(dcp.Open(0, OpenFlag.PRODUCER | flags, name)).specific == OK, "OPEN refused")
-    for key, value in {**controls, "enable_noop": b"true"}.items():  # last: nobody reads noops before the streams
+    for key, value in {**controls, "enable_noop": b"true"}.items():  # noops last: before the streams nothing reads them
         expect(raw.ask(dcp.DcpControl(key.encode(), value)).specific == OK, f"control {key} refused")
 
 
@@ -172,7 +172,7 @@ def _seqnos(raw: Raw) -> dict[int, int]:
     }
 
 
-# ---------------------------------------------------------------------------------------------- the curious
+# ---------------------------------------------------------------------------------------------- questions
 
 
 def ask(port: int, chance: random.Random) -> None:
@@ -189,7 +189,7 @@ def ask(port: int, chance: random.Random) -> None:
             expect(log.specific == OK and len(log.value) >= 16, "no failover log")
 
 
-# ---------------------------------------------------------------------------------------------- the bad
+# ---------------------------------------------------------------------------------------------- misbehaving clients
 
 
 def vanish(port: int, chance: random.Random) -> None:
@@ -215,12 +215,12 @@ def never_read(port: int, chance: random.Random) -> None:
             for _ in range(100):
                 raw.send(*[frame(Opcode.GET_CLUSTER_CONFIG)] * 100)
         except TimeoutError:
-            pass  # the node reads no more of it: that is the point
+            pass  # the node stops reading, as it should
         time.sleep(chance.random() * 2)
 
 
 def never_acknowledge(port: int, chance: random.Random) -> None:
-    """Let the window run full and stay; noops still come, and nothing else."""
+    """Fill the window and stay; noops still come, and nothing else."""
     with ready(port, *ALL) as raw:
         open_producer(raw, connection_buffer_size=b"5000", set_noop_interval=b"0.1")
         raw.send(*[dcp.StreamRequest(vbucket=vbucket) for vbucket in range(VBUCKETS)])

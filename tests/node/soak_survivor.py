@@ -1,4 +1,4 @@
-"""A reader that stays for the whole soak: loses its connection now and then, resumes, and must end with it all."""
+"""A reader that runs for the whole soak: it loses its connection now and then, resumes, and must miss nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Place:
     snap_end: int = 0
 
     def request(self, vbucket: int) -> dcp.StreamRequest:
-        # Between two snapshots, or before anything of the new one has come, there is nothing half to claim.
+        # Between two snapshots, or before the first change of the new one, there is no partial snapshot to claim.
         inside = self.snap_start <= self.seqno < self.snap_end
         start, end = (self.snap_start, self.snap_end) if inside else (self.seqno, self.seqno)
         return dcp.StreamRequest(
@@ -39,11 +39,11 @@ class Place:
 
 @dataclass
 class Survivor(threading.Thread):
-    """Keeps what the streams say; ``reconnects`` counts how often it had to begin again where it was."""
+    """Keeps the documents of the streams; ``reconnects`` counts how often it had to resume."""
 
     port: int
     seed: int
-    lives_s: float  # between disconnects, on average; 0: it never loses its connection
+    lives_s: float  # average time between disconnects; 0: none
     controls: dict[str, bytes] = field(default_factory=dict)
     contents: Contents = field(default_factory=lambda: {vbucket: {} for vbucket in range(VBUCKETS)})
     places: dict[int, Place] = field(default_factory=lambda: {vbucket: Place() for vbucket in range(VBUCKETS)})
@@ -53,7 +53,7 @@ class Survivor(threading.Thread):
 
     def __post_init__(self) -> None:
         super().__init__(daemon=True)
-        self.finish_at: dict[int, int] | None = None  # set when writing has stopped: the seqnos to reach
+        self.finish_at: dict[int, int] | None = None  # the seqnos to reach, once writing has stopped
         self._chance = random.Random(self.seed)
 
     __hash__ = threading.Thread.__hash__
@@ -77,7 +77,7 @@ class Survivor(threading.Thread):
             open_producer(raw, OpenFlag.INCLUDE_XATTRS, set_noop_interval=b"0.2", **self.controls)
             raw.send(*[place.request(vbucket) for vbucket, place in self.places.items()])
             while not self._is_finished and time.monotonic() < until:
-                self._take(next_message(raw))  # a noop comes often enough to look at the clock
+                self._take(next_message(raw))  # noops come often enough to check the clock
         self.reconnects += 1
 
     def _learn_branches(self, raw: Raw) -> None:

@@ -35,7 +35,7 @@ def producer(node: NodeThread, *features: int, flags: int = 1, **controls: str) 
 
 
 def take(raw: Raw, until: Callable[[Message], bool]) -> list[Message]:
-    """Messages up to and with the first that ``until`` accepts."""
+    """Messages up to and including the first that ``until`` accepts."""
     found: list[Message] = []
     while True:
         got = raw.receive()
@@ -57,7 +57,7 @@ def stream(raw: Raw, vbucket: int, until: Callable[[Message], bool] = is_end, **
 
 
 def whole(node: NodeThread, raw: Raw, vbucket: int, **fields: int | bytes) -> list[Message]:
-    """Everything up to now, with the end of the stream."""
+    """Every message up to the present high seqno, including the end of the stream."""
     return stream(raw, vbucket, flags=StreamFlag.TO_LATEST, **fields)
 
 
@@ -71,7 +71,7 @@ def write(node: NodeThread, vbucket: int, *keys: bytes, cid: int = 0, value: byt
 
 
 def to_disk(node: NodeThread) -> None:
-    """Everything on disk and nothing in memory, so that the next stream backfills."""
+    """Move everything from memory to disk, so that the next stream backfills."""
     store = node.node.buckets.get("default").store
     node.call(store.flush)
     node.call(store.trim_memory)

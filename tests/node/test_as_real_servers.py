@@ -1,4 +1,4 @@
-"""Small things that real servers do and that somebody relies on (docs/protocol/clients.md#servers)."""
+"""Details of real servers that some clients rely on (docs/protocol/clients.md#servers)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compact(raw: Raw, vbucket: int, *, before_s: int, before_seqno: int, drop_de
 
 
 def deleted(node: NodeThread, raw: Raw, vbucket: int) -> int:
-    """Some tombstones and a document behind them, on disk; how many."""
+    """Write tombstones and then a document, to disk; returns how many tombstones."""
     write(node, vbucket, b"a", b"b", b"c")
     for key in (b"a", b"b"):
         raw.ask(kv.Delete(key, vbucket=vbucket))
@@ -47,7 +47,7 @@ def test_a_compaction_without_a_seqno_purges_all_that_is_old_enough(node: NodeTh
     assert node.vbucket(3).tombstone_count == 0
 
 
-def test_a_compaction_that_drops_deletes_minds_no_seqno(node: NodeThread, raw: Raw) -> None:
+def test_a_compaction_that_drops_deletes_ignores_the_seqno(node: NodeThread, raw: Raw) -> None:
     assert deleted(node, raw, 4) == 2
     compact(raw, 4, before_s=0, before_seqno=1, drop_deletes=True)
     assert node.vbucket(4).tombstone_count == 0
@@ -71,7 +71,7 @@ def test_not_my_vbucket_comes_with_a_map_that_says_it_is_json(node: NodeThread) 
         assert json.loads(answer.value)["name"] == "default"
 
 
-def test_a_scope_goes_with_sync_writes_and_a_list_of_collections_does_not(make_node: MakeNode) -> None:
+def test_a_scope_can_be_combined_with_sync_writes_and_a_list_of_collections_cannot(make_node: MakeNode) -> None:
     node = make_node()
     with ready(node.port, *ALL) as client:
         assert client.ask(cluster.SetManifest(manifest(1, (0x8, "a")))).specific == OK
@@ -84,7 +84,7 @@ def test_a_scope_goes_with_sync_writes_and_a_list_of_collections_does_not(make_n
 def test_a_filter_without_any_collection_is_granted_and_then_empty(node: NodeThread) -> None:
     write(node, 5, b"a")
     with producer(node) as streams:
-        for vbucket in (5, 6):  # one that has something, and one that has nothing
+        for vbucket in (5, 6):  # one with documents, and an empty one
             [end] = stream(streams, vbucket, value=b'{"collections":[]}')
             assert end.status == StreamEndStatus.FILTER_EMPTY
 
@@ -117,7 +117,7 @@ def test_a_vbucket_that_was_dead_begins_with_one_snapshot_from_disk(make_node: M
     ]
 
 
-def test_takeover_statistics_are_whole_for_a_connection_that_is_not_there(node: NodeThread) -> None:
+def test_takeover_statistics_are_complete_for_a_connection_that_does_not_exist(node: NodeThread) -> None:
     with ready(node.port, *BASIC) as client:
         client.send(frame(Opcode.STAT, key=b"dcp-vbtakeover 0 nobody"))
         names = set()

@@ -1,4 +1,4 @@
-"""Who gets in: SASL over a real socket, the users file, clear passwords, TLS and client certificates."""
+"""Logging in: SASL over a real socket, the users file, clear passwords, TLS and client certificates."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def step(raw: Raw, mechanism: str, value: bytes) -> Frame:
 
 
 def scram(raw: Raw, mechanism: str, username: str, password: str) -> tuple[Status, ScramClient, bytes]:
-    """A whole exchange: the last status, the client, and the server's final message."""
+    """Run a whole exchange; returns the last status, the client, and the server's final message."""
     client = ScramClient(mechanism, username, password, "spaces are allowed")
     challenge = auth(raw, mechanism, client.first())
     assert challenge.specific == S.AUTH_CONTINUE
@@ -60,7 +60,7 @@ def scram(raw: Raw, mechanism: str, username: str, password: str) -> tuple[Statu
 
 
 def works(raw: Raw) -> bool:
-    """May this connection do something? Only who is logged in may."""
+    """Whether this connection may do something, which needs a login."""
     return raw.ask(session.Noop()).specific == S.SUCCESS
 
 
@@ -113,7 +113,7 @@ def test_plain(raw: Raw, value: bytes, status: Status) -> None:
     ("SCRAM-SHA512", b"garbage", S.EINVAL),
     ("SCRAM-SHA512", b"", S.EINVAL),
 ])  # fmt: skip
-def test_nonsense_is_refused_and_the_connection_goes_on(raw: Raw, mechanism: str, value: bytes, status: Status) -> None:
+def test_nonsense_is_refused_and_the_connection_stays(raw: Raw, mechanism: str, value: bytes, status: Status) -> None:
     assert auth(raw, mechanism, value).specific == status
     assert scram(raw, "SCRAM-SHA1", "ann", "secret")[0] == S.SUCCESS
 
@@ -196,9 +196,9 @@ def test_users_added_on_the_command_line_may_log_in_while_the_node_runs(tmp_path
         assert upriver("user", "remove", "bob", "--data", str(data)).returncode == 0
         assert upriver("user", "remove", "cem, the = one", "--data", str(data)).returncode == 0
         assert scram(raw, "SCRAM-SHA512", "bob", "changed")[0] == S.AUTH_ERROR
-        with Raw(served.kv_port) as stranger:  # removing the last user does not open the door
-            stranger.hello(*ALL)
-            assert not works(stranger)
+        with Raw(served.kv_port) as new:  # without a user left, the node stays closed
+            new.hello(*ALL)
+            assert not works(new)
 
 
 def test_the_users_file_has_no_password_and_only_its_owner_may_read_it(tmp_path: Path) -> None:

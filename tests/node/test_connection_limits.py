@@ -13,9 +13,8 @@ from tests.node.front_node import Served, serve
 from tests.node.node_thread import NodeThread, eventually
 from tests.node.raw import BASIC, Raw, frame, ready
 from upriver.node.access.auth import LONGEST_DELAY_S, Logins
-from upriver.node.access.connection_limits import NewConnections
+from upriver.node.access.connection_limits import GRACE_S, SLOWEST_BYTES_PER_S, NewConnections, Shares, Unread
 from upriver.node.access.users import Users
-from upriver.node.budget import GRACE_S, SLOWEST_BYTES_PER_S, Shares, Unread
 from upriver.node.options import Limits
 from upriver.protocol.scram import Mechanism, encode_plain
 from upriver.wire import Opcode
@@ -26,13 +25,13 @@ MIB = 1 << 20
 
 
 def test_the_oldest_new_connection_of_the_peer_with_the_most_is_closed() -> None:
-    strangers: NewConnections[int] = NewConnections(3)
-    assert [strangers.add(n, peer) for n, peer in enumerate(["good", "bad", "bad"])] == [None] * 3
-    assert strangers.add(3, "bad") == 1
-    assert strangers.add(4, "bad") == 2
-    assert strangers.remove(0, "good")
-    assert not strangers.remove(1, "bad"), "it has gone already"
-    assert len(strangers) == 2
+    new: NewConnections[int] = NewConnections(3)
+    assert [new.add(n, peer) for n, peer in enumerate(["good", "bad", "bad"])] == [None] * 3
+    assert new.add(3, "bad") == 1
+    assert new.add(4, "bad") == 2
+    assert new.remove(0, "good")
+    assert not new.remove(1, "bad"), "it is closed already"
+    assert len(new) == 2
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def test_silent_connections_leave_the_kv_port_open_for_others(crowded: NodeThrea
             raw.hello(*BASIC)
             assert raw.ask(SaslAuth(b"PLAIN", encode_plain("ann", "pw"))).specific == 0
             crowd_of(crowded.port, 60, stack)
-            assert raw.ask(session.Noop()).specific == 0, "who has logged in stays"
+            assert raw.ask(session.Noop()).specific == 0, "a connection that has logged in stays open"
 
 
 def test_silent_connections_leave_the_management_port_open_for_others(crowded: NodeThread) -> None:
@@ -121,7 +120,7 @@ def test_the_client_whose_answers_have_waited_longest_is_closed() -> None:
 
 
 def unfinished(size: int) -> bytes:
-    """The beginning of a SET that is almost whole."""
+    """A SET without its last bytes."""
     return frame(Opcode.SET, extras=bytes(8), key=b"k", value=bytes(size))[:-1024]
 
 
@@ -131,7 +130,7 @@ def test_unfinished_requests_of_many_connections_take_a_bounded_amount_of_memory
         for _ in range(12):
             raw = stack.enter_context(ready(node.port))
             raw.socket.settimeout(0.2)
-            with suppress(TimeoutError):  # it is not read from any further
+            with suppress(TimeoutError):  # the node does not read on
                 raw.socket.sendall(unfinished(4 * MIB))
         held = node.call(lambda: sum(len(conn._input) for conn in node.node.connections))
         assert held < 12 * MIB
@@ -139,7 +138,7 @@ def test_unfinished_requests_of_many_connections_take_a_bounded_amount_of_memory
         small = kv.Set(0, 0, b"small", bytes(100_000))
         assert other.ask(small).specific == 0
         large = kv.Set(0, 0, b"large", bytes(3 * MIB))
-        assert other.ask(large).specific == 0, "those that never end are cut, and it has its turn"
+        assert other.ask(large).specific == 0, "the unfinished requests are closed, and this one is served"
         eventually(lambda: node.call(lambda: node.node.memory._shares.used <= 8 * MIB))
 
 
@@ -170,7 +169,7 @@ def test_every_wrong_password_makes_the_next_answer_slower_until_one_is_right() 
     assert delays[0] < 0.1
     assert delays[-1] == LONGEST_DELAY_S
     assert logins.note("bob", "10.0.0.1", 0.0) == delays[0], "others are not slowed"
-    assert logins.note("ann", "10.0.0.1", 120.0) == delays[0], "it is forgotten after a while"
+    assert logins.note("ann", "10.0.0.1", 120.0) == delays[0], "failures are forgotten after a while"
     logins.succeeded("ann", "10.0.0.1")
     assert logins.note("ann", "10.0.0.1", 121.0) == delays[0]
     logins.close()
@@ -194,7 +193,7 @@ def test_a_restart_does_not_reveal_which_users_exist(tmp_path: Path) -> None:
     assert (tmp_path / "login.key").stat().st_mode & 0o077 == 0
 
 
-def test_a_users_file_that_gets_damaged_changes_nothing_until_it_is_mended(make_node, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_a_users_file_that_is_damaged_changes_nothing_until_it_is_repaired(make_node, caplog) -> None:  # type: ignore[no-untyped-def]
     node = make_node(username="ann", password="pw")
     path: Path = node.node.users.path
     path.write_text("{ damaged")
@@ -218,7 +217,7 @@ def open_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ("evil.example", 403), ("evil.example:8091", 403), ("localhost", 200), ("127.0.0.1:8091", 200), ("[::1]:8091", 200),
     ("[", 403),
 ])  # fmt: skip
-def test_without_users_a_name_that_was_made_to_point_here_is_refused(open_node: Served, host: str, status: int) -> None:
+def test_without_users_a_foreign_host_name_is_refused(open_node: Served, host: str, status: int) -> None:
     assert open_node.http("/pools/default/buckets", headers={"Host": host})[0] == status
 
 
@@ -229,13 +228,13 @@ def test_without_users_a_name_that_was_made_to_point_here_is_refused(open_node: 
     b"Content-Length: 100000\r\n\r\n"
     + b"[" * 100_000,
 ], ids=["two lengths", "a malformed path", "JSON of 100,000 levels"])  # fmt: skip
-def test_what_makes_no_sense_is_a_bad_request_and_no_traceback(open_node: Served, sent: bytes) -> None:
+def test_nonsense_is_a_bad_request_and_leaves_no_traceback(open_node: Served, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", open_node.http_port), timeout=60) as connection:
         connection.sendall(sent)
         assert connection.recv(4096).split(b" ")[1] == b"400"
 
 
-def test_a_node_that_stops_while_somebody_is_connected_leaves_no_traceback(tmp_path: Path) -> None:
+def test_a_node_that_stops_while_clients_are_connected_leaves_no_traceback(tmp_path: Path) -> None:
     with serve(tmp_path / "data") as served, ExitStack() as stack:
         for path in (b"/pools/default/bs/default", b"/pools"):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", served.http_port), timeout=60))

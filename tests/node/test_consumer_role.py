@@ -1,4 +1,4 @@
-"""The consumer role over real sockets: who may say what to whom, the older Add Stream 0xB3, and a third party."""
+"""The consumer role over real sockets: commands for each role, the older Add Stream 0xB3, and a third party."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_command_for_consumers_ends_a_producer_connection(target: NodeThread, 
 
 
 @pytest.mark.parametrize("flags", [0, OpenFlag.PRODUCER], ids=["consumer", "producer"])
-def test_a_name_belongs_to_whoever_opened_it_last(target: NodeThread, flags: int) -> None:
+def test_a_name_belongs_to_the_connection_that_opened_it_last(target: NodeThread, flags: int) -> None:
     with opened(target, b"twin") as old, opened(target, b"twin", flags):
         assert old.is_closed()
 
@@ -125,7 +125,7 @@ def statuses(raw: Raw) -> dict[int, int]:
 
 
 def play_producer(raw: Raw, refused: dict[int, int]) -> None:
-    """Grant controls and streams, but those vbuckets that are refused with a status, until all were asked for."""
+    """Answer controls and stream requests, refusing some vbuckets with a status, until all are asked for."""
     waiting = 3
     while waiting:
         got = raw.receive()
@@ -156,7 +156,7 @@ def test_the_answer_waits_for_every_handshake(target: NodeThread) -> None:
         admin.send(add_streams(b"patient", 1, 0))
         assert consumer.receive().opcode == Opcode.DCP_CONTROL
         assert admin.is_silent()
-        consumer.socket.close()  # the consumer's connection goes, and with it the handshake
+        consumer.socket.close()  # ends the consumer's connection, and with it the handshake
         assert statuses(admin) == {0: Status.EINTERNAL}
 
 
@@ -169,7 +169,7 @@ def test_the_answer_waits_for_every_handshake(target: NodeThread) -> None:
         pytest.param(b"strict", 5, (), id="no vbucket"),
     ],
 )
-def test_an_older_add_stream_that_cannot_be(
+def test_an_invalid_older_add_stream_is_refused(
     target: NodeThread, name: bytes, uuid: int, vbuckets: tuple[int, ...]
 ) -> None:
     with opened(target, b"strict", uuid=5), ready(target.port) as admin:

@@ -152,7 +152,7 @@ def test_a_consumer_name_with_sync_writes_makes_replica_markers(node: NodeThread
         assert isinstance(raw.message(), dcp.SnapshotMarkerV20)
 
 
-def test_hello_without_snappy_is_told_apart(node: NodeThread):
+def test_hello_with_and_without_snappy_are_distinguished(node: NodeThread):
     with producer(node.port, *BASIC, Feature.SNAPPY) as raw:
         assert raw.ask(dcp.DcpControl(b"force_value_compression", b"true")).specific == OK
 
@@ -175,7 +175,7 @@ def test_streams_keep_the_options_that_they_were_created_with(node: NodeThread):
         assert seen == {6: 0, 7: Datatype.SNAPPY}
 
 
-def test_the_window_counts_for_streams_that_were_there_before(node: NodeThread):
+def test_the_window_also_applies_to_streams_that_are_already_open(node: NodeThread):
     with producer(node.port) as raw, ready(node.port, *ALL) as writer:
         raw.ask(dcp.DcpControl(b"enable_noop", b"true"))
         assert raw.ask(dcp.StreamRequest(vbucket=5)).specific == OK

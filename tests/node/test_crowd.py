@@ -40,19 +40,19 @@ def client(crowd: NodeThread) -> Iterator[Raw]:
 
 
 def is_served(client: Raw, vbucket: int = 0) -> bool:
-    """A write and a read by somebody who behaves."""
+    """A write and a read by a well-behaved client."""
     key = b"\0served-%d" % next(_keys)
     written = client.ask(kv.Set(key=key, value=b"v", vbucket=vbucket)).specific
     return written == client.ask(kv.Get(key, vbucket=vbucket)).specific == OK
 
 
-def send_for_ever(flood: Raw, question: bytes) -> None:
+def send_endlessly(flood: Raw, question: bytes) -> None:
     while True:
         flood.send(question * 1000)
 
 
 def unsent(crowd: NodeThread) -> int:
-    """The most that waits in the node for any one client."""
+    """The largest number of bytes that wait in the node for one client."""
     return crowd.call(lambda: max(conn.transport.get_write_buffer_size() for conn in crowd.node.connections))
 
 
@@ -65,7 +65,7 @@ def test_ten_thousand_streams_on_one_connection_are_opened_while_others_are_serv
         ]
         served_meanwhile = opened = 0
         with ThreadPoolExecutor() as aside:
-            sending = aside.submit(raw.send, *requests)  # it ends only when the node has taken in most of them
+            sending = aside.submit(raw.send, *requests)  # returns only when the node has read most of them
             while opened < wanted:
                 assert is_served(client)
                 opened = len(streams_of(crowd))
@@ -88,7 +88,7 @@ def streams_of(crowd: NodeThread) -> list[object]:
     )
 
 
-def test_streams_beyond_the_limit_are_refused_and_the_others_live_on(make_node) -> None:  # type: ignore[no-untyped-def]
+def test_streams_beyond_the_limit_are_refused_and_the_others_stay_open(make_node) -> None:  # type: ignore[no-untyped-def]
     node = make_node(limits=Limits(max_streams=100))
     with producer(node, enable_stream_id="true") as raw:
         raw.send(*[dcp.StreamRequest(value=b'{"sid":%d}' % sid) for sid in range(1, 201)])
@@ -121,7 +121,7 @@ def test_a_client_that_floods_requests_and_reads_no_answers_is_not_read_from(cro
         flood.socket.settimeout(0.5)
         question = kv.Get(b"\0large").frame().encode()
         with pytest.raises(TimeoutError):
-            send_for_ever(flood, question)
+            send_endlessly(flood, question)
         for _ in range(50):
             assert is_served(client)
         assert unsent(crowd) < 8 << 20
@@ -132,7 +132,7 @@ def test_a_dcp_connection_that_floods_requests_is_not_read_from(crowd: NodeThrea
         flood.socket.settimeout(0.5)
         question = session.Stat(b"vbucket-details").frame().encode()
         with pytest.raises(TimeoutError):
-            send_for_ever(flood, question)
+            send_endlessly(flood, question)
         for _ in range(50):
             assert is_served(client)
         assert unsent(crowd) < 64 << 20
@@ -144,11 +144,11 @@ def test_a_reader_that_never_acknowledges_pins_no_memory(crowd: NodeThread, clie
         quota = crowd.node.options.store.quota_bytes
         for _ in range(3 * quota // 100_000):
             while client.ask(kv.Set(key=b"\0%d" % next(_keys), value=bytes(100_000))).specific != OK:
-                pass  # the disk is slower than we are
+                pass  # the disk is slower than this client
         store = crowd.node.buckets.get("default").store
         assert crowd.call(lambda: store.memory_bytes) <= quota
         assert unsent(crowd) < 1 << 20
-        assert eventually(lambda: is_served(client)), "as soon as the disk has caught up"
+        assert eventually(lambda: is_served(client)), "it is answered as soon as the disk has caught up"
 
 
 def test_requests_that_wait_for_a_pending_vbucket_are_bounded_in_bytes(crowd: NodeThread, client: Raw):
@@ -156,7 +156,7 @@ def test_requests_that_wait_for_a_pending_vbucket_are_bounded_in_bytes(crowd: No
     with producer(crowd) as greedy:
         greedy.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
-            send_for_ever(greedy, kv.Set(key=b"\0parked", value=bytes(100_000), vbucket=40).frame().encode())
+            send_endlessly(greedy, kv.Set(key=b"\0parked", value=bytes(100_000), vbucket=40).frame().encode())
         eventually(lambda: parked(crowd)[0] > 1 << 20)
         size, count = parked(crowd)
         assert size < 64 << 20
@@ -169,7 +169,7 @@ def test_requests_that_wait_for_a_pending_vbucket_are_bounded_in_bytes(crowd: No
 
 
 def parked(crowd: NodeThread) -> tuple[int, int]:
-    """Bytes and number of the requests that wait, of the connection that has most."""
+    """Bytes and number of waiting requests, of the connection that has the most."""
     return crowd.call(lambda: max((conn._waiting_bytes, conn._waiting) for conn in crowd.node.connections))
 
 
@@ -220,7 +220,7 @@ def test_a_slow_reader_is_not_taken_for_a_dead_one(make_node):  # type: ignore[n
 
 @pytest.mark.parametrize("closed_first", [False, True])
 def test_a_closed_connection_is_freed_without_the_garbage_collector(crowd: NodeThread, client: Raw, closed_first: bool):
-    """Full collections are rare, because they hold up everybody: nothing may depend on them."""
+    """Full collections are rare, because they hold up all clients: nothing may depend on them."""
     eventually(lambda: crowd.call(lambda: all(conn.dcp is None for conn in crowd.node.connections)))
     gc.disable()
     try:
@@ -280,6 +280,6 @@ def receive_key(raw: Raw, key: bytes) -> None:
 
 
 def references(crowd: NodeThread) -> list[weakref.ref[object]]:
-    """To what a connection is made of."""
+    """Weak references to the parts of a connection."""
     [made] = [conn.dcp for conn in crowd.node.connections if conn.dcp is not None]
     return [weakref.ref(made), *(weakref.ref(stream.source) for stream in made.streams.values())]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A node whose disk has wrong bits: what clients, consumers, replicas and operators see of it."""
+"""A node whose disk has wrong bits: what clients, consumers, replicas and operators see."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ VALUE = b"a value that can be found in a file " * 3
 
 
 def damage(data: Path, vbucket: int) -> None:
-    """Flip a bit in each block that a stopped node has of a vbucket."""
+    """Flip a bit in each block of a vbucket of a stopped node."""
     with lmdb.open(str(data / "default"), max_dbs=8) as file, file.begin(write=True) as transaction:
         log = file.open_db(b"log", transaction)
         blocks = [(key, value) for key, value in transaction.cursor(db=log) if key[:2] == vbucket.to_bytes(2, "big")]
         assert blocks
         for key, value in blocks:
             transaction.put(key, value[:99] + bytes([value[99] ^ 1]) + value[100:], db=log)
-    (data / "default" / "closed.json").unlink()  # it was LMDB that wrote, not the node
+    (data / "default" / "closed.json").unlink()  # LMDB wrote to the store, not the node
 
 
 def damage_record(data: Path, vbucket: int) -> None:
-    """Flip a bit in what a stopped node knows of a vbucket."""
+    """Flip a bit in the record of a vbucket of a stopped node."""
     with lmdb.open(str(data / "default"), max_dbs=8) as file, file.begin(write=True) as transaction:
         meta, key = file.open_db(b"meta", transaction), b"v" + vbucket.to_bytes(2, "big")
         value = transaction.get(key, db=meta)
@@ -45,7 +45,7 @@ def damage_record(data: Path, vbucket: int) -> None:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[testing.RunningNode]:
-    """With documents in each vbucket, damage in vbucket 1, and a vbucket 3 that nobody knows anything about."""
+    """A node with documents in each vbucket, damage in vbucket 1, and a damaged record of vbucket 3."""
     with testing.node(vbuckets=VBUCKETS) as made:
         with ready(made.kv_port) as raw:
             for number in range(VBUCKETS):
@@ -72,7 +72,7 @@ def test_a_request_for_a_damaged_document_is_answered_with_an_error_that_says_wh
     assert "Traceback" not in log
 
 
-def test_a_stream_over_damage_ends_with_a_status_and_the_others_go_on(node: testing.RunningNode):
+def test_a_stream_over_damage_ends_with_a_status_and_the_others_continue(node: testing.RunningNode):
     with ready(node.kv_port) as raw:
         raw.ask(dcp.Open(0, 1, b"reader"))
         ends, keys = {}, {1: 0, 2: 0}
@@ -101,7 +101,7 @@ def test_inspect_names_the_damage_beside_a_running_node(node: testing.RunningNod
     assert "bucket default, vbucket 1: the block that ends at seqno" in said.output
 
 
-def test_a_vbucket_whose_record_is_damaged_answers_with_an_error_until_it_is_made_anew(node: testing.RunningNode):
+def test_a_vbucket_whose_record_is_damaged_answers_with_an_error_until_it_is_created_again(node: testing.RunningNode):
     assert "event=vbucket_damaged bucket=default vbucket=3" in node.log.read_text()
     with ready(node.kv_port, *ALL) as raw:
         active = cluster.SetVbucket(VbucketState.ACTIVE, vbucket=3)
@@ -167,7 +167,7 @@ def test_a_damaged_replica_takes_everything_from_its_active_again():
         damage(replica.process.data, vbucket)
         replica.start()
         made.manager.watch()
-        with ready(ports[0]) as raw:  # the replica has to look at what it has
+        with ready(ports[0]) as raw:  # makes the replica read its data
             assert raw.ask(kv.Set(key=keys[0], value=b"new", vbucket=vbucket)).specific == Status.SUCCESS
         made.sync()
         assert f"event=replica_begins_anew bucket=default vbucket={vbucket}" in replica.process.log.read_text()

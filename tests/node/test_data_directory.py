@@ -22,7 +22,7 @@ QUIET = StoreOptions(background=False)
 
 
 def serve(data: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Of a node that ends by itself."""
+    """The outcome of a node that ends by itself."""
     command = [sys.executable, "-c", "from upriver.cli import main; main()", "serve", "--data", str(data)]
     command += ["--vbuckets", "2", "--kv-port", "0", *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -54,7 +54,7 @@ def test_a_node_ends_when_another_process_has_one_of_its_buckets_open(node: test
 
 
 @pytest.mark.parametrize("below", ["file", "file/data"])
-def test_a_directory_that_cannot_be_made_is_reported_in_one_line(tmp_path: Path, below: str):
+def test_a_directory_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path, below: str):
     (tmp_path / "file").write_text("")
     refused(serve(tmp_path / below), "cannot write to the data directory", below)
 
@@ -87,7 +87,7 @@ def test_a_broken_bucket_is_not_erased_while_another_process_has_it_open(tmp_pat
     path = tmp_path / "b"
     path.mkdir()
     (path / "upriver.bucket").write_text("nonsense")
-    buckets = Buckets(tmp_path, 2, QUIET, None, None)  # type: ignore[arg-type]
+    buckets = Buckets(tmp_path, 2, QUIET, None)  # type: ignore[arg-type]
     buckets.open_all()
     with claim(path), pytest.raises(Exception, match="is open in another process"):
         buckets.delete("b")
@@ -97,7 +97,7 @@ def test_a_broken_bucket_is_not_erased_while_another_process_has_it_open(tmp_pat
     assert not path.exists()
 
 
-def test_the_directory_is_free_again_when_its_node_has_gone(tmp_path: Path):
+def test_the_directory_is_free_again_when_its_node_has_stopped(tmp_path: Path):
     first = DataDirectory.claim(tmp_path)
     with pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"):
         DataDirectory.claim(tmp_path)

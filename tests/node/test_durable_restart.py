@@ -43,7 +43,7 @@ def test_a_durable_write_that_was_acknowledged_survives_kill_9():
             with ready(node.kv_port) as raw:
                 assert raw.ask(kv.Get(b"k%d" % level)).value == b"[1]"
                 assert raw.ask(kv.Get(b"gone-%d" % level)).specific == MISSING
-                write(raw, b"k%d" % level, b"[2]", level)  # not locked, and again
+                write(raw, b"k%d" % level, b"[2]", level)  # the key is not locked
                 assert raw.ask(kv.Set(key=b"gone-%d" % level, value=b"v")).specific == OK
 
 

@@ -30,7 +30,7 @@ def producer(port: int, name: bytes, *features: int, flags: int = 1, **controls:
 
 
 def sizes(raw: Raw) -> list[int]:
-    """Of everything that comes until nothing comes any more."""
+    """The size of everything that arrives until the node is silent."""
     return [got.size for got in raw.until_quiet()]
 
 
@@ -42,7 +42,7 @@ def filled(node: NodeThread) -> NodeThread:
 
 
 @pytest.mark.parametrize("window", [1, 44, 45, 200, 202, 203, 1000])
-def test_a_message_goes_exactly_while_the_window_was_not_used_up_before_it(filled: NodeThread, window: int):
+def test_a_message_is_sent_exactly_if_the_window_was_not_used_up_before_it(filled: NodeThread, window: int):
     with producer(filled.port, b"window", connection_buffer_size=str(window)) as raw:
         raw.send(dcp.StreamRequest(vbucket=0))
         expected, outstanding = [], 0
@@ -54,7 +54,7 @@ def test_a_message_goes_exactly_while_the_window_was_not_used_up_before_it(fille
         assert sizes(raw) == expected
 
 
-def test_acknowledging_lets_exactly_as_much_through_again(filled: NodeThread):
+def test_acknowledging_bytes_lets_exactly_as_many_through_again(filled: NodeThread):
     with producer(filled.port, b"acks", connection_buffer_size="400") as raw:
         raw.send(dcp.StreamRequest(vbucket=0))
         assert sum(sizes(raw)) == 44 + 158 * 3  # 360 < 400, so one more
@@ -62,7 +62,7 @@ def test_acknowledging_lets_exactly_as_much_through_again(filled: NodeThread):
         assert raw.until_quiet() == []
         raw.send(dcp.BufferAck(1))
         assert sizes(raw) == [158]
-        raw.send(dcp.BufferAck(10**6))  # too much is forgiven: nothing is outstanding
+        raw.send(dcp.BufferAck(10**6))  # acknowledging too much is allowed: nothing is outstanding
         assert len(raw.until_quiet()) == 3
 
 
@@ -118,7 +118,7 @@ def test_window_0_is_no_window(filled: NodeThread):
         assert len(raw.until_quiet()) == 100
 
 
-def test_growing_the_window_at_run_time_lets_the_stream_go_on(filled: NodeThread):
+def test_growing_the_window_lets_an_open_stream_continue(filled: NodeThread):
     with producer(filled.port, b"grow", connection_buffer_size="1") as raw:
         raw.send(dcp.StreamRequest(vbucket=0))
         assert len(raw.until_quiet()) == 1
@@ -252,7 +252,7 @@ def _talk_until_cut(stuck: Raw, other: Raw) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert other.ask(kv.Get(b"k000001", vbucket=0)).specific == OK
-        stuck.send(dcp.BufferAck(1))  # it talks, but it does not read
+        stuck.send(dcp.BufferAck(1))  # it sends, but it does not read
 
 
 @pytest.mark.parametrize("fault", ["stall", "slow"])

@@ -1,4 +1,4 @@
-"""Whatever well-framed nonsense arrives, the node answers with a status or hangs up; it never fails inside."""
+"""The node answers well-framed nonsense with a status or disconnects; it has no internal error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FRAMES = st.builds(
     framing=st.one_of(st.just(b""), st.just(b""), st.binary(max_size=4)),
     magic=st.sampled_from([None, None, None, None, Magic.RESPONSE, Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE]),
 )
-# These are obeyed, so that nothing would be left to test: the node's own administrators may send them.
+# Left out: administrators may send these, and the node would obey and have nothing left to test.
 HARMFUL = {Opcode.QUIT, Opcode.QUITQ, Opcode.DISABLE_TRAFFIC}
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def piece(response: http.client.HTTPResponse) -> bytes:
     ("GET", f"{BUCKETS}/nothing", 404), ("GET", f"{BUCKETS}/nothing/scopes", 404), ("PUT", "/pools", 405),
     ("DELETE", f"{BUCKETS}/nothing", 404), ("POST", "/upriver/faults/crash", 404),
 ])  # fmt: skip
-def test_what_is_not_there_is_said_in_json(node: Served, method: str, path: str, status: int) -> None:
+def test_a_missing_path_is_answered_in_json(node: Served, method: str, path: str, status: int) -> None:
     found, content = node.http(path, method)
     assert found == status
     assert content["errors"]
@@ -128,7 +129,7 @@ def test_what_is_not_there_is_said_in_json(node: Served, method: str, path: str,
 
 def test_head_has_no_body(node: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=60)
-    for _ in range(2):  # also: one connection serves several requests
+    for _ in range(2):  # one connection serves several requests
         connection.request("HEAD", "/pools")
         response = connection.getresponse()
         assert response.status == 200
@@ -166,7 +167,7 @@ def test_the_pool_names_nodes_and_buckets_as_sdks_need_it(node: Served) -> None:
     assert get(node, f"{BUCKETS}/default")["uuid"] == uuid
 
 
-def test_a_bucket_that_is_made_again_has_another_uuid(node: Served) -> None:
+def test_a_bucket_that_is_created_again_has_another_uuid(node: Served) -> None:
     uuids = []
     for _ in range(2):
         assert node.http(BUCKETS, "POST", {"name": "again", "numVBuckets": 4})[0] == 202
@@ -219,7 +220,7 @@ def test_a_setting_that_a_node_cannot_keep_is_refused_by_name(node: Served, name
     {"name": "n", "numVBuckets": "many"}, {"name": "n", "numVBuckets": "70000"},
     {"name": "n", "numVBuckets": "0000000000012000000"}, {"name": "n", "numVBuckets": "1" * 5000},
 ])  # fmt: skip
-def test_a_bucket_that_cannot_be_is_refused(node: Served, form: dict[str, str]) -> None:
+def test_an_invalid_bucket_is_refused(node: Served, form: dict[str, str]) -> None:
     status, content = node.http(BUCKETS, "POST", form)
     assert status == 400
     assert content["errors"]
@@ -267,7 +268,7 @@ def test_what_was_switched_on_for_a_collection_can_be_switched_off(node: Served)
     assert altered(node) == {"maxTTL": 60}
     assert node.http(collection, "PATCH", {"maxTTL": "0"})[0] == 200
     assert altered(node) == {}
-    assert node.http(collection, "PATCH", {"maxTTL": "-1"})[0] == 200  # never, whatever the bucket says
+    assert node.http(collection, "PATCH", {"maxTTL": "-1"})[0] == 200  # never, even if the bucket has a limit
     assert altered(node) == {"maxTTL": -1}
     assert node.http(collection, "PATCH", {"history": "perhaps"})[0] == 400
     assert node.http(collection, "DELETE")[0] == 200
@@ -300,10 +301,10 @@ def test_a_refused_change_says_why_and_changes_nothing(
     assert get(node, f"{BUCKETS}/default/scopes") == before
 
 
-# ---------------------------------------------------------------------------------------------- who, and how much
+# ---------------------------------------------------------------------------------------------- login and limits
 
 
-def test_with_users_only_they_may_ask(guarded: Served) -> None:
+def test_with_users_only_they_are_served(guarded: Served) -> None:
     assert guarded.http(BUCKETS)[0] == 200
     assert get(guarded, "/whoami")["id"] == "ann"
     for auth in (("ann", "wrong"), ("nobody", "secret"), ("", "x")):
@@ -347,8 +348,9 @@ def test_pipelined_requests_are_answered_in_order_however_they_are_cut(node: Ser
     sent = b"HEAD /pools" + head + b"\r\n" + b"GET /nothing" + head + b"\r\n"
     sent += b"GET /versions" + head + b"Connection: close\r\n\r\n" + b"GET /pools" + head + b"\r\n"
     with socket.create_connection(("127.0.0.1", node.http_port), timeout=60) as connection:
-        for at in range(0, len(sent), size):
-            connection.sendall(sent[at : at + size])
+        with suppress(BrokenPipeError, ConnectionResetError):  # the node may close before the last request is sent
+            for at in range(0, len(sent), size):
+                connection.sendall(sent[at : at + size])
         answer = received(connection)
     assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404", b"200"]
 
@@ -361,7 +363,7 @@ def test_garbage_behind_a_good_request_is_refused(node: Served) -> None:
     assert b'"errors"' in answer
 
 
-def test_a_client_that_asks_first_is_told_to_send_its_body(node: Served) -> None:
+def test_a_client_that_expects_100_continue_is_told_to_send_its_body(node: Served) -> None:
     with socket.create_connection(("127.0.0.1", node.http_port), timeout=60) as connection:
         connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 6\r\nConnection: close\r\n\r\n")
         assert connection.recv(4096).split(b" ")[1] == b"100"

@@ -81,7 +81,7 @@ def test_add_replace_and_delete_say_whether_the_key_was_there(raw: Raw, key: byt
     assert raw.ask(kv.Get(key)).specific == MISSING
 
 
-def test_mutation_tokens_come_only_where_they_were_asked_for(node: NodeThread, key: bytes):
+def test_mutation_tokens_are_sent_only_to_clients_that_asked_for_them(node: NodeThread, key: bytes):
     with ready(node.port, Feature.MUTATION_SEQNO) as with_tokens, ready(node.port, Feature.XERROR) as without:
         token = with_tokens.ask(set_(key)).extras
         uuid, seqno = struct.unpack(">QQ", token)
@@ -136,7 +136,7 @@ def test_a_locked_document_is_only_written_by_its_holder_until_it_is_unlocked(ra
 
 
 def test_quiet_commands_are_answered_only_where_the_rule_says_so(raw: Raw, key: bytes):
-    """A NOOP at the end is the fence: what was not answered before it will not be."""
+    """A NOOP at the end shows that nothing more comes: answers are in order."""
     raw.send(
         quiet(Opcode.SETQ, set_(key, b"1")),
         quiet(Opcode.GETQ, kv.Get(b"absent")),
@@ -341,7 +341,7 @@ def test_an_operation_on_a_pending_vbucket_waits_until_it_is_active(node: NodeTh
         assert [raw.receive().specific for _ in range(2)] == [OK, OK]
 
 
-def test_vbuckets_are_deleted_and_made_again(node: NodeThread, raw: Raw, key: bytes):
+def test_vbuckets_are_deleted_and_created_again(node: NodeThread, raw: Raw, key: bytes):
     raw.ask(set_(key, vbucket=4))
     assert raw.ask(cluster.DeleteVbucket(b"async=0", vbucket=4)).specific == OK
     assert raw.ask(cluster.GetVbucket(vbucket=4)).specific == Status.NOT_MY_VBUCKET
@@ -375,7 +375,7 @@ def test_the_error_map_and_config_come_before_and_after_a_bucket(node: NodeThrea
 
 
 @pytest.mark.parametrize("brief", [False, True])
-def test_a_new_map_is_pushed_to_those_who_asked(node: NodeThread, brief: bool):
+def test_a_new_map_is_pushed_to_clients_that_asked_for_it(node: NodeThread, brief: bool):
     kind = Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF if brief else Feature.CLUSTERMAP_CHANGE_NOTIFICATION
     with ready(node.port, *BASIC, Feature.DUPLEX, kind) as raw, ready(node.port) as other:
         bucket = node.node.buckets.get("default")
@@ -391,7 +391,7 @@ def test_a_new_map_is_pushed_to_those_who_asked(node: NodeThread, brief: bool):
 
 
 class TestLimits:
-    """What one client can take from the others."""
+    """One client cannot take much from the others."""
 
     def test_large_frames_before_login_and_silent_connections_are_disconnected(self, make_node):  # type: ignore[no-untyped-def]
         node = make_node(username="u", password="p")

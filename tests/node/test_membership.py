@@ -1,4 +1,4 @@
-"""Which maps a member accepts: none older than the newest it ever had, and none of another cluster."""
+"""Which maps a member accepts: none older than the newest it was given, and none of another cluster."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_member_refuses_an_older_map_after_a_restart_too(member: Member) -> No
     assert (member.report()["member"], member.report()["revision"]) == (False, 7)
     assert member.push(6, "a") == 400
     assert member.push(7, "a") == 400
-    assert member.push(9, "b", {"a": 5}) == 400  # newer by its number, made without knowing what this node has
+    assert member.push(9, "b", {"a": 5}) == 400  # a higher revision, but its writer did not know the map of this node
     assert member.push(9, "b", {"a": 8}) == 200
     assert member.report()["member"]
 
@@ -79,7 +79,7 @@ def test_a_member_takes_no_map_of_another_cluster(member: Member) -> None:
     assert member.push(3, "a") == 200
     assert member.push(4, "b", {"a": 3}, uuid="another") == 400
     other = {"host": "127.0.0.1", "kv": 1, "mgmt": 2}
-    assert member.push(4, "a", nodes=[other]) == 200  # it was removed: it is free
+    assert member.push(4, "a", nodes=[other]) == 200  # removed from the cluster, it is free to join another
     assert member.push(1, "b", uuid="another") == 200
 
 
@@ -106,7 +106,7 @@ def test_an_invalid_map_is_refused_and_not_kept(member: Member) -> None:
     assert member.push(4, "a") == 200
 
 
-def test_a_bucket_of_a_cluster_is_not_deleted_at_one_of_its_members(member: Member) -> None:
+def test_a_bucket_of_a_cluster_is_not_deleted_on_one_of_its_members(member: Member) -> None:
     path = "/pools/default/buckets/default"
     other = {"host": "127.0.0.1", "kv": 1, "mgmt": 2}
     me = {"host": "127.0.0.1", "kv": member.served.kv_port, "mgmt": member.served.http_port}
@@ -115,7 +115,7 @@ def test_a_bucket_of_a_cluster_is_not_deleted_at_one_of_its_members(member: Memb
         status, content = member.call("DELETE", path)
         assert status == 400
         assert "remove this node from the cluster first" in content["errors"]["_"]
-        member.restart()  # and before it has a map of this run
+        member.restart()  # now without a map in this run
     assert member.push(4, "a", nodes=[other]) == 200  # it was removed
     assert member.call("DELETE", path)[0] == 200
     assert member.call("GET", path)[0] == 404
@@ -124,7 +124,7 @@ def test_a_bucket_of_a_cluster_is_not_deleted_at_one_of_its_members(member: Memb
 def test_a_proposal_without_a_manager_fails_and_says_what_must_run(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("upriver.node.cluster.proposals.DECIDED_S", 0.05)
+    monkeypatch.setattr("upriver.node.cluster.manifest_changes.DECIDED_S", 0.05)
     assert member.push(3, "a") == 200
     status, content = member.served.http("/pools/default/buckets/default/scopes", "POST", {"name": "shop"})
     assert status == 503
@@ -132,7 +132,7 @@ def test_a_proposal_without_a_manager_fails_and_says_what_must_run(
 
 
 def test_a_member_takes_manifests_from_the_manager_and_learns_the_outcome_of_a_proposal(member: Member) -> None:
-    """As the manager does it: look what was asked for, push the manifest, tell."""
+    """Do as the manager does: read the proposal, push the manifest, report the outcome."""
     assert member.push(3, "a") == 200
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(member.served.http, "/pools/default/buckets/default/scopes", "POST", {"name": "shop"})

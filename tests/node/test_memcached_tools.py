@@ -66,7 +66,7 @@ def test_python_binary_memcached_reads_and_writes(node: Served) -> None:
     client.disconnect_all()
 
 
-def test_python_binary_memcached_may_log_in_although_nobody_has_to(node: Served) -> None:
+def test_python_binary_memcached_may_log_in_where_no_login_is_needed(node: Served) -> None:
     bmemcached = pytest.importorskip("bmemcached", reason="python-binary-memcached is not installed")
     client = bmemcached.Client([f"127.0.0.1:{node.kv_port}"], "anyone", "anything")
     assert client.set("logged-in", "yes")

@@ -1,4 +1,4 @@
-"""DCP_OPEN over a real socket: every rule of docs/protocol/open.md, and who may send what afterwards.
+"""DCP_OPEN over a real socket: every rule of docs/protocol/open.md, and the commands of each role.
 
 See docs/protocol/framing.md#malformed.
 """
@@ -61,14 +61,14 @@ def test_a_json_value_needs_json_in_hello(node: NodeThread):
         assert raw.ask(open_frame(value=b"{}", datatype=1)).specific == Status.EINVAL
 
 
-def test_a_second_open_is_refused_and_the_connection_lives_on(node: NodeThread):
+def test_a_second_open_is_refused_and_the_connection_stays_open(node: NodeThread):
     with ready(node.port) as raw:
         assert raw.ask(open_frame()).specific == Status.SUCCESS
         assert raw.ask(open_frame()).specific == Status.EINVAL
         assert raw.ask(session.Noop()).specific == Status.SUCCESS
 
 
-def test_dcp_does_not_go_with_unordered_execution(node: NodeThread):
+def test_dcp_cannot_be_combined_with_unordered_execution(node: NodeThread):
     with ready(node.port, *BASIC, Feature.UNORDERED_EXECUTION) as raw:
         assert raw.ask(open_frame()).specific == Status.NOT_SUPPORTED
 
@@ -91,7 +91,7 @@ def test_the_older_connection_of_a_name_is_closed(node: NodeThread):
         assert new.ask(dcp.StreamRequest(vbucket=0)).specific == Status.SUCCESS
 
 
-def test_the_older_connection_gets_no_stream_end_and_its_commands_are_not_done(node: NodeThread):
+def test_the_older_connection_gets_no_stream_end_and_its_commands_have_no_effect(node: NodeThread):
     with ready(node.port) as old, ready(node.port) as new:
         assert old.ask(open_frame(name=b"gone")).specific == Status.SUCCESS
         assert old.ask(dcp.StreamRequest(vbucket=3)).specific == Status.SUCCESS
@@ -103,7 +103,7 @@ def test_the_older_connection_gets_no_stream_end_and_its_commands_are_not_done(n
         assert new.ask(kv.Get(b"too late", vbucket=3)).specific == Status.KEY_ENOENT
 
 
-def test_a_name_is_free_again_when_its_connection_has_gone(node: NodeThread):
+def test_a_name_is_free_again_when_its_connection_is_closed(node: NodeThread):
     for _ in range(3):
         with ready(node.port) as raw:
             assert raw.ask(open_frame(name=b"again")).specific == Status.SUCCESS

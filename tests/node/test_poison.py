@@ -1,4 +1,4 @@
-"""Documents that cannot be read: none gets in, and one from an older version fails only the requests for it."""
+"""Unreadable documents: none can be stored, and one from an older version fails only the requests for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MakeNode = Callable[..., NodeThread]
 
 @pytest.fixture(scope="module")
 def poisoned(make_node: MakeNode) -> NodeThread:
-    """Vbucket 0 has them all between two good documents; they are put in behind the doors that would refuse them."""
+    """Vbucket 0 has them all between two good documents; they are written past the checks that refuse them."""
     node = make_node()
     vb = node.vbucket(0)
     node.node.buckets.get("default").expect_xattrs()
@@ -51,15 +51,15 @@ def poisoned(make_node: MakeNode) -> NodeThread:
 
 
 @pytest.mark.parametrize("key", POISON)
-@pytest.mark.parametrize("features", [BASIC, ALL], ids=["plain client", "client that knows everything"])
-def test_a_read_of_an_unreadable_document_fails_and_the_reader_stays(
+@pytest.mark.parametrize("features", [BASIC, ALL], ids=["plain client", "client with all features"])
+def test_a_read_of_an_unreadable_document_fails_and_the_reader_stays_connected(
     poisoned: NodeThread, features: tuple[int, ...], key: bytes
 ) -> None:
     prefix = b"\0" if Feature.COLLECTIONS in features else b""
     with ready(poisoned.port, *features) as raw:
         answer = raw.ask(kv.Get(prefix + key))
         if Feature.SNAPPY in features and key == b"broken-snappy":
-            assert (answer.specific, answer.value) == (OK, POISON[key][1])  # the client inflates it, not we
+            assert (answer.specific, answer.value) == (OK, POISON[key][1])  # the client inflates it, not the node
         elif key == b"broken-pair":
             assert (answer.specific, answer.value) == (OK, b"{}")  # its body can be found
         else:
@@ -74,8 +74,8 @@ def test_a_read_of_an_unreadable_document_fails_and_the_reader_stays(
 @pytest.mark.parametrize(
     "flags", [0, OpenFlag.INCLUDE_XATTRS, OpenFlag.NO_VALUE, OpenFlag.NO_VALUE | OpenFlag.INCLUDE_XATTRS]
 )
-def test_a_stream_goes_on_after_an_unreadable_document(poisoned: NodeThread, flags: int, from_disk: bool) -> None:
-    """It comes as the bytes it is: whoever reads the stream can see it, and everything else."""
+def test_a_stream_continues_after_an_unreadable_document(poisoned: NodeThread, flags: int, from_disk: bool) -> None:
+    """The stream sends its bytes unchanged, and everything after it."""
     if from_disk:
         to_disk(poisoned)
     with producer(poisoned, *BASIC, flags=flags) as raw:
@@ -89,7 +89,7 @@ def test_a_stream_goes_on_after_an_unreadable_document(poisoned: NodeThread, fla
         assert raw.ask(frame(Opcode.NOOP)).specific == OK
 
 
-def test_a_live_stream_and_its_neighbours_go_on_after_an_unreadable_document(make_node: MakeNode) -> None:
+def test_a_live_stream_and_its_neighbours_continue_after_an_unreadable_document(make_node: MakeNode) -> None:
     node = make_node()
     vb = node.vbucket(1)
     with producer(node, *BASIC) as raw:
@@ -121,7 +121,7 @@ def test_an_unreadable_document_can_be_written_over_or_deleted(make_node: MakeNo
             assert raw.ask(kv.Delete(b"del-" + key)).specific == OK
 
 
-def test_a_read_from_a_damaged_file_fails_and_the_reader_stays(make_node: MakeNode) -> None:
+def test_a_read_from_a_damaged_file_fails_and_the_reader_stays_connected(make_node: MakeNode) -> None:
     node = make_node()
     node.call(
         lambda: (node.vbucket(0).documents.set(b"lost", GOOD, 0), node.vbucket(1).documents.set(b"kept", GOOD, 0))
@@ -139,14 +139,14 @@ def test_a_read_from_a_damaged_file_fails_and_the_reader_stays(make_node: MakeNo
         assert raw.ask(kv.Get(b"kept", vbucket=1)).value == GOOD
 
 
-# ---------------------------------------------------------------------------------------------- the doors
+# ---------------------------------------------------------------------------------------------- checks of values
 
 
 @pytest.mark.parametrize(
     ("datatype", "value", "status"),
     [
-        pytest.param(XATTR, b"", Status.XATTR_EINVAL, id="nothing that says to have xattrs"),
-        pytest.param(SNAPPY, b"", Status.EINVAL, id="nothing that says to be compressed"),
+        pytest.param(XATTR, b"", Status.XATTR_EINVAL, id="empty value marked as xattrs"),
+        pytest.param(SNAPPY, b"", Status.EINVAL, id="empty value marked as compressed"),
         pytest.param(XATTR, join_xattrs({"a": b"nonsense"}), Status.XATTR_EINVAL, id="an attribute that is not JSON"),
         pytest.param(
             XATTR, join_xattrs({"a": b'"%s"' % (b"x" * MAX_XATTR_BYTES)}), Status.E2BIG, id="xattrs beyond 1 MiB"

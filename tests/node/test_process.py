@@ -55,7 +55,7 @@ def test_persisted_writes_survive_kill_9():
             assert all(raw.ask(kv.Get(b"k%d" % n)).value == b"v%d" % n for n in range(500))
 
 
-def test_stopping_ends_connections_and_takes_writes_that_were_acknowledged():
+def test_stopping_ends_connections_and_keeps_acknowledged_writes():
     with testing.node(vbuckets=4) as node:
         raw = ready(node.kv_port)
         for number in range(200):
@@ -79,7 +79,7 @@ def test_a_broken_bucket_does_not_stop_the_others():
         assert "event=bucket_broken bucket=broken" in node.log.read_text()
 
 
-def test_a_port_that_is_taken_is_said_in_one_line(tmp_path: Path):
+def test_a_port_that_is_in_use_is_reported_in_one_line(tmp_path: Path):
     with testing.node(vbuckets=2) as node:
         command = [sys.executable, "-c", "from upriver.cli import main; main()", "serve", "--data", str(tmp_path)]
         command += ["--vbuckets", "2", "--kv-port", str(node.kv_port)]
@@ -93,7 +93,7 @@ def test_a_node_that_cannot_start_says_why(tmp_path: Path):
         pass
 
 
-def test_the_log_is_one_line_per_event_and_knows_no_documents():
+def test_the_log_has_one_line_per_event_and_no_documents():
     with testing.node(vbuckets=2, log_level="info") as node:
         with ready(node.kv_port) as raw:
             raw.ask(kv.Set(key=b"secret-key", value=b"secret-value"))
@@ -138,7 +138,7 @@ class TestFaults:
             answer = raw.ask(request)
             assert (answer.specific, int.from_bytes(answer.value, "big")) == (Status.ROLLBACK, 7)
 
-    def test_open_streams_learn_of_it(self, node: testing.RunningNode):
+    def test_a_rollback_ends_open_streams(self, node: testing.RunningNode):
         self.fill(node, 1)
         with ready(node.kv_port) as raw:
             raw.ask(dcp.Open(0, 1, b"live"))
@@ -163,13 +163,13 @@ class TestFaults:
             assert victim.is_closed()
             assert fault(node, "slow", "--name", "other", "--bytes-per-second", "100000") == {"slowed": 1}
             assert fault(node, "stall", "--name", "other", "--seconds", "4") == {"stalled": 1}
-            began = time.monotonic()  # some time after the stall began: the command has to end first
+            began = time.monotonic()  # later than the stall, which began before the command ended
             other.send(dcp.StreamRequest(vbucket=0))
             assert other.receive().opcode == Opcode.DCP_STREAM_REQ
             assert other.receive().opcode == Opcode.DCP_SNAPSHOT_MARKER
             assert time.monotonic() - began > 0.5
 
-    def test_a_crash_is_a_crash(self, node: testing.RunningNode):
+    def test_a_crash_kills_the_node(self, node: testing.RunningNode):
         before = uuids(node.kv_port, 3)
         fault(node, "crash")
         node.restart(kill=True)
@@ -182,7 +182,7 @@ def test_faults_are_off_unless_they_were_enabled():
 
 
 def test_nobody_else_on_the_machine_reads_passwords_or_documents(monkeypatch):
-    """Neither on a node's command line nor in its files, also those from before."""
+    """They are neither on the command line nor in files, not even in files of an earlier run."""
     monkeypatch.setenv("UPRIVER_PASSWORD", "somebody else's")
     with testing.node(vbuckets=4, username="ann", password="tell-nobody") as node:
         command = Path(f"/proc/{node.pid}/cmdline").read_bytes()

@@ -46,7 +46,7 @@ def raw(node: Served) -> Iterator[Raw]:
 
 
 def stats(raw: Raw, group: str = "", options: object = None) -> dict[str, str]:
-    """All figures of a group; one packet each, and an empty one at the end."""
+    """All figures of a group: one packet each, and an empty one at the end."""
     value = json.dumps(options).encode() if options is not None else b""
     raw.send(Stat(group.encode(), value, datatype=Datatype.JSON if value else 0))
     figures = {}
@@ -119,7 +119,7 @@ def test_the_failover_log_has_the_vbuckets_uuid_on_top(raw: Raw) -> None:
     ("dcp-vbtakeover x name", S.EINVAL),
     ("collections shop.nothing", S.UNKNOWN_COLLECTION),
 ])  # fmt: skip
-def test_a_group_or_vbucket_that_is_not_there_has_its_status(raw: Raw, group: str, status: Status) -> None:
+def test_a_missing_group_or_vbucket_has_its_status(raw: Raw, group: str, status: Status) -> None:
     assert raw.ask(Stat(group.encode())).specific == status
     assert stats(raw, "uuid")["uuid"]
 
@@ -195,14 +195,14 @@ def test_vbucket_details_say_what_waits_for_the_disk(raw: Raw) -> None:
 
 def test_expired_documents_are_counted(raw: Raw) -> None:
     before = int(stats(raw)["vb_active_expired"])
-    long_ago = 2_592_001  # a moment, not a duration
+    long_ago = 2_592_001  # an absolute time, not a duration
     assert raw.ask(kv.Set(expiry=long_ago, key=b"gone", value=b"v", vbucket=12)).specific == S.SUCCESS
     assert raw.ask(kv.Get(b"gone", vbucket=12)).specific == S.KEY_ENOENT
     assert int(stats(raw)["vb_active_expired"]) == before + 1
 
 
 @pytest.mark.parametrize("value", [b"[]", b"not json", b'{"stream_format":"odd"}', b'{"filter":5}'])
-def test_options_that_make_no_sense_are_refused(raw: Raw, node: Served, value: bytes) -> None:
+def test_invalid_options_are_refused(raw: Raw, node: Served, value: bytes) -> None:
     with ready(node.kv_port) as reader:
         reader.ask(dcp.Open(0, OpenFlag.PRODUCER, b"options"))
         assert raw.ask(Stat(b"dcp", value, datatype=Datatype.JSON)).specific == S.EINVAL
@@ -284,7 +284,7 @@ def test_scopes_and_collections_can_be_asked_for_by_name_and_by_id(raw: Raw) -> 
         ("key k0 4000", S.NOT_MY_VBUCKET), ("key nothing 5", S.KEY_ENOENT), ("key k0 5 shop.orders", S.KEY_ENOENT),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_an_error(node: Served, group: str, status: Status) -> None:
+def test_a_statistic_of_something_missing_is_an_error(node: Served, group: str, status: Status) -> None:
     with ready(node.kv_port, *ALL) as raw:
         assert refused(raw, group) == status
 

@@ -27,7 +27,7 @@ def small(make_node) -> NodeThread:  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def admin(small: NodeThread) -> Iterator[Raw]:
-    """A connection with persistence stopped; it runs again afterwards, until all is on disk."""
+    """A connection with persistence stopped; afterwards it is started and everything is written to disk."""
     with ready(small.port) as raw:
         assert raw.ask(STOP).specific == OK
         yield raw
@@ -56,7 +56,7 @@ def test_stopping_twice_or_starting_twice_is_an_error(admin: Raw):
     assert stat(admin, b"ep_flusher_state") == b"running"
 
 
-def test_it_needs_a_bucket(small: NodeThread):
+def test_stopping_persistence_needs_a_bucket(small: NodeThread):
     with Raw(small.port) as raw:
         raw.hello(*ALL)
         assert raw.ask(STOP).specific == Status.NO_BUCKET
@@ -97,7 +97,7 @@ def test_observers_see_what_is_only_in_memory(admin: Raw):
 
 
 def fill(raw: Raw, vbucket: int = 1) -> None:
-    """Write until the node has no room."""
+    """Write until the node has no memory left."""
     for number in itertools.count():
         if raw.ask(kv.Set(key=b"fill-%d" % number, value=bytes(60_000), vbucket=vbucket)).specific == ETMPFAIL:
             return
@@ -121,7 +121,7 @@ def test_without_memory_writes_and_new_streams_get_a_temporary_failure(admin: Ra
         assert admin.ask(kv.Set(key=b"more", value=b"v", vbucket=1)).specific == OK
 
 
-def test_a_replica_may_be_filled_even_then(admin: Raw, small: NodeThread):
+def test_without_memory_a_replica_may_still_be_filled(admin: Raw, small: NodeThread):
     fill(admin)
     with ready(small.port, *ALL) as reader:
         assert reader.ask(dcp.Open(0, 1, b"step-21-replica")).specific == OK
@@ -142,12 +142,12 @@ def test_a_replica_may_be_filled_even_then(admin: Raw, small: NodeThread):
         ),
     ],
 )  # fmt: skip
-def test_what_needs_the_disk_is_refused_for_the_time_being(admin: Raw, request_bytes: bytes):
+def test_what_needs_the_disk_is_refused_while_persistence_is_stopped(admin: Raw, request_bytes: bytes):
     assert admin.ask(request_bytes).specific == ETMPFAIL
     assert admin.ask(kv.Set(key=b"still", value=b"here", vbucket=7)).specific == OK
 
 
-def test_a_live_stream_goes_on(admin: Raw, small: NodeThread):
+def test_a_live_stream_continues(admin: Raw, small: NodeThread):
     with ready(small.port, *ALL) as reader:
         reader.ask(dcp.Open(0, 1, b"live"))
         reader.ask(dcp.DcpControl(b"enable_noop", b"true"))

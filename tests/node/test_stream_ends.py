@@ -1,4 +1,4 @@
-"""How streams end: by state, by the client, by a takeover; and that everything came before the end."""
+"""How streams end: by state, by the client, by a takeover; and that everything arrives before the end."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_many_vbuckets_come_complete_and_each_in_order(node: NodeThread):
                 raw.send(dcp.BufferAck(unacked))
                 unacked = 0
             if got.opcode == 0x57:
-                assert got.value == got.key[1:] * 30, "the buffer was written over while it was being sent"
+                assert got.value == got.key[1:] * 30, "the buffer was overwritten while it was being sent"
                 seqnos[got.specific].append(int.from_bytes(got.extras[:8], "big"))
             open_streams -= got.opcode == 0x55
         for number in numbers:
@@ -172,7 +172,7 @@ def test_short_backfills_that_wait_for_long_ones_all_have_their_turn(two_backfil
 
 
 @pytest.mark.parametrize("told", ["true", "false"])
-def test_streams_that_are_closed_while_they_wait_for_their_backfill_hold_up_nobody(
+def test_streams_that_are_closed_while_they_wait_for_their_backfill_hold_up_no_others(
     two_backfills: NodeThread, told: str
 ):
     with producer(two_backfills, connection_buffer_size="1", send_stream_end_on_client_close_stream=told) as raw:

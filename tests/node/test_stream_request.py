@@ -238,7 +238,7 @@ def test_too_many_streams_are_refused(make_node):  # type: ignore[no-untyped-def
 
 
 @pytest.mark.parametrize(("vbucket", "flags", "status"), [(4, 0x02, Status.ETMPFAIL), (5, 0x01, OK)])
-def test_a_replica_without_its_first_disk_snapshot_has_nothing_to_offer(
+def test_a_replica_without_its_first_disk_snapshot_refuses_streams(
     raw: Raw, node: NodeThread, vbucket: int, flags: int, status: Status
 ):
     assert raw.ask(cluster.DeleteVbucket(vbucket=vbucket)).specific == OK
@@ -249,7 +249,7 @@ def test_a_replica_without_its_first_disk_snapshot_has_nothing_to_offer(
 
 
 class TestUpr:
-    """The 40-byte request of the older dialect (12)."""
+    """The 40-byte request of the older dialect."""
 
     @pytest.fixture
     def upr_raw(self, node: NodeThread) -> Iterator[Raw]:

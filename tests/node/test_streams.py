@@ -1,4 +1,4 @@
-"""What comes on a stream: snapshots, documents in every version, collections and their filters; over real sockets."""
+"""What a stream sends over real sockets: snapshots, documents in every version, collections and their filters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_new_stream_starts_with_a_marker_from_0_and_ends_where_it_was_told(nod
         assert end == dcp.StreamEnd(StreamEndStatus.OK, vbucket=vb)
 
 
-def test_a_backfill_comes_from_disk_and_memory_goes_on_behind_it(node: NodeThread, vb: int):
+def test_a_backfill_comes_from_disk_and_continues_from_memory(node: NodeThread, vb: int):
     write(node, vb, b"a", b"b", b"a")
     to_disk(node)
     with producer(node) as raw:
@@ -163,12 +163,16 @@ VALUES = {
         ),
         pytest.param(
             OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE,
-            {"plain": (1, b""), "snappy": (0, b""), "xattr": (5, b"")},  # who cannot read snappy is not told of it
+            {
+                "plain": (1, b""),
+                "snappy": (0, b""),
+                "xattr": (5, b""),
+            },  # without Snappy the reader does not see it
             id="no value, underlying datatype",
         ),
     ],
 )
-def test_values_are_cut_as_open_demands(node: NodeThread, vb: int, flags: int, expected: dict[str, tuple[int, bytes]]):
+def test_values_are_cut_as_open_asks(node: NodeThread, vb: int, flags: int, expected: dict[str, tuple[int, bytes]]):
     for name, (_, value, datatype) in VALUES.items():
         write(node, vb, name.encode(), value=value, datatype=datatype)
     with producer(node, *[f for f in ALL if f != 0x0A], flags=flags) as raw:
@@ -223,7 +227,7 @@ def test_skipping_deletes_leaves_tombstones_out_of_the_first_backfill_only(node:
 
 
 def _durable_history(node: NodeThread, vb: int, on_disk: int) -> None:
-    """A durable write that was committed and one that was not: 4 seqnos, as many of them on disk and out of memory."""
+    """Commit one durable write and abort another: 4 seqnos, the first ``on_disk`` of them only on disk."""
     vbucket = node.vbucket(vb)
     steps = [
         lambda: vbucket.durable.prepare(b"k", b"v", 0, level=1),
@@ -241,25 +245,25 @@ def _durable_history(node: NodeThread, vb: int, on_disk: int) -> None:
 
 @pytest.fixture(params=range(5), ids=lambda count: f"{count} of 4 on disk")
 def durable(request: pytest.FixtureRequest, node: NodeThread, vb: int) -> Iterator[int]:
-    """How much of the vbucket's history is on disk; the rest is in memory only, while the test runs."""
+    """How much of the vbucket's history is on disk; the rest stays in memory while the test runs."""
     _durable_history(node, vb, request.param)
     yield request.param
     node.call(node.node.buckets.get("default").store.start_persistence)
 
 
 def _from_a_disk_of(count: int) -> list[type[Message]]:
-    """A commit on disk is the document that it made, and a prepare that was aborted is gone once the abort is there."""
+    """On disk, a commit is its document, and an aborted prepare is gone."""
     kinds = [dcp.Prepare, dcp.DcpMutation if count >= 2 else dcp.Commit, dcp.Prepare, dcp.Abort]
     return kinds[:2] + kinds[3:] if count == 4 else kinds
 
 
-def test_prepares_are_for_those_who_asked(node: NodeThread, vb: int, durable: int):
+def test_prepares_are_sent_to_readers_that_asked_for_them(node: NodeThread, vb: int, durable: int):
     with producer(node, enable_sync_writes="true", consumer_name="me") as raw:
         kinds = [type(m) for m in whole(node, raw, vb) if not isinstance(m, dcp.SnapshotMarkerV20)]
         assert kinds == [*_from_a_disk_of(durable), dcp.StreamEnd]
 
 
-def test_those_who_did_not_ask_for_prepares_learn_how_far_the_stream_is(node: NodeThread, vb: int, durable: int):
+def test_readers_that_did_not_ask_for_prepares_are_told_how_far_the_stream_is(node: NodeThread, vb: int, durable: int):
     with producer(node) as raw:
         *got, _ = whole(node, raw, vb)
         assert {type(m) for m in got} == {dcp.SnapshotMarker, dcp.DcpMutation, dcp.SeqnoAdvanced}
@@ -272,7 +276,7 @@ def test_those_who_did_not_ask_for_prepares_learn_how_far_the_stream_is(node: No
         assert [m.by_seqno for m in last_of_each] == ends  # type: ignore[attr-defined]
 
 
-def test_those_who_cannot_be_told_get_no_snapshot_that_nothing_reaches(node: NodeThread, vb: int, durable: int):
+def test_readers_that_cannot_be_told_get_no_snapshot_that_nothing_reaches(node: NodeThread, vb: int, durable: int):
     with producer(node, *BASIC) as raw:
         marker, mutation, end = whole(node, raw, vb)
         assert isinstance(marker, dcp.SnapshotMarker)
@@ -280,7 +284,7 @@ def test_those_who_cannot_be_told_get_no_snapshot_that_nothing_reaches(node: Nod
         assert (marker.end_seqno, mutation.by_seqno, type(end)) == (2, 2, dcp.StreamEnd)
 
 
-def test_durable_writes_arrive_live_as_plain_documents_and_an_abort_is_told_as_progress(node: NodeThread, vb: int):
+def test_durable_writes_arrive_live_as_plain_documents_and_an_abort_as_progress(node: NodeThread, vb: int):
     vbucket = node.vbucket(vb)
     with producer(node) as raw, producer(node, *BASIC) as legacy:
         for each in (raw, legacy):
@@ -315,7 +319,7 @@ def shop(node: NodeThread) -> NodeThread:
 def test_a_collection_filter_passes_its_documents_and_events_and_says_how_far_it_is(shop: NodeThread, vb: int):
     write(shop, vb, b"c1", cid=9)
     write(shop, vb, b"d1")
-    to_disk(shop)  # else the two may be in two snapshots, and one of memory without anything to see is not told
+    to_disk(shop)  # otherwise there may be two snapshots, and one from memory without visible changes is not sent
     high = shop.vbucket(vb).high_seqno
     with producer(shop) as raw:
         until = dcp.SeqnoAdvanced(high, vbucket=vb)
@@ -325,7 +329,7 @@ def test_a_collection_filter_passes_its_documents_and_events_and_says_how_far_it
         assert [m.key for m in only(got, dcp.DcpMutation)] == [b"\x09c1"]  # type: ignore[attr-defined]
 
 
-def test_the_filtered_stream_is_silent_about_memory_batches_of_others(shop: NodeThread, vb: int):
+def test_a_filtered_stream_is_silent_about_memory_snapshots_of_other_collections(shop: NodeThread, vb: int):
     with producer(shop) as raw:
         stream(raw, vb, lambda m: isinstance(m, dcp.SeqnoAdvanced), value=b'{"collections":["9"]}')
         write(shop, vb, b"d1")

@@ -61,7 +61,7 @@ def single(
     raw: Raw, opcode: int, path: bytes, value: bytes = b"", *, flags: int = 0, doc_flags: int | None = None,
     expiry: int | None = None, key: bytes = b"doc", cas: int = 0, framing: bytes = b"",
 ) -> Answer:  # fmt: skip
-    """One single-path command, also one that breaks the rules."""
+    """One single-path command, unchecked, so that it may break the rules."""
     extras = pack(">HB", len(path), flags)
     extras += pack(">I", expiry) if expiry is not None else b""
     extras += bytes((doc_flags,)) if doc_flags is not None else b""
@@ -69,7 +69,7 @@ def single(
 
 
 def store(raw: Raw, value: object, key: bytes = b"doc", expiry: int = 0) -> int:
-    """A document without a past; its CAS. (A plain SET would keep the attributes of an older one.)"""
+    """Write a new document; returns its CAS. (A plain SET would keep the attributes of an older one.)"""
     raw.ask(kv.Delete(key))
     content = value if isinstance(value, bytes) else json.dumps(value).encode()
     response = raw.ask(kv.Set(0xABCD, expiry, key, content))
@@ -245,7 +245,7 @@ def test_an_invalid_mutation_fails_as_a_whole(
     assert body(raw) == {"a": 1}
 
 
-def test_a_document_is_made_only_when_asked_for(raw: Raw) -> None:
+def test_a_document_is_created_only_on_request(raw: Raw) -> None:
     upsert = (Op.SUBDOC_DICT_UPSERT, 0, b"a.b", b"1")
     assert mutations(raw, upsert, key=b"new1").specific == S.KEY_ENOENT
     assert mutations(raw, upsert, key=b"new1", doc_flags=DocFlag.MKDOC).specific == OK
@@ -474,7 +474,7 @@ def test_any_request_leaves_a_valid_document_and_is_answered_with_a_status(
         assert deleted or after.value == content
 
 
-def test_newer_clients_say_what_flags_the_document_has(raw: Raw) -> None:
+def test_newer_clients_set_the_user_flags_of_the_document(raw: Raw) -> None:
     """Nine bytes of extras: expiry, user flags, document flags."""
     raw.ask(kv.Delete(b"flagged"))
     made = mutations(
@@ -483,14 +483,14 @@ def test_newer_clients_say_what_flags_the_document_has(raw: Raw) -> None:
     assert made.specific == OK
     assert raw.ask(kv.Get(b"flagged")).extras == pack(">I", 0x02000006)
     assert mutations(raw, (Op.SUBDOC_DICT_ADD, 0, b"b", b"1"), key=b"flagged").specific == OK
-    assert raw.ask(kv.Get(b"flagged")).extras == pack(">I", 0x02000006), "who says nothing leaves them"
+    assert raw.ask(kv.Get(b"flagged")).extras == pack(">I", 0x02000006), "without user flags in the request, they stay"
     extras = pack(">HBIIB", 1, 0, 0, 7, 0)
     assert raw.ask(frame(Op.SUBDOC_DICT_UPSERT, extras=extras, key=b"flagged", value=b"c2")).specific == OK
     assert raw.ask(kv.Get(b"flagged")).extras == pack(">I", 7)
 
 
 def test_a_document_created_as_deleted_can_be_changed_with_its_cas(raw: Raw) -> None:
-    """So does a transaction that takes over what another had staged."""
+    """A transaction does this when it takes over what another had staged."""
     raw.ask(kv.Delete(b"staged"))
     flags = DocFlag.ACCESS_DELETED | DocFlag.CREATE_AS_DELETED
     stage = (Op.SUBDOC_DICT_UPSERT, X, b"txn", b'{"id":1}')

@@ -1,4 +1,4 @@
-"""Sub-document commands on large documents: searched in another thread, in order, and never on top of each other."""
+"""Sub-document commands on large documents: run in another thread, answered in order, and no update is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE = {"first": 1, "text": "x" * subdoc.LARGE, "counter": 0, "last": 2}
 
 
 class Gate:
-    """Lets work through only when told to, and says when somebody has come."""
+    """Holds work back until it is released, and tells when work has arrived."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()

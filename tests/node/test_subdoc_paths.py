@@ -75,7 +75,7 @@ def test_get_returns_the_text_as_it_stands(path: str, found: str) -> None:
     ("o.empty.x", S.SUBDOC_PATH_ENOENT), ("n.x", S.SUBDOC_PATH_MISMATCH), ("list.x", S.SUBDOC_PATH_MISMATCH),
     ("o[0]", S.SUBDOC_PATH_MISMATCH), ("[0]", S.SUBDOC_PATH_MISMATCH), ("n[0]", S.SUBDOC_PATH_MISMATCH),
 ])  # fmt: skip
-def test_get_says_why_there_is_nothing(path: str, status: Status) -> None:
+def test_get_says_why_nothing_is_found(path: str, status: Status) -> None:
     assert refusal(paths.get, DOC, parse_path(path.encode())) == status
 
 
@@ -127,7 +127,7 @@ def test_a_change_touches_only_its_path(do: paths.Change, text: str, path: str, 
     (paths.push_first, "list", "1", '{"list":[1]}'),
     (paths.add_unique, "a.set", "1", '{"a":{"set":[1]}}'),
 ])  # fmt: skip
-def test_parents_are_made_only_when_asked_for(do: paths.Change, path: str, value: str, after: str) -> None:
+def test_parents_are_created_only_on_request(do: paths.Change, path: str, value: str, after: str) -> None:
     assert change(do, "{}", path, value, create=True) == after
     if "." in path or do in (paths.push_first,):
         assert refusal(change, do, "{}", path, value) == S.SUBDOC_PATH_ENOENT

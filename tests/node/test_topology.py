@@ -44,10 +44,10 @@ def is_a(kind: type[Message]) -> Callable[[Message], bool]:
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_durable_write_is_answered_when_the_replicas_of_the_topology_have_it(node: NodeThread, level: int) -> None:
     vb = level
-    with ready(node.port, *ALL) as writer, replica(node, "b", vb) as b, replica(node, "stranger", vb) as stranger:
+    with ready(node.port, *ALL) as writer, replica(node, "b", vb) as b, replica(node, "other", vb) as other:
         assert set_topology(writer, vb, ["a", "b"]) == OK
         writer.send(durable(b"k", vb, level))
-        for each in (stranger, b):
+        for each in (other, b):
             prepare = take(each, is_a(dcp.Prepare))[-1]
             assert isinstance(prepare, dcp.Prepare)
             assert writer.is_silent()

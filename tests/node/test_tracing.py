@@ -65,13 +65,13 @@ def test_every_answer_says_how_long_it_took_and_is_otherwise_the_same(node: Node
         assert (traced.specific, traced.opaque, traced.datatype, traced.key, len(traced.extras), traced.value) == shape
 
 
-def test_the_time_that_a_request_waited_is_part_of_it(raw: Raw, node: NodeThread):
+def test_the_duration_includes_the_time_that_a_request_waited(raw: Raw, node: NodeThread):
     with ready(node.port) as admin:
         assert admin.ask(frame(Opcode.STOP_PERSISTENCE)).specific == Status.SUCCESS
         seqno = struct.unpack(">Q", raw.ask(kv.Set(key=b"\0waits", value=b"v")).extras[8:])[0]
         raw.send(cluster.SeqnoPersistence(seqno))
         waits = node.node.buckets.get("default").waits
-        eventually(lambda: node.call(lambda: bool(waits._waiting)))  # from here on it waits, and its time runs
+        eventually(lambda: node.call(lambda: bool(waits._waiting)))  # from here on the request waits
         assert raw.is_silent(0.3)
         admin.ask(frame(Opcode.START_PERSISTENCE))
     assert duration_us(raw.receive()) >= 250_000

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from upriver.errors import UpriverError
-from upriver.node.cluster.manifest_edits import EditRefused, edited
+from upriver.node.cluster.manifest_changes import EditRefused, edited
 from upriver.store import Manifest
 
 LOOK_EVERY_S = 0.2

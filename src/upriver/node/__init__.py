@@ -1,7 +1,7 @@
 """The server: connections, commands, buckets, statistics, the management port, and membership in a cluster.
 
 ``server.Node`` opens the buckets and listens; ``connection.ClientConnection`` is one client; ``dispatch`` checks each
-request and calls its handler in ``commands``, ``subdoc``, ``stats`` or ``access``. Runs on one asyncio loop: what
-takes long runs in a thread. Nothing here decides how the protocol works: the rules are in ``protocol`` and ``wire``,
-and what is written goes through ``store``.
+request and calls its handler in ``commands``, ``subdoc``, ``stats`` or ``access``. Everything runs on one asyncio loop;
+long work runs in threads. The rules of the protocol are in ``protocol`` and ``wire``, and every write goes through
+``store``.
 """

@@ -14,8 +14,7 @@ from typing import Any
 
 from upriver.errors import ConfigError
 from upriver.files import replace_file
-from upriver.node.http.arguments import choice_or_none, flag_or_none, number_or_none
-from upriver.node.http.wire import HttpError
+from upriver.node.http.wire import HttpError, choice_or_none, flag_or_none, number_or_none
 from upriver.store import StoreOptions
 from upriver.store.collections.manifest import MAX_TTL
 
@@ -39,7 +38,7 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
-    """None where the node's own options hold."""
+    """The settings of one bucket; None where the node's options apply."""
 
     quota_mib: int | None = None
     max_ttl_s: int | None = None

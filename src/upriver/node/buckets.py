@@ -1,4 +1,7 @@
-"""The buckets of a node: each is a directory in the data directory. One that is broken does not stop the others."""
+"""The buckets of a node, each in its own directory; a broken bucket does not keep the others from opening.
+
+The store reports from its flusher thread what is on disk; everything else here runs on the event loop.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,16 @@ from upriver.files import replace_file
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.bucket_settings import BucketSettings
-from upriver.node.cluster.proposals import Proposals
+from upriver.node.cluster.manifest_changes import Proposals
 from upriver.node.dcp.live import LiveTurns
 from upriver.protocol.consumer.streams import Registry
 from upriver.store import Bucket, StoreOptions, claim
 
 if TYPE_CHECKING:
+    from upriver.node.cluster.cluster_map import KeptMap
     from upriver.node.cluster.durability import SyncWrites
-    from upriver.node.cluster.kept_map import KeptMap
     from upriver.node.connection import ClientConnection
     from upriver.node.dcp.replicator import Replicator
-    from upriver.node.persistence import PersistenceWaits
     from upriver.store import VBucket
 
 _NAME = re.compile(r"[A-Za-z0-9._%-]{1,100}\Z")
@@ -43,24 +45,67 @@ _XATTR_MARK = "upriver.xattrs"
 _MARK = "upriver.bucket"  # marks the directories that are buckets
 
 
-class NodeBucket:
-    """A bucket as connections use it: the store, who streams from it, and who waits for its disk."""
+class PersistenceWaits:
+    """Requests of one bucket that wait until a seqno is on disk: SEQNO_PERSISTENCE and durable writes."""
 
-    def __init__(self, store: Bucket, waits: PersistenceWaits, path: Path) -> None:
+    def __init__(self, store: Bucket, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._loop = loop
+        self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}  # by vbucket: futures and their seqnos
+        store.listeners.on_persisted = self._from_flusher
+
+    def until(self, vbucket_id: int, seqno: int) -> asyncio.Future[None]:
+        """A future that is done when ``seqno`` is on disk; cancel it to stop waiting."""
+        vbucket = self._store.vbucket(vbucket_id)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.setdefault(vbucket_id, {})[future] = seqno
+        future.add_done_callback(partial(self._forget, vbucket_id))
+        # Checked after the future is registered: the flusher may have reported the seqno just before.
+        if vbucket.persisted_seqno >= seqno:
+            future.set_result(None)
+        return future
+
+    def cancel(self) -> None:
+        """The bucket closes: cancel every future."""
+        for waiting in list(self._waiting.values()):
+            for future in list(waiting):
+                future.cancel()
+
+    def _forget(self, vbucket_id: int, future: asyncio.Future[None]) -> None:
+        """Drop a future that is done or cancelled."""
+        waiting = self._waiting.get(vbucket_id, {})
+        waiting.pop(future, None)
+        if not waiting:
+            self._waiting.pop(vbucket_id, None)
+
+    def _from_flusher(self, written: list[tuple[int, int]]) -> None:
+        if self._waiting and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._persisted, written)
+
+    def _persisted(self, written: list[tuple[int, int]]) -> None:
+        for vbucket_id, seqno in written:
+            for future, wanted in list(self._waiting.get(vbucket_id, {}).items()):
+                if wanted <= seqno and not future.done():
+                    future.set_result(None)
+
+
+class NodeBucket:
+    """A bucket as connections use it: the store, its DCP connections, and the requests that wait for its disk."""
+
+    def __init__(self, store: Bucket, path: Path) -> None:
         self.store = store
         self._xattr_mark = path / _XATTR_MARK
         self.has_xattrs = self._xattr_mark.exists()
         self.name: str = store.name
-        self.dcp_connections: dict[str, ClientConnection] = {}  # by name, which producers and consumers share
-        self.passive_streams = Registry()  # what this node consumes, over all connections
-        self.waits = waits
-        self.member = False  # of a cluster: a manager's map rules
-        self.waits_for_map = False  # none came in this run yet: the disk may be from before a failover
+        self.dcp_connections: dict[str, ClientConnection] = {}  # by name, of producers and consumers
+        self.passive_streams = Registry()  # of vbuckets that this node consumes, over all connections
+        self.member = False  # of a cluster: its map decides the states of vbuckets
+        self.waits_for_map = False  # none in this run yet; the one on disk may be from before a failover
         self.sync_writes: SyncWrites  # set by the node
         self.replicator: Replicator | None = None
         self.settings = BucketSettings()
         self.proposals = Proposals()  # of changes that the manager decides on
-        self.kept_map: KeptMap | None = None  # the newest that a manager pushed, read when it is first asked for
+        self.kept_map: KeptMap | None = None  # the newest that a manager pushed; read when first needed
         self.backed_up: set[int] = set()  # vbuckets whose writers wait for a takeover to catch up
         self.responses: Counter[int] = Counter()  # how often each status was answered
         self.traffic = True  # DISABLE_TRAFFIC stops KV operations with Etmpfail
@@ -68,10 +113,11 @@ class NodeBucket:
         self._state_changes: dict[int, asyncio.Future[None]] = {}
         self.manifest_changes = asyncio.Lock()  # held while a new manifest is made from the present one
         self._loop = asyncio.get_running_loop()
+        self.waits = PersistenceWaits(store, self._loop)
         self.live = LiveTurns(self, self._loop)
         store.listeners.on_damage = self._found_damage
         for error in list(store.damage.values()):
-            self._found_damage(error)  # when it was opened
+            self._found_damage(error)  # found while the store was opened
 
     def expect_xattrs(self) -> None:
         """From now on, a plain SET must look for extended attributes to keep."""
@@ -87,7 +133,7 @@ class NodeBucket:
         self, vbucket_id: int, state: VbucketState, *, takeover: bool = False, silent: bool = False,
         topology: Any = None, durable: bool = True,
     ) -> VBucket:  # fmt: skip
-        """Change a vbucket's state, and wake requests that wait for that (docs/protocol/vbuckets.md#states)."""
+        """Change a vbucket's state, and wake the requests that wait for it (docs/protocol/vbuckets.md#states)."""
         vbucket = self.store.set_state(
             vbucket_id, state, takeover=takeover, silent=silent, topology=topology, durable=durable
         )
@@ -137,12 +183,12 @@ class NodeBucket:
         self._loop.call_soon_threadsafe(self._heal, error.vbucket)
 
     def _heal(self, vbucket_id: int) -> None:
-        """Erase a damaged replica, which takes everything from its active again.
+        """Erase a damaged replica, so that it is filled from its active again.
 
-        A damaged active vbucket stays as it is: nobody else has to have what is left of it.
+        A damaged active vbucket stays as it is: there may be no other copy of it.
         """
         if vbucket_id in self.store.unreadable:
-            return  # whoever makes it a replica again makes it anew
+            return  # making it a replica again erases it
         try:
             if self.store.vbucket(vbucket_id).state is not VbucketState.REPLICA:
                 return
@@ -166,12 +212,12 @@ class NodeBucket:
             self._state_changed(vbucket.id)
             self.passive_streams.kill(vbucket.id)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """End replication and everything that waits; the store stays open."""
         if self.replicator is not None:
             self.replicator.stop()
         self.sync_writes.cancel()
         self.waits.cancel()
-        self.store.close()
 
 
 def _disk_trouble(name: str, reason: str) -> None:
@@ -189,7 +235,6 @@ class Buckets:
         root: Path,
         vbuckets: int,
         options: StoreOptions,
-        make_waits: Callable[[Bucket], PersistenceWaits],
         make_sync_writes: Callable[[NodeBucket], SyncWrites],
         *,
         member: bool = False,
@@ -198,13 +243,12 @@ class Buckets:
         self._root = root
         self._vbuckets = vbuckets
         self._options = options
-        self._make_waits = make_waits
         self._make_sync_writes = make_sync_writes
         self._open: dict[str, NodeBucket] = {}
         self.broken: dict[str, str] = {}
 
     def open_all(self) -> None:
-        """Open every bucket directory that is there; raises ``DirectoryInUse`` if another process has one of them."""
+        """Open every bucket directory; raises ``DirectoryInUse`` if another process has one of them open."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in sorted(self._root.iterdir()):
             if (path / _MARK).is_file():
@@ -226,13 +270,13 @@ class Buckets:
         log.info("bucket_open", bucket=path.name, vbuckets=vbuckets)
 
     def _node_bucket(self, store: Bucket, path: Path, settings: BucketSettings) -> NodeBucket:
-        bucket = NodeBucket(store, self._make_waits(store), path)
+        bucket = NodeBucket(store, path)
         bucket.settings = settings
         bucket.sync_writes = self._make_sync_writes(bucket)
         bucket.traffic = not self._member
         bucket.waits_for_map = self._member
         store.listeners.on_trouble = partial(_disk_trouble, bucket.name)
-        if not self._member:  # a member has to hear from its manager first what it is
+        if not self._member:  # a member waits for its manager's map
             bucket.sync_writes.resume_all()
         return bucket
 
@@ -242,7 +286,7 @@ class Buckets:
         vbuckets: int | None = None,
         settings: BucketSettings = BucketSettings(),  # noqa: B008
     ) -> NodeBucket:
-        """A new bucket whose vbuckets are all active here."""
+        """Create a bucket; its vbuckets are active here, unless this node is a member of a cluster."""
         if not _NAME.match(name) or name.startswith("."):
             raise ConfigError(f"{name!r} is not a bucket name: letters, digits and . _ % - only")
         if name in self._open or name in self.broken:
@@ -267,18 +311,19 @@ class Buckets:
         bucket.store.change_options(settings.store_options(self._options))
 
     def delete(self, name: str) -> None:
-        """Close a bucket and erase its data. The caller has cut the connections that use it."""
+        """Close a bucket and erase its data. The caller has closed its connections."""
         bucket = self._open.pop(name, None)
         if bucket is None and name not in self.broken:
             raise KeyNotFound(f"no bucket {name}")
         if bucket is not None:
-            bucket.close()
+            bucket.stop()
+            bucket.store.close()
         self._erase(self._root / name)
         self.broken.pop(name, None)
         log.info("bucket_deleted", bucket=name)
 
     def _erase(self, path: Path) -> None:
-        """Erase a directory, unless another process has it open: that would go on writing to deleted files."""
+        """Erase a directory, unless another process has it open and would keep writing to deleted files."""
         if not path.exists():
             return
         try:
@@ -308,10 +353,7 @@ class Buckets:
         loop = asyncio.get_running_loop()
         for bucket in self:
             try:
-                if bucket.replicator is not None:
-                    bucket.replicator.stop()
-                bucket.sync_writes.cancel()
-                bucket.waits.cancel()
+                bucket.stop()
                 await loop.run_in_executor(None, bucket.store.close)
             except (UpriverError, OSError):
                 log.failure("bucket_close_failed", bucket=bucket.name)

@@ -1,8 +1,8 @@
 """One client connection: bytes in, requests to their handlers, answers out in order (an asyncio protocol).
 
 All requests of one receive are answered with one send. A handler that has to wait holds back the requests behind it,
-so that answers keep the order of requests; on a DCP connection only its own answer waits. A client that does not read
-its answers is not read from either.
+so that answers keep the order of requests; on a DCP connection only its own answer waits. The node stops reading from
+a client that does not read its answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REQUEST = 0x80
 
 
 class Answerable(Protocol):
-    """What an answer needs to know of a request: a message, or a frame that could not be decoded."""
+    """What an answer needs from a request: a message, or a frame that could not be decoded."""
 
     @property
     def opcode(self) -> int: ...
@@ -49,7 +49,7 @@ class Answerable(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """The state of one client, and what handlers need of it."""
+    """The state of one client's connection, and what handlers use of it."""
 
     def __init__(self, node: Node, tls: bool = False) -> None:
         self.node = node
@@ -77,21 +77,21 @@ class ClientConnection(asyncio.Protocol):
         self._output: list[bytes] = []
         self._output_bytes = 0
         self._yielded = False
-        self._taking = False  # inside _take_frames
+        self._handling = False  # inside _handle_frames
         self._write_paused = False
-        self._unsent = 0  # when it was last looked at
+        self._unsent = 0  # bytes in the write buffer when ``note_progress`` last looked
         self._starved = False  # no memory for the rest of a large request yet
-        self._share = False  # of the memory for large requests
+        self._share = False  # whether it holds a share of the memory for large requests
         self._waiting = 0  # handlers that have not answered yet
-        self._waiting_bytes = 0  # of their requests, which they keep in memory
+        self._waiting_bytes = 0  # of their requests, which stay in memory until then
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------------------------------ asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        # With a limit of 0, write() sends at once, and what it could not send pauses writing until the last byte is
-        # sent; only then may the producer write over its buffer. TLS: an empty transport is at 0 and would pause.
+        # With a limit of 0, write() sends at once. If bytes are left over, writing pauses until the last one is sent;
+        # only then may the producer reuse its buffer. With TLS, 0 would pause a connection that has nothing to send.
         self.transport.set_write_buffer_limits(high=1 if self.tls else 0)
         self.host, port, *_ = self.transport.get_extra_info("peername") or ("?", 0)
         self.peer = f"{self.host}:{port}"
@@ -103,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
             self.has_spoken = True
             if self.authenticated:
                 self.node.connection_limits.logged_in(self)
-        if self.receive_raw is not None and not self._taking:
+        if self.receive_raw is not None and not self._handling:
             self.receive_raw(data)
             return
         if self._input:
@@ -112,7 +112,7 @@ class ClientConnection(asyncio.Protocol):
             self._input += data
         else:
             self._input = data
-        self._take_frames()
+        self._handle_frames()
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -126,7 +126,7 @@ class ClientConnection(asyncio.Protocol):
         self.node.memory.read(self)
         if self.dcp is not None:
             self.dcp.schedule()
-        self._go_on()
+        self._resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -135,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
             task.cancel()
         if self.dcp is not None:
             self.dcp.close()
-            self.dcp = self.receive_raw = None  # both refer to this connection; without the cycle all is freed now
+            self.dcp = self.receive_raw = None  # breaks the reference cycle, so all is freed now
         self.node.disconnected(self, str(exc) if exc else "end of stream")
 
     # ------------------------------------------------------------------------------------------ requests
@@ -153,11 +153,11 @@ class ClientConnection(asyncio.Protocol):
         # Acknowledgements must be read while data waits to be sent, but not a flood of other requests.
         return self._write_paused and self.transport.get_write_buffer_size() > DCP_OUTPUT * limits.output_bytes
 
-    def _take_frames(self) -> None:
+    def _handle_frames(self) -> None:
         """Handle every complete frame of the input, in order, until the turn is over or requests have to wait."""
-        if self._taking:
+        if self._handling:
             return
-        self._taking = True
+        self._handling = True
         data, at, end, clock = self._input, 0, len(self._input), time.monotonic
         deadline = clock() + TURN_S
         try:
@@ -175,7 +175,7 @@ class ClientConnection(asyncio.Protocol):
                 try:
                     if fast is None or not fast(self, data, at, size):
                         self.handle(cut_frame(data, at))
-                except Exception:  # such as a damaged file of the store: it must not cost the client its connection
+                except Exception:  # such as a damaged file of the store: the client stays connected
                     self._fail_unexpectedly(cut_frame(data, at))
                 at += size
                 if self.receive_raw is not None:
@@ -189,7 +189,7 @@ class ClientConnection(asyncio.Protocol):
         except FramingError as error:
             self.close(f"broken frame: {error}")
         finally:
-            self._taking = False
+            self._handling = False
             if at == end or self.closed:
                 self._input = b""
             elif isinstance(data, bytes):
@@ -204,7 +204,7 @@ class ClientConnection(asyncio.Protocol):
         self._starved = not self._share
 
     def memory_granted(self) -> None:
-        """There is memory for the rest of a large request now."""
+        """Read on: there is memory now for the rest of a large request."""
         self._share, self._starved = True, False
         self._throttle()
 
@@ -219,7 +219,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _after_yield(self) -> None:
         self._yielded = False
-        self._go_on()
+        self._resume()
 
     def _throttle(self) -> None:
         """Stop reading while requests have to wait, so that TCP slows the client down."""
@@ -230,9 +230,9 @@ class ClientConnection(asyncio.Protocol):
         elif not self.transport.is_reading():
             self.transport.resume_reading()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if not self.closed and not self._held:
-            self._take_frames()
+            self._handle_frames()
 
     def handle(self, frame: Frame) -> None:
         """Answer one request, now or when its handler is done."""
@@ -240,7 +240,7 @@ class ClientConnection(asyncio.Protocol):
             pending = dispatch.dispatch(self, frame)
         except (StatusError, InvalidMessage) as error:
             answers.fail_with(self, frame, error)
-        except Exception:  # a bug of ours must not take the other connections down
+        except Exception:  # a bug here must not break other connections
             self._fail_unexpectedly(frame)
         else:
             if pending is not None:
@@ -270,7 +270,7 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._waiting -= 1
             self._waiting_bytes -= frame.size
-            self._go_on()
+            self._resume()
 
     # ------------------------------------------------------------------------------------------ answers
 
@@ -278,7 +278,7 @@ class ClientConnection(asyncio.Protocol):
         """Send bytes to the client, after everything written before."""
         self._output.append(data)
         self._output_bytes += len(data)
-        if not self._taking:
+        if not self._handling:
             self.flush()
 
     def flush(self) -> None:
@@ -293,7 +293,7 @@ class ClientConnection(asyncio.Protocol):
         self, request: Answerable, *, extras: bytes = b"", key: bytes = b"", value: bytes = b"", cas: int = 0,
         datatype: int = 0, status: int = 0,
     ) -> None:  # fmt: skip
-        """Answer a request; without a status, that it succeeded."""
+        """Answer a request; the default status is success."""
         if self.bucket is not None:
             self.bucket.responses[status] += 1
         body = len(extras) + len(key) + len(value)
@@ -321,7 +321,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.abort()
 
     def note_progress(self, now: float) -> None:
-        """See whether the client has read anything: one that reads slowly is not idle."""
+        """Check whether the client has read anything: a slow reader is not idle."""
         unsent = self.transport.get_write_buffer_size()
         if unsent < self._unsent:
             self.last_progress = now
@@ -334,27 +334,27 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------ for handlers
 
     def authenticate(self, user: str, access: Access) -> None:
-        """The client has proved who it is; frames may now be large."""
+        """Log the client in; its frames may be large from now on."""
         self.authenticated, self.user = True, user
         self._limit = MAX_FRAME
         self.grant(access)
         self.node.connection_limits.logged_in(self)
 
     def forget_user(self) -> None:
-        """Back to the limits of a connection that has not logged in."""
+        """Log the client out; the limits of a new connection apply again."""
         self.authenticated, self.user = False, ""
         self._limit = MAX_UNAUTHENTICATED_FRAME
         self.grant(Access())
 
     def grant(self, access: Access) -> None:
-        """Set what the user may do. A DCP connection that is no longer allowed ends."""
+        """Set what the user may do. A DCP connection whose user may no longer use DCP is closed."""
         self.access = access
         self._update_privileges()
         if self.dcp is not None and not self.privileges & (Privilege.DCP_PRODUCER | Privilege.DCP_CONSUMER):
             self.abort("its user may no longer use DCP here")
 
     def select(self, bucket: NodeBucket | None) -> None:
-        """Set the bucket that the following requests mean."""
+        """Set the bucket that the following requests refer to."""
         self.bucket = bucket
         self._update_privileges()
 
@@ -375,7 +375,7 @@ class ClientConnection(asyncio.Protocol):
         return split_key(key) if self.context.collections else (0, key)
 
     def mutation_token(self, stored: Stored) -> bytes:
-        """Where in history a write is, for a client that asked HELLO for it: the extras of its answer."""
+        """The extras of a write's answer: its vbuuid and seqno, if the client asked HELLO for them."""
         if Feature.MUTATION_SEQNO not in self.features:
             return b""
         return stored.vbuuid.to_bytes(8, "big") + stored.seqno.to_bytes(8, "big")

@@ -1,6 +1,6 @@
-"""The data directory of a node: one process at a time, and only where it can write.
+"""The data directory of a node belongs to one process at a time, which must be able to write there.
 
-The process that holds the lock file owns everything below it. The lock ends with the process, also after a crash.
+The process that holds the lock file owns everything in the directory. The lock ends with the process, even in a crash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOCK = "upriver.lock"
 
 
 class DataDirectory:
-    """Made by ``claim``; ``release`` lets the next process have it."""
+    """A data directory that this process holds, from ``claim`` to ``release``."""
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path = path
@@ -24,7 +24,7 @@ class DataDirectory:
 
     @classmethod
     def claim(cls, path: Path) -> DataDirectory:
-        """Make the directory if need be and take it; raises if another process has it or it cannot be written."""
+        """Take the directory, creating it if need be; raises if another process has it or it is not writable."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / LOCK).open("a+")
@@ -47,7 +47,7 @@ class DataDirectory:
 
 
 def _sign(lock: IO[str]) -> None:
-    """Write our process id, for the message of a second process; that also shows that the disk is writable."""
+    """Write this process's id for a second process to show; this also proves that the disk is writable."""
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

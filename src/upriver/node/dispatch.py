@@ -7,7 +7,7 @@ returns None, or returns an awaitable that answers later. A ``StatusError`` that
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from upriver.errors import (
@@ -67,16 +67,6 @@ def document_command(message: type[M], handler: Callable[[ClientConnection, M, V
     return Command(message, handler, on_active=True)
 
 
-def table(*modules: Iterable[Command]) -> dict[type[Message], Command]:
-    """All commands by message class, quiet and other variants included; a later row replaces an earlier one."""
-    found: dict[type[Message], Command] = {}
-    for commands in modules:
-        for each in commands:
-            variants = each.message.variants.values()
-            found.update({variant: each for variant in variants if issubclass(variant, each.message)})
-    return found
-
-
 def dispatch(conn: ClientConnection, frame: Frame) -> Pending:
     """Check, decode and handle one frame; raises the error that answers it."""
     if frame.magic.is_response:
@@ -109,9 +99,9 @@ def dispatch(conn: ClientConnection, frame: Frame) -> Pending:
 def on_active(
     conn: ClientConnection, request: M, handler: Callable[[ClientConnection, M, VBucket], Pending]
 ) -> Pending:
-    """Call a handler with the active vbucket, for a durable write in the mode that only prepares it.
+    """Call a handler with the active vbucket; a durable write is only prepared by it.
 
-    A command for a pending vbucket waits until its state has changed.
+    A command for a pending vbucket waits until the state of the vbucket changes.
 
     See docs/protocol/vbuckets.md#states.
     """
@@ -145,14 +135,14 @@ async def _when_not_pending(
 
 
 def _server_request(conn: ClientConnection, frame: Frame) -> None:
-    """What only servers ask; the opcodes are a space of their own, so the answer is told apart by its magic."""
+    """Refuse a request between servers. They have opcodes of their own, so the answer has a magic of its own."""
     known = frame.opcode in ServerOpcode._value2member_map_
     status = Status.NOT_SUPPORTED if known else Status.UNKNOWN_COMMAND
     conn.write(Frame(Magic.SERVER_RESPONSE, frame.opcode, status, frame.opaque).encode())
 
 
 def _response(conn: ClientConnection, frame: Frame) -> None:
-    """Only a DCP peer answers something; an answer to a pushed cluster map is dropped."""
+    """Pass an answer to the DCP role of the connection. The answer to a pushed cluster map is dropped."""
     if frame.magic is Magic.SERVER_RESPONSE or frame.opcode == Opcode.NOOP:
         return
     if conn.dcp is None or not conn.dcp.on_response(OtherResponse.from_frame(frame, conn.context)):

@@ -27,7 +27,7 @@ Done = dict[str, int | bool]
 
 
 def run(node: Node, name: str, arguments: Arguments) -> Done:
-    """Do it, and say what was done. ``ConfigError`` names the argument that is missing or makes no sense."""
+    """Carry out a fault and return what it did. ``ConfigError`` names a missing or invalid argument."""
     if not node.options.enable_faults:
         raise NotSupported("start the node with --enable-faults")
     fault = FAULTS.get(name)
@@ -53,7 +53,7 @@ def _bucket(node: Node, arguments: Arguments) -> NodeBucket:
 
 
 def _failover(node: Node, arguments: Arguments) -> Done:
-    """The vbucket's last changes are lost, as when a replica takes over that had not received them."""
+    """Lose the vbucket's last changes, as if a replica that never received them took over."""
     bucket = _bucket(node, arguments)
     vbucket = bucket.store.vbucket(_number(arguments, "vbucket"))
     lose = _number(arguments, "lose", 0)
@@ -61,7 +61,7 @@ def _failover(node: Node, arguments: Arguments) -> Done:
 
 
 def _rollback(node: Node, arguments: Arguments) -> Done:
-    """The vbucket goes back to a seqno and continues on a new branch."""
+    """Roll the vbucket back to a seqno, from which it continues on a new branch."""
     return _branch(_bucket(node, arguments), _number(arguments, "vbucket"), _number(arguments, "seqno"))
 
 
@@ -69,7 +69,7 @@ def _branch(bucket: NodeBucket, vbucket_id: int, seqno: int) -> Done:
     vbucket = bucket.store.vbucket(vbucket_id)
     if seqno > vbucket.high_seqno:
         raise InvalidArguments(f"seqno {seqno} is beyond the high seqno {vbucket.high_seqno}")
-    bucket.store.flush()  # refused while persistence is stopped: before anything has changed
+    bucket.store.flush()  # refused while persistence is stopped, so it comes before any change
     bucket.set_state(vbucket_id, VbucketState.REPLICA)
     reached = vbucket.rollback(seqno)
     vbucket = bucket.set_state(vbucket_id, VbucketState.ACTIVE)
@@ -77,7 +77,7 @@ def _branch(bucket: NodeBucket, vbucket_id: int, seqno: int) -> Done:
 
 
 def _purge(node: Node, arguments: Arguments) -> Done:
-    """Tombstones are removed at once, so that readers that were away have missed deletions."""
+    """Purge tombstones at once, so that readers that were away have missed deletions."""
     bucket = _bucket(node, arguments)
     vbucket = bucket.store.vbucket(_number(arguments, "vbucket"))
     bucket.store.flush()
@@ -102,7 +102,7 @@ def _drop_connection(node: Node, arguments: Arguments) -> Done:
 
 
 def _stall(node: Node, arguments: Arguments) -> Done:
-    """The connection stays open and sends nothing, not even noops."""
+    """Keep the connections open, but send nothing on them, not even noops."""
     until = time.monotonic() + _number(arguments, "seconds", 10)
     stalled = [conn.dcp for conn in _producers(node, arguments) if isinstance(conn.dcp, ProducerRole)]
     for producer in stalled:
@@ -111,7 +111,7 @@ def _stall(node: Node, arguments: Arguments) -> Done:
 
 
 def _slow(node: Node, arguments: Arguments) -> Done:
-    """The connection sends no more than so many bytes per second; 0 is full speed again."""
+    """Limit the connections to a number of bytes per second; 0 means full speed again."""
     rate = _number(arguments, "bytes_per_second")
     slowed = [conn.dcp for conn in _producers(node, arguments) if isinstance(conn.dcp, ProducerRole)]
     for producer in slowed:
@@ -120,7 +120,7 @@ def _slow(node: Node, arguments: Arguments) -> Done:
 
 
 def _crash(node: Node, arguments: Arguments) -> Done:
-    """As ``kill -9``, a moment after the answer has gone out."""
+    """Die as by ``kill -9``, a moment after the answer is sent."""
     delay = _number(arguments, "delay_ms", 50) / 1000
     node.loop.call_later(delay, os.kill, os.getpid(), signal.SIGKILL)
     return {"crashing": True}

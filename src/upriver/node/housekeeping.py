@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from upriver.node.server import Node
 
 _TICK_S = 0.1  # the shortest noop interval that a client may ask for
-_TICKS_PER_LOOK = 5  # plain connections are looked at more rarely
-_REST = 4  # times as long as the work before it
+_TICKS_PER_LOOK = 5  # connections without DCP are checked once in so many ticks
+_REST = 4  # a pause takes this many times as long as the work before it
 
 
 class Housekeeping:
@@ -44,7 +44,7 @@ class Housekeeping:
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
             if tick % _TICKS_PER_LOOK == 0:
-                self._node.memory.cut_slow_ones()
+                self._node.memory.close_slow()
                 self._node.refresh_rights()
             for conn in list(self._node.connections):
                 if conn.dcp is not None or tick % _TICKS_PER_LOOK == 0:
@@ -79,7 +79,7 @@ class Housekeeping:
         return "does not read" if now - conn.last_progress > allowed else ""
 
     async def _maintain(self) -> None:
-        """Compact a few vbuckets at a time, with pauses that leave the disk to others."""
+        """Compact a few vbuckets at a time, with pauses in which others have the disk."""
         every = pause = self._node.options.maintain_s
         while True:
             await asyncio.sleep(pause)

@@ -17,7 +17,7 @@ def warning(event: str, **fields: object) -> None:
 
 
 def failure(event: str, **fields: object) -> None:
-    """An exception that we did not expect; call it where it is being handled."""
+    """Log an unexpected exception with its traceback; call it in the ``except`` block."""
     logger.exception(_line(event, fields))
 
 

@@ -17,16 +17,16 @@ class Limits:
 
     max_connections: int = 2000  # that have logged in
     max_connections_per_peer: int = 1000
-    max_new_connections: int = 512  # connections that have not logged in; the oldest ones go
+    max_new_connections: int = 512  # connections that have not logged in; the oldest are closed
     max_http_connections: int = 256
     unfinished_bytes: int = 192 << 20  # requests that have not arrived whole, of all connections
-    unread_bytes: int = 256 << 20  # answers that clients do not take, of all connections
+    unread_bytes: int = 256 << 20  # answers that clients have not read, of all connections
     max_streams: int = 16 * 1024  # per DCP connection
-    output_bytes: int = 1 << 20  # responses waiting before the connection's requests have to wait too
+    output_bytes: int = 1 << 20  # unsent answers of a connection before its requests have to wait
     silent_s: float = 10.0  # until a new connection must have said something
     handshake_s: float = 30.0  # until a connection must be authenticated
     idle_s: float = 300.0  # silence on a plain connection
-    dcp_idle_s: float = 360.0  # silence, or a socket that takes nothing, on a DCP connection
+    dcp_idle_s: float = 360.0  # silence, or nothing read, on a DCP connection
     takeover_s: float = 60.0  # until a takeover that does not catch up makes writers wait
     persistence_wait_s: float = 30.0
     parked_ops: int = 1024  # operations that wait for a pending vbucket, per connection
@@ -39,7 +39,7 @@ class NodeOptions:
     data: Path
     host: str = "127.0.0.1"
     kv_port: int = 11210
-    advertised_kv_port: int | None = None  # that others reach kv_port under, where a proxy is in between
+    advertised_kv_port: int | None = None  # where others reach kv_port, if a proxy is in between
     http_port: int = 0  # the management port
     tls_port: int | None = None
     bucket: str = "default"
@@ -47,14 +47,14 @@ class NodeOptions:
     username: str = ""
     password: str = field(default="", repr=False)
     default_bucket: str = ""  # selected at once on every new connection, for plain memcached clients
-    member: bool = False  # of a cluster: serve nobody before a manager has pushed its map
+    member: bool = False  # of a cluster: serve no client before a manager has pushed its map
     enable_faults: bool = False
     enable_flush: bool = False
     plain_without_tls: bool = True
     certificate: Path | None = None
     private_key: Path | None = None
     client_ca: Path | None = None
-    upr_expirations: bool = False  # send UPR streams opcode 0x59 for documents whose time ran out
+    upr_expirations: bool = False  # send expired documents on UPR streams with opcode 0x59
     expiry_pager_s: float = 600.0
     maintain_s: float = 1.0
     store: StoreOptions = field(default_factory=StoreOptions)
@@ -65,7 +65,7 @@ class NodeOptions:
             raise ConfigError(f"vbuckets is {self.vbuckets}; allowed: 1 to 65535")
         for name in ("kv_port", "advertised_kv_port", "http_port", "tls_port"):
             port = getattr(self, name)
-            if port is not None and not 0 <= port <= 65535:  # bind() would take the last 16 bits, and say nothing
+            if port is not None and not 0 <= port <= 65535:  # bind() would silently use the low 16 bits
                 raise ConfigError(f"--{name.replace('_', '-')} is {port}; allowed: 0 to 65535")
         if bool(self.username) != bool(self.password):
             raise ConfigError("--username and --password (or UPRIVER_PASSWORD) go together: one of them is missing")

@@ -14,7 +14,7 @@ from typing import TypedDict
 from upriver.errors import UpriverError
 
 _PASSWORD = "UPRIVER_PASSWORD"  # noqa: S105  # the variable's name
-START_S = 600.0  # the first start on a machine compiles kernels, and may not have the machine to itself
+START_S = 600.0  # the first start on a machine compiles kernels, perhaps beside other work
 
 
 class MemberOptions(TypedDict, total=False):
@@ -73,7 +73,7 @@ class RunningNode:
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended; None while it runs, and after it was told to end."""
+        """The exit code, if the process ended by itself; None while it runs, and after ``stop`` or ``kill``."""
         return self._process.poll() if self._process is not None else None
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -91,7 +91,7 @@ class RunningNode:
         self._wait_until_ready()
 
     def arguments(self) -> list[str]:
-        """The command line of the node, without a password, which everybody on the machine could read."""
+        """The command line of the node, without the password: everybody on the machine can read it."""
         ports = {"kv_port": self.kv_port, "http_port": self.http_port}
         found = ["serve", "--data", str(self.data)]
         for name, value in {**self._options, **ports}.items():
@@ -134,7 +134,7 @@ class RunningNode:
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """SIGKILL: what was not on disk is gone."""
+        """SIGKILL: what is not on disk is lost."""
         return self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> int:

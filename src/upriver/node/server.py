@@ -1,7 +1,7 @@
 """The node: opens the buckets, listens, runs the housekeeping, and closes cleanly.
 
-``Node`` belongs to one event loop. ``start`` returns when every port listens and no request will have to wait for a
-compiler; ``stop`` leaves nothing behind and marks the buckets clean, so that the next start makes no failover entry.
+``Node`` belongs to one event loop. ``start`` returns once every port listens and every kernel is loaded. ``stop``
+closes everything and marks the buckets clean, so that the next start makes no failover entry.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING
 from upriver.errors import ConfigError, CorruptStore, UpriverError
 from upriver.node import log, warmup
 from upriver.node.access import auth
-from upriver.node.access.connection_limits import ConnectionLimits
+from upriver.node.access.connection_limits import ConnectionLimits, MemoryLimits
 from upriver.node.access.tls import tls_context
 from upriver.node.buckets import Buckets, NodeBucket
-from upriver.node.budget import MemoryLimits
-from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress, push_map
+from upriver.node.cluster.cluster_map import ClusterMap, KeptMap, NodeAddress, push_map
 from upriver.node.cluster.durability import SyncWrites
-from upriver.node.cluster.kept_map import KeptMap
 from upriver.node.commands.table import COMMANDS
 from upriver.node.connection import ClientConnection
 from upriver.node.data_directory import DataDirectory
 from upriver.node.housekeeping import Housekeeping
 from upriver.node.http import routes
 from upriver.node.options import VERSION, NodeOptions
-from upriver.node.persistence import PersistenceWaits
 from upriver.protocol.producer.machine import ProducerMemory
 
 if TYPE_CHECKING:
@@ -54,12 +51,12 @@ class Node:
         self.total_connections = 0
         self._servers: list[asyncio.Server] = []
         self._maps: dict[str, ClusterMap] = {}
-        self._map_json: dict[str, tuple[int, bytes]] = {}  # with the uid of the manifest that it names
+        self._map_json: dict[str, tuple[int, bytes]] = {}  # by bucket: manifest uid, map as JSON
         self._http: HttpServer | None = None
         self._housekeeping = Housekeeping(self)
 
     async def start(self) -> None:
-        """Serve. Raises what keeps the node from serving at all, and then leaves everything as it found it."""
+        """Start serving. If that fails, everything is closed again and the reason is raised."""
         self.loop = asyncio.get_running_loop()
         self._directory = DataDirectory.claim(self.options.data)
         try:
@@ -70,11 +67,8 @@ class Node:
 
     async def _start(self) -> None:
         options = self.options
-        make_waits = partial(PersistenceWaits, loop=self.loop)
         make_sync_writes = partial(SyncWrites, self)
-        self.buckets = Buckets(
-            options.data, options.vbuckets, options.store, make_waits, make_sync_writes, member=options.member
-        )
+        self.buckets = Buckets(options.data, options.vbuckets, options.store, make_sync_writes, member=options.member)
         await self.loop.run_in_executor(None, warmup.warm_up)
         self._open_buckets()
         self.users = auth.load(options)
@@ -91,13 +85,13 @@ class Node:
             try:
                 buckets.create(wanted)
             except OSError as error:
-                raise UpriverError(f"bucket {wanted} cannot be made in {self.options.data}: {error}") from error
+                raise UpriverError(f"bucket {wanted} cannot be created in {self.options.data}: {error}") from error
         if buckets.broken and not buckets.names():
             reasons = "; ".join(f"{name}: {reason}" for name, reason in buckets.broken.items())
             raise CorruptStore(f"no bucket can be opened ({reasons}); restore it, or delete its directory")
 
     async def _listen(self) -> None:
-        """Bind every port, then serve: the cluster map names all of them, and is asked for on any."""
+        """Bind every port before serving any: the cluster map names all of them, and clients ask for it on each."""
         options = self.options
         self.kv_port = await self._bind(options.kv_port)
         if options.tls_port is not None:
@@ -149,8 +143,8 @@ class Node:
         self.connections.add(conn)
         self.connection_limits.connected(conn)
         if self.options.default_bucket:
-            conn.bucket = self.buckets.find(self.options.default_bucket)  # what may be done there is asked at login
-        auth.welcome(conn)
+            conn.bucket = self.buckets.find(self.options.default_bucket)  # login decides what the client may do there
+        auth.log_in_without_password(conn)
         log.info("connection_open", connection=conn.id, peer=conn.peer)
 
     def disconnected(self, conn: ClientConnection, reason: str) -> None:
@@ -175,7 +169,7 @@ class Node:
         return found
 
     def set_cluster_map(self, bucket: NodeBucket, new: ClusterMap) -> None:
-        """Take a new map and push it to clients that asked for that; others get it when they ask."""
+        """Use a new map, and push it to the clients that asked HELLO for that; others get it when they ask."""
         self._maps[bucket.name] = new
         self._map_json.pop(bucket.name, None)
         push_map(self, bucket)
@@ -196,17 +190,17 @@ class Node:
         return found
 
     def bucket_uuid(self, bucket: NodeBucket) -> str:
-        """The bucket's uuid: the same at all members of a cluster, and another after the bucket was created again."""
+        """The bucket's uuid, the same on all members of a cluster; a bucket that is created again gets a new one."""
         known = KeptMap.of(self, bucket).map  # also before the first map of this run
         return (known.uuid if known is not None else "") or bucket.uuid
 
     def nodes_json(self) -> bytes:
-        """The map without a bucket: all ports of all nodes, for clients that have not selected one."""
+        """The map without a bucket: all ports of all nodes, for clients that have selected no bucket."""
         known = next(iter(self._maps.values()), None) or ClusterMap.alone(self.address, 0)
         return known.to_json_without_bucket(max(0, self.index_in(known)))
 
     def index_in(self, cluster_map: ClusterMap) -> int:
-        """Our place in a map's list of nodes, -1 if we are not in it."""
+        """This node's place in a map's list of nodes; -1 if it is not in the list."""
         mine = (self.address.host, self.address.kv)
         return next((n for n, each in enumerate(cluster_map.nodes) if (each.host, each.kv) == mine), -1)
 
@@ -220,15 +214,15 @@ class Node:
         return self.options.enable_flush if allowed is None else allowed
 
     def shares(self, bucket: NodeBucket) -> bool:
-        """Whether other nodes have a part of the bucket, by the newest map that this node ever had."""
+        """Whether other nodes have a part of the bucket, according to the newest map that this node was given."""
         try:
             known = KeptMap.of(self, bucket).checked()
         except ConfigError:
-            return True  # there was a map, and it cannot be read
+            return True  # there is a map, but it cannot be read
         return known is not None and len(known.nodes) > 1 and self.index_in(known) >= 0
 
     def delete_bucket(self, name: str) -> None:
-        """Disconnect its users, then erase it."""
+        """Disconnect the clients of a bucket, then erase it."""
         bucket = self.buckets.find(name)
         for conn in list(self.connections):
             if bucket is not None and conn.bucket is bucket:
@@ -242,7 +236,7 @@ class Node:
 
 
 async def serve(options: NodeOptions) -> Node:
-    """A started node; ``UpriverError`` with the reason if it cannot start."""
+    """Start a node and return it; ``UpriverError`` says why it cannot start."""
     node = Node(options)
     try:
         await node.start()

@@ -1,8 +1,8 @@
-"""SASL on the KV port: which mechanisms there are, and the exchanges (docs/protocol/session.md#sasl).
+"""Login on the KV port: SASL mechanisms, their exchanges, and certificates (docs/protocol/session.md#sasl).
 
 A user who does not exist is answered exactly like one with a wrong password. Hashing a clear password is slow on
-purpose and runs in a thread of its own, so that guessing passwords does not slow other clients. Every wrong guess is
-logged, and answered later than the one before.
+purpose and runs in its own thread, so that guessing passwords does not slow other clients. Every wrong guess is logged,
+and each is answered later than the one before.
 """
 
 from __future__ import annotations
@@ -86,18 +86,18 @@ def load(options: NodeOptions) -> Users:
 
 
 def user_of_certificate(users: Users, certificate: Mapping[str, Any] | None) -> str | None:
-    """The user whom a verified client certificate names, if there is such a user."""
+    """The user that a verified client certificate names, if that user exists."""
     return next((name for name in certificate_users(certificate) if name in users), None)
 
 
 def is_open(conn: ClientConnection) -> bool:
-    """Whether this client need not log in: only while there is no user at all, and only on this machine."""
+    """Whether this client need not log in: it is on this machine, and there has never been a user."""
     host = str((conn.transport.get_extra_info("peername") or ("",))[0]).partition("%")[0]
     return bool(host) and conn.node.users.empty and ipaddress.ip_address(host).is_loopback
 
 
-def welcome(conn: ClientConnection) -> None:
-    """Log in a new connection that needs no password: where access is open, or by its certificate."""
+def log_in_without_password(conn: ClientConnection) -> None:
+    """Log in a new connection if access is open, or by its certificate."""
     if is_open(conn):
         conn.authenticate("", ADMIN)
     elif conn.tls:
@@ -108,7 +108,7 @@ def welcome(conn: ClientConnection) -> None:
 
 
 def mechanisms(conn: ClientConnection) -> list[Mechanism]:
-    """What this connection may use, the strongest first; a clear password needs TLS if the node says so."""
+    """The mechanisms for this connection, strongest first; the node may allow clear passwords only over TLS."""
     plain = [Mechanism.PLAIN] if conn.tls or conn.node.options.plain_without_tls else []
     return [*SCRAM_MECHANISMS, *plain]
 
@@ -120,7 +120,7 @@ def list_mechanisms(conn: ClientConnection, request: SaslListMechanisms) -> None
 
 
 async def authenticate(conn: ClientConnection, request: SaslAuth) -> None:
-    """SASL_AUTH and SASL_STEP. Whatever goes wrong ends the exchange; the next SASL_AUTH starts another."""
+    """SASL_AUTH and SASL_STEP. Any error ends the exchange; the next SASL_AUTH starts another."""
     if conn.dcp is not None:
         raise NotSupported("a DCP connection cannot change its user")
     exchange, conn.sasl = conn.sasl, None
@@ -147,7 +147,7 @@ def _mechanism(conn: ClientConnection, request: SaslAuth) -> Mechanism:
     offered = mechanisms(conn)
     name = request.mechanism.decode("utf-8", "replace")
     if name not in offered:
-        raise AuthenticationFailed(f"mechanism {name!r} is not offered here, but {', '.join(offered)}")
+        raise AuthenticationFailed(f"mechanism {name!r} is not offered here; offered: {', '.join(offered)}")
     return Mechanism(name)
 
 
@@ -155,13 +155,13 @@ async def _check_plain(conn: ClientConnection, request: SaslAuth, name: str, pas
     if is_open(conn):
         conn.authenticate(name, ADMIN)
     elif await conn.node.logins.password_is(conn.node.users, name, password):
-        _let_in(conn, name)
+        _log_in(conn, name)
     else:
         raise AuthenticationFailed
     conn.reply(request)
 
 
-def _let_in(conn: ClientConnection, name: str) -> None:
+def _log_in(conn: ClientConnection, name: str) -> None:
     conn.node.logins.succeeded(name, conn.host)
     conn.authenticate(name, conn.node.users.access(name))
 
@@ -178,7 +178,7 @@ def _finish(conn: ClientConnection, request: SaslAuth, exchange: PendingLogin | 
     if exchange is None or request.mechanism != exchange.mechanism.encode():
         raise InvalidArguments("SASL_STEP continues a SASL_AUTH of the same mechanism")
     signature = exchange.server.finish(request.value)
-    _let_in(conn, exchange.user)
+    _log_in(conn, exchange.user)
     conn.reply(request, value=signature)
 
 

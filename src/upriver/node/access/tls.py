@@ -36,11 +36,11 @@ def _ask_for_client_certificates(made: ssl.SSLContext, client_ca: Path) -> None:
         made.load_verify_locations(client_ca)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"--client-ca {client_ca} cannot be used: {error}") from error
-    made.verify_mode = ssl.CERT_OPTIONAL  # not required: a password will do
+    made.verify_mode = ssl.CERT_OPTIONAL  # optional: a client may log in with a password instead
 
 
 def certificate_users(certificate: Mapping[str, Any] | None) -> list[str]:
-    """The names that a verified certificate may stand for, the best first: common name, then alternative names.
+    """The user names in a verified certificate, in order of preference: common name, then alternative names.
 
     >>> certificate_users({"subject": ((("commonName", "ann"),),), "subjectAltName": (("DNS", "ann.example"),)})
     ['ann', 'ann.example']

@@ -25,7 +25,7 @@ from upriver.protocol.scram import SCRAM_MECHANISMS, Mechanism, SaltedCredential
 ITERATIONS = 10_000
 SALT_BYTES = {Mechanism.SCRAM_SHA512: 64, Mechanism.SCRAM_SHA256: 32, Mechanism.SCRAM_SHA1: 20}
 FILE_VERSION = 2
-WITHOUT_ROLES = 1  # the version before: every user is an administrator
+WITHOUT_ROLES = 1  # version of files in which every user is an administrator
 MAX_REMEMBERED = 1000
 SECRET_BYTES = 32
 
@@ -46,7 +46,7 @@ class Users:
     """
 
     FILE_NAME = "users.json"  # in the data directory
-    KEY_FILE = "login.key"  # beside it: the secret that made-up salts come from, so that a restart does not change them
+    KEY_FILE = "login.key"  # beside it: the secret behind made-up salts, which a restart must not change
 
     def __init__(self, path: Path | None = None, *, iterations: int = ITERATIONS) -> None:
         self.path = path
@@ -55,9 +55,9 @@ class Users:
         self._in_file: dict[str, User] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._secret = secrets.token_bytes(SECRET_BYTES) if path is None else _lasting_secret(path.parent)
-        self._ever = False
+        self._had_users = False
         self._accepted: dict[bytes, None] = {}  # hashes of passwords that matched: HTTP sends them every time
-        self.version = 0  # grows when the file has changed: users who are logged in may have other rights now
+        self.version = 0  # grows with each change of the file, because rights of open connections may change
         if path is not None:
             self._read(path)
 
@@ -65,7 +65,7 @@ class Users:
     def empty(self) -> bool:
         """Whether there has never been a user; only then is no login needed."""
         self.refresh()
-        return not self._ever
+        return not self._had_users
 
     def __contains__(self, name: str) -> bool:
         self.refresh()
@@ -78,10 +78,10 @@ class Users:
     def add_in_memory(self, name: str, password: str) -> None:
         """Add an administrator until the node stops."""
         self._in_memory[check_name(name)] = User(salt_password(password, self._iterations))
-        self._ever = True
+        self._had_users = True
 
     def access(self, name: str) -> Access:
-        """What a user may do; nothing, if there is no such user any more."""
+        """What a user may do; nothing, if the user no longer exists."""
         user = self._in_memory.get(name) or self._in_file.get(name)
         return user.access if user is not None else Access()
 
@@ -130,9 +130,9 @@ class Users:
             log.warning("users_file_damaged", reason=error, kept=len(self._in_file))
 
     def _read(self, path: Path) -> None:
-        self._stamp = _stamp(path)  # of a damaged file, too, so that it is logged once
+        self._stamp = _stamp(path)  # also of a damaged file, so that the damage is logged once
         self._in_file = read_file(path)
-        self._ever = self._ever or bool(self._in_file)
+        self._had_users = self._had_users or bool(self._in_file)
         self.version += 1
 
 
@@ -152,9 +152,9 @@ def salt_password(password: str, iterations: int = ITERATIONS) -> dict[str, Salt
 
 
 def add_user(path: Path, name: str, password: str, iterations: int = ITERATIONS, roles: Sequence[str] = ()) -> bool:
-    """Add a user to a file, or give an old one a new password; says whether the name is new.
+    """Add a user to a file, or give an existing one a new password; returns whether the name is new.
 
-    Without ``roles`` an old user keeps theirs, and a new one is an administrator.
+    Without ``roles``, an existing user keeps their roles, and a new one is an administrator.
     """
     check_name(name)
     users = read_file(path)
@@ -166,7 +166,7 @@ def add_user(path: Path, name: str, password: str, iterations: int = ITERATIONS,
 
 
 def set_roles(path: Path, name: str, roles: Sequence[str]) -> None:
-    """Give a user other roles; the password stays."""
+    """Replace the roles of a user; the password stays."""
     access = Access.parse(roles)
     users = read_file(path)
     users[name] = replace(_existing(path, users, name), access=access)
@@ -217,7 +217,7 @@ def write_file(path: Path, users: Mapping[str, User]) -> None:
 
 
 def _lasting_secret(directory: Path) -> bytes:
-    """A secret that survives restarts: if made-up salts changed, that would show which users do not exist."""
+    """A secret that survives restarts: made-up salts that change would show which users do not exist."""
     path = directory / Users.KEY_FILE
     try:
         found = bytes.fromhex(path.read_text())

@@ -76,7 +76,7 @@ class _Wait:
 
     seqno: int
     done: asyncio.Future[None]
-    by: set[str] = field(default_factory=set)
+    replicas: set[str] = field(default_factory=set)
 
 
 class SyncWrites:
@@ -93,16 +93,16 @@ class SyncWrites:
         return max((chain.needed for chain in chains_of(self._node, self._bucket, vbucket_id)), default=0)
 
     def acknowledged(self, vbucket_id: int, consumer: str, seqno: int) -> None:
-        """A replica has every prepare up to ``seqno``."""
+        """Note that a replica has every prepare up to ``seqno``."""
         for wait in self._waiting.get(vbucket_id, ()):
             if wait.seqno <= seqno:
-                wait.by.add(consumer)
+                wait.replicas.add(consumer)
         self._decide(vbucket_id)
 
     def forget(self, vbucket_id: int, consumer: str) -> None:
-        """A replica starts again: what it acknowledged may be lost, and what it still has it acknowledges again."""
+        """Drop what a restarted replica acknowledged: it acknowledges again what it still has."""
         for wait in self._waiting.get(vbucket_id, ()):
-            wait.by.discard(consumer)
+            wait.replicas.discard(consumer)
 
     def map_changed(self) -> None:
         for vbucket_id in list(self._waiting):
@@ -119,7 +119,7 @@ class SyncWrites:
         except DurabilityImpossible:
             return
         for wait in waiting:
-            if not wait.done.done() and all(len(wait.by & names) >= needed for needed, names in chains):
+            if not wait.done.done() and all(len(wait.replicas & names) >= needed for needed, names in chains):
                 wait.done.set_result(None)
 
     def resolve(
@@ -181,9 +181,9 @@ class SyncWrites:
                 wait.done.set_exception(SyncWriteAmbiguous("the vbucket has moved"))
 
     def resume_all(self) -> None:
-        """Resolve what was prepared here before the node stopped or crashed; those keys accept no write before.
+        """Resolve what was prepared here before the node stopped or crashed; until then, those keys accept no write.
 
-        A client may have been told that such a write is durable: its prepare was on disk, its commit was not.
+        A client may have been told that such a write is durable: the prepare was on disk, the commit was not.
         """
         for vb in self._bucket.store.existing():
             if vb.state is VbucketState.ACTIVE and vb.pending:
@@ -209,14 +209,14 @@ class SyncWrites:
 
     @staticmethod
     def _commit_old(vb: VBucket, key: bytes, collection_id: int, seqno: int) -> None:
-        """No other node can have decided otherwise. A prepare that cannot be read must not stop the others."""
+        """Commit a prepare that no other node decides on. One that cannot be read must not stop the others."""
         try:
             vb.durable.commit(key, collection_id, seqno)
         except UpriverError as error:
             log.warning("durable_write_unresolved", vbucket=vb.id, seqno=seqno, reason=error)
 
     def commit_all(self, vb: VBucket) -> None:
-        """After a failover: a client may have been told that a prepare is durable, so none may be lost."""
+        """Commit every prepare after a failover: a client may have been told that it is durable."""
         vb.durable.drop_completed()
         for wire_key, seqno in list(vb.pending.items()):
             collection_id, key = split_key(wire_key)

@@ -16,9 +16,8 @@ import orjson
 from upriver.errors import ConfigError, DamagedVbucket, InvalidArguments, NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.node import log
-from upriver.node.cluster.cluster_map import ClusterMap, NodeAddress, Version
-from upriver.node.cluster.kept_map import KeptMap, parse_map
-from upriver.node.cluster.proposals import take_manifest
+from upriver.node.cluster.cluster_map import ClusterMap, KeptMap, NodeAddress, Version, parse_map
+from upriver.node.cluster.manifest_changes import take_manifest
 from upriver.node.dcp.replicator import Replicator
 from upriver.node.http.cluster import bucket_or_404
 from upriver.node.http.server import Result, route
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def apply_map(node: Node, bucket: NodeBucket, data: Any, *, welcome: bool = False) -> dict[str, int]:
-    """Do what a map says; a map that does not follow the newest one that this node ever had is refused.
+    """Apply a map; one that does not follow the newest map that this node was given is refused.
 
-    After a crash, so is every map without ``welcome``: writes that were acknowledged may be lost here, and the manager
-    must know that.
+    After a crash, every map without ``welcome`` is refused: acknowledged writes may be lost here, and the manager must
+    know that.
     """
     new, kept = parse_map(data), KeptMap.of(node, bucket)
     _check_successor(node, kept, new)
@@ -86,13 +85,13 @@ def _changes(bucket: NodeBucket, new: ClusterMap, me: int) -> dict[int, VbucketS
     changes = {}
     for vb, chain in enumerate(new.owners):
         current, wanted = state_of(bucket, vb), _wanted_state(chain, me)
-        if current is not wanted and not (current is None and _stays_away(bucket, vb, wanted)):
+        if current is not wanted and not (current is None and _stays_missing(bucket, vb, wanted)):
             changes[vb] = wanted
     return changes
 
 
-def _stays_away(bucket: NodeBucket, vb: int, wanted: VbucketState) -> bool:
-    """Whether a missing vbucket is not created: it need not be here, or is unreadable and must not count as empty."""
+def _stays_missing(bucket: NodeBucket, vb: int, wanted: VbucketState) -> bool:
+    """Whether a missing vbucket stays missing: it need not be here, or it is unreadable and must not become empty."""
     return wanted is VbucketState.DEAD or (wanted is VbucketState.ACTIVE and vb in bucket.store.unreadable)
 
 
@@ -143,7 +142,7 @@ def report(node: Node, request: Request, name: str) -> Result:
 
 @route("GET", "/upriver/cluster/*/map")
 def newest_map(node: Node, request: Request, name: str) -> Result:
-    """The newest map that this node was ever given, in this run or before, as it was pushed."""
+    """The newest map that this node was given, in this run or before, as it was pushed."""
     data = KeptMap.of(node, bucket_or_404(node, name)).data
     if data is None:
         raise HttpError(HTTPStatus.NOT_FOUND, "this node never had a map")
@@ -162,7 +161,7 @@ def _report(node: Node, bucket: NodeBucket) -> dict[str, object]:
         "clean": bucket.store.opened_clean,
         "manifest_uid": bucket.store.manifest.uid,
         "fenced": bucket.replicator is not None and bucket.replicator.fenced,
-        "vbuckets": {str(vb.id): _standing(vb) for vb in bucket.store.existing()},
+        "vbuckets": {str(vb.id): _report_vbucket(vb) for vb in bucket.store.existing()},
     }
 
 
@@ -182,7 +181,7 @@ def fence(node: Node, request: Request, name: str) -> Result:
     return Answer(_report(node, bucket))
 
 
-def _standing(vb: VBucket) -> list[object]:
+def _report_vbucket(vb: VBucket) -> list[object]:
     """State, high seqno, persisted seqno, the last seqno where it is consistent, and its branches."""
     consistent = vb.high_seqno if vb.state is VbucketState.ACTIVE or vb.snapshot_complete else vb.complete_seqno
     return [int(vb.state), vb.high_seqno, vb.persisted_seqno, consistent, list(vb.failover_log)]
@@ -212,7 +211,7 @@ async def take_over(node: Node, request: Request, name: str) -> Result:
 
 
 async def _take_over_one(replicator: Replicator, vb: int, timeout_s: float) -> str:
-    """Take over one vbucket; returns why it failed, or an empty text."""
+    """Take over one vbucket; returns why it failed, or an empty string."""
     try:
         await replicator.take_over(vb, timeout_s)
     except (StatusError, ConfigError, TimeoutError) as error:
@@ -221,7 +220,7 @@ async def _take_over_one(replicator: Replicator, vb: int, timeout_s: float) -> s
 
 
 def _check_plan(current: Version, planned: Version) -> None:
-    """Refuse a request of an older plan: it may have waited while this node was stopped."""
+    """Refuse a takeover of an older plan: the request may have been delayed."""
     if planned != current:
         raise ConfigError(f"the takeover was planned for revision {planned.revision}, this is {current.revision}")
 
@@ -237,7 +236,7 @@ def proposals(node: Node, request: Request, name: str) -> Result:
 
 @route("POST", "/upriver/proposals/*")
 def outcomes(node: Node, request: Request, name: str) -> Result:
-    """Take the manager's decisions about them."""
+    """Take the manager's decisions about those changes."""
     bucket_or_404(node, name).proposals.decide(request.json_object())
     return Answer({})
 
@@ -249,6 +248,6 @@ def own_manifest(node: Node, request: Request, name: str) -> Result:
 
 @route("POST", "/upriver/manifest/*")
 async def push_manifest(node: Node, request: Request, name: str) -> Result:
-    """Take the manifest that this member could not take together with its map."""
+    """Take the manifest that this member could not apply together with its map."""
     await take_manifest(bucket_or_404(node, name), request.json_object())
     return Answer({})

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from upriver.errors import CannotApplyManifest, InvalidArguments, TemporaryFailure
 from upriver.model import Datatype
 from upriver.node import log
-from upriver.node.cluster.manifest_edits import EditRefused
-from upriver.node.cluster.proposals import change_manifest
+from upriver.node.cluster.manifest_changes import EditRefused, change_manifest
 from upriver.node.dispatch import command
 from upriver.wire import Opcode
 from upriver.wire.messages import cluster

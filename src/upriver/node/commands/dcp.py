@@ -1,4 +1,4 @@
-"""The commands of a DCP connection: OPEN gives it a role, and the role takes the rest.
+"""The commands of a DCP connection: OPEN gives it a role, and the role handles the rest.
 
 See docs/protocol/messages.md, docs/protocol/open.md and docs/protocol/stream-request.md.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def open_connection(conn: ClientConnection, request: dcp.Open) -> None:
     consumer_name = check_open_value(request)
     if Feature.UNORDERED_EXECUTION in conn.features:
-        raise NotSupported("DCP does not go with unordered execution")
+        raise NotSupported("DCP cannot be combined with unordered execution")
     if conn.dcp is not None:
         raise InvalidArguments("the connection is open already")
     bucket = conn.require_bucket()
@@ -48,7 +48,7 @@ def open_connection(conn: ClientConnection, request: dcp.Open) -> None:
 
 
 def _supersede(old: ClientConnection | None, new: ClientConnection) -> None:
-    """A name belongs to the connection that opened it last."""
+    """Close the older connection of a name: a name belongs to the connection that opened it last."""
     if old is not None and old is not new:
         if old.dcp is not None:
             old.dcp.close()
@@ -56,7 +56,7 @@ def _supersede(old: ClientConnection | None, new: ClientConnection) -> None:
 
 
 def to_producer(conn: ClientConnection, request: Message) -> None:
-    """Any command but OPEN. The bytes of a consumer never come this way, so anyone else is disconnected.
+    """Any command but OPEN. A consumer handles its own commands before ``dispatch``, so any that gets here ends it.
 
     See docs/protocol/framing.md#malformed.
     """

@@ -1,4 +1,4 @@
-"""The error map: what every status means to a client that has never heard of it (docs/protocol/session.md#error-map).
+"""The error map: what every status means, for clients that do not know it (docs/protocol/session.md#error-map).
 
 Every ``Status`` has a row, because some tools stop working at a status that the map does not name; importing this
 module fails if one is missing.

@@ -2,7 +2,7 @@
 
 Only the usual case is handled here: no framing extras, no CAS on a SET, the default collection or no collections, an
 active vbucket. For everything else a function returns False and the frame goes through ``dispatch``, where every rule
-is checked; so the rules stand in one place.
+is checked, so the rules are in one place.
 """
 
 from __future__ import annotations

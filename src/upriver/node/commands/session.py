@@ -20,7 +20,7 @@ from upriver.wire.messages import session
 if TYPE_CHECKING:
     from upriver.node.connection import ClientConnection
 
-# What is implemented; other features that a client asks for are left out of the answer.
+# The implemented features; others that a client asks for are left out of the answer.
 FEATURES = frozenset(
     {
         Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XATTR, Feature.XERROR, Feature.SELECT_BUCKET,
@@ -61,7 +61,7 @@ def hello(conn: ClientConnection, request: session.Hello) -> None:
         conn.context = Context(collections=Feature.COLLECTIONS in accepted, datatypes=datatypes, check_values=True)
     conn.features = frozenset(accepted)
     conn.agent = _agent(request.agent)
-    conn.tracing = False  # until the client has read this answer it expects the usual form
+    conn.tracing = False  # this answer still has the usual form
     conn.reply(request, value=b"".join(each.to_bytes(2, "big") for each in sorted(accepted)))
     conn.tracing = Feature.TRACING in accepted
 
@@ -91,7 +91,7 @@ def select_bucket(conn: ClientConnection, request: session.SelectBucket) -> None
 
 
 def _no_such_bucket(conn: ClientConnection, name: bytes) -> StatusError:
-    """Access denied: after "no such key", SDKs believe that the bucket is being made, and retry until they time out."""
+    """Access denied: SDKs take "no such key" for a bucket that is being created, and retry until they time out."""
     shown = name.decode("utf-8", "backslashreplace")
     reason = f"there is no bucket {shown!r} for you: it is misspelt, not created or dropped, or you have no role"
     return AccessDenied(reason) if Feature.XERROR in conn.features else KeyNotFound(reason)
@@ -134,7 +134,7 @@ def traffic(conn: ClientConnection, request: session.Traffic) -> None:
 
 
 async def persistence(conn: ClientConnection, request: session.Persistence) -> None:
-    """Stop or start the flusher, for tests. It is an error if it is so already, as in a real server."""
+    """Stop or start the flusher, for tests. As in a real server, doing it twice is an error."""
     bucket = conn.require_bucket()
     stop = request.opcode == Opcode.STOP_PERSISTENCE
     change = bucket.store.stop_persistence if stop else bucket.store.start_persistence

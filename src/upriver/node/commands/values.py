@@ -1,7 +1,7 @@
 """The value of a stored document: what a client sees of it, its extended attributes, and which of them a SET keeps.
 
-Nothing unreadable gets into a store, but an older version may have let it in, or a disk may have damaged it. Such a
-document fails the request that asks for it, and no other.
+The store takes no unreadable value, but an older version may have let one in, or a disk may have damaged one. An
+unreadable document fails the request that asks for it, and no other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def shown_value(context: Context, datatype: int, value: bytes) -> tuple[int, byt
 
 
 def _body_of(datatype: int, value: bytes) -> bytes:
-    """The body without compression and extended attributes; the attributes themselves are not looked at."""
+    """The body without compression and extended attributes; the attributes are not parsed."""
     try:
         plain = inflate(value) if datatype & Datatype.SNAPPY else value
         return plain[body_offset(plain) :] if datatype & Datatype.XATTR else plain
@@ -41,7 +41,7 @@ def parts_of(datatype: int, value: bytes) -> tuple[dict[str, bytes], bytes]:
         plain = inflate(value) if datatype & Datatype.SNAPPY else value
         if not datatype & Datatype.XATTR:
             return {}, plain
-        if (end := body_offset(plain)) > 4 + MAX_XATTR_BYTES:  # to parse them would stop all other clients
+        if (end := body_offset(plain)) > 4 + MAX_XATTR_BYTES:  # parsing them would hold up all other clients
             raise _unreadable(f"its xattrs are {end - 4} bytes, the limit is {MAX_XATTR_BYTES}")
         return split_xattrs(plain)
     except InvalidMessage as error:
@@ -57,7 +57,7 @@ def with_kept_xattrs(
 ) -> tuple[int, bytes]:
     """The datatype and value that a SET or REPLACE stores: the old extended attributes stay unless it has its own.
 
-    To look for them costs a read, so a bucket remembers whether any were ever written.
+    Looking for them costs a read, so a bucket remembers whether any were ever written.
     """
     datatype, value = request.datatype, request.value
     if datatype & Datatype.XATTR:
@@ -73,7 +73,7 @@ def with_kept_xattrs(
         return datatype, value
     try:
         xattrs, _ = parts_of(current.datatype, current.value)
-    except StatusError:  # the old attributes cannot be read; with this value the document can be again
+    except StatusError:  # the old attributes cannot be read; they are dropped
         return datatype, value
     body = inflate(value) if datatype & Datatype.SNAPPY else value
     return Datatype.XATTR | (datatype & Datatype.JSON), join_xattrs(xattrs, body)

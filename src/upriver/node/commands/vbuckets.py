@@ -27,17 +27,17 @@ _MOST_CHAINS, _LONGEST_CHAIN = 2, 4
 
 
 def set_vbucket(conn: ClientConnection, request: cluster.SetVbucket | cluster.SetVbucketWide) -> Awaitable[None]:
-    """Change the state at once and answer when it is on disk; several together need one commit."""
+    """Change the state at once and answer when it is on disk; requests that come together share one commit."""
     bucket = conn.require_bucket()
     state = VbucketState(request.state)
     topology = _topology(request.value, state) if request.value else None
     if topology is not None and bucket.member:
-        raise InvalidArguments("the topology of a cluster's vbuckets is that of its map")
+        raise InvalidArguments("the map of the cluster decides the topology of its vbuckets")
     revived = state is VbucketState.ACTIVE and _is_dead(bucket, request.vbucket)
     bucket.set_state(request.vbucket, state, topology=topology, durable=False)
     bucket.sync_writes.map_changed()
     log.info("vbucket_state", bucket=bucket.name, vbucket=request.vbucket, state=state.name.lower())
-    return _reply_when(bucket, conn, request, revived)
+    return _reply_when_on_disk(bucket, conn, request, revived)
 
 
 def _is_dead(bucket: NodeBucket, vbucket_id: int) -> bool:
@@ -47,8 +47,12 @@ def _is_dead(bucket: NodeBucket, vbucket_id: int) -> bool:
         return False
 
 
-async def _reply_when(bucket: NodeBucket, conn: ClientConnection, request: Message, revived: bool) -> None:
-    """A vbucket that was dead is streamed from disk as one snapshot, as by real servers, so its memory is released."""
+async def _reply_when_on_disk(bucket: NodeBucket, conn: ClientConnection, request: Message, revived: bool) -> None:
+    """Answer when the state is on disk.
+
+    A vbucket that was dead then releases its memory, so that it is streamed from disk as one snapshot, as in real
+    servers.
+    """
     await bucket.on_disk()
     if revived:
         bucket.store.vbucket(request.vbucket).release_memory()

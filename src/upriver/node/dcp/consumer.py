@@ -1,6 +1,6 @@
 """The consumer role of a connection: the pure ``Consumer`` between this connection's bytes and the bucket's store.
 
-Also the older Add Stream 0xB3, which may come on any connection and addresses a consumer by name and uuid.
+Also handles the older Add Stream 0xB3, which may come on any connection and names a consumer by name and uuid.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BucketStore:
 
     @property
     def under_pressure(self) -> bool:
-        """Too much of what was received waits for the disk."""
+        """Whether too many of the received bytes wait for the disk."""
         store = self._bucket.store
         return store.dirty_bytes > store.options.dirty_bytes
 
@@ -49,11 +49,11 @@ class BucketStore:
         return self._bucket.store.vbucket(number)
 
     def set_state(self, number: int, state: VbucketState, *, takeover: bool = False) -> VBucket:
-        """Does not wait for the disk: the state gets there no later than what clients write to the new owner."""
+        """Set a state without waiting for the disk: it is there no later than what clients write to the new owner."""
         return self._bucket.set_state(number, state, takeover=takeover, durable=False)
 
     def expect_xattrs(self) -> None:
-        """Documents with extended attributes are here: a SET has to keep them once this node is active."""
+        """Note that documents with extended attributes arrive: once this node is active, a SET has to keep them."""
         self._bucket.expect_xattrs()
 
 
@@ -75,19 +75,19 @@ class ConsumerRole:
         """Every byte of the connection goes through the machine; commands that are not DCP's go back to dispatch."""
         try:
             for event in self.machine.receive(data, time.monotonic()):
-                self._happened(event)
+                self._handle_event(event)
         except (FramingError, RemoteProtocolError) as error:
             self.flush()
             self.conn.close(f"consumer: {error}")
             return
-        except UpriverError as error:  # the store cannot go on: a full disk, a damaged file
+        except UpriverError as error:  # the store has failed: a full disk, a damaged file
             log.failure("consumer_failed", connection=self.conn.id, name=self.name)
             self.conn.abort(f"consumer: {error}")
             return
         self._prepares.send()
         self.flush()
 
-    def _happened(self, event: Foreign | StateSet | StreamClosed) -> None:
+    def _handle_event(self, event: Foreign | StateSet | StreamClosed) -> None:
         if isinstance(event, Foreign):
             tracing.begin()
             self.conn.handle(event.frame)
@@ -101,22 +101,21 @@ class ConsumerRole:
         if data:
             self.conn.write(data)
 
-    def tick(self, now: float) -> str | None:
+    def tick(self, now: float) -> None:
         """Acknowledge what was received; called by the housekeeping round."""
         self.machine.wake(now)
         self.flush()
-        return None
 
     def on_response(self, response: object) -> bool:
-        """Every response goes through ``receive``; one that comes another way answers nothing."""
+        """Refuse it: every response that answers something goes through ``receive``."""
         return False
 
     def schedule(self) -> None:
-        """Nothing waits for the socket: answers are small, and the producer stops when nothing is acknowledged."""
+        """Do nothing: answers are small, and the producer stops when nothing is acknowledged."""
 
     def close(self) -> None:
         self.machine.receive_eof()
-        self._prepares.close()  # it leads back to us; the columns of a consumer are large, and are freed now
+        self._prepares.close()  # breaks a reference cycle, so the large columns are freed now
         if self.bucket.dcp_connections.get(self.name) is self.conn:
             del self.bucket.dcp_connections[self.name]
 
@@ -148,7 +147,7 @@ class ConsumerRole:
 class PrepareAcks:
     """Tells the producer which prepares are safe here: at once, or when they are on disk if their level says so.
 
-    An acknowledgement covers every prepare before it, so behind one that waits for the disk all others wait too.
+    An acknowledgement covers every prepare before it, so prepares behind one that waits for the disk wait too.
     """
 
     def __init__(self, machine: Consumer, bucket: NodeBucket, flush: Callable[[], None]) -> None:
@@ -156,7 +155,7 @@ class PrepareAcks:
         self._waiting: Counter[int] = Counter()
 
     def close(self) -> None:
-        """The connection is gone: acknowledge nothing more."""
+        """Acknowledge nothing more: the connection is gone."""
         self._flush = lambda: None
 
     def send(self) -> None:
@@ -175,7 +174,7 @@ class PrepareAcks:
 
 
 async def add_streams(conn: ClientConnection, request: upr.UprAddStreams) -> None:
-    """Answered when every handshake has ended, with one status per vbucket (docs/protocol/upr.md#add-stream)."""
+    """Answer when every handshake has ended, with one status per vbucket (docs/protocol/upr.md#add-stream)."""
     name = request.name.decode("utf-8", "backslashreplace")
     found = conn.require_bucket().dcp_connections.get(name)
     role = found.dcp if found is not None else None
@@ -201,7 +200,7 @@ async def _handshakes(role: ConsumerRole, vbuckets: tuple[int, ...]) -> tuple[up
 
 
 def _upr_status(status: int) -> int:
-    """The older command knows five outcomes; any other handshake just failed (docs/protocol/upr.md#add-stream)."""
+    """The older command has five outcomes; any other status becomes EINTERNAL (docs/protocol/upr.md#add-stream)."""
     return status if status in upr.UPR_STREAM_STATUSES else Status.EINTERNAL
 
 

@@ -1,6 +1,6 @@
 """The producer role of a connection: the pure ``Producer`` between this connection's socket and the bucket's store.
 
-A turn of a connection makes sends of at most 256 KiB for some milliseconds; then the loop serves the others.
+In its turn, a connection sends pieces of at most 256 KiB for a few milliseconds; then the loop serves the others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from upriver.node import log
-from upriver.node.dcp.soon import Soon
+from upriver.node.dcp.live import DeferredCall
 from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.machine import (
     SEND_BYTES,
@@ -37,10 +37,10 @@ class ProducerRole:
     def __init__(self, conn: ClientConnection, bucket: NodeBucket, options: ProducerOptions) -> None:
         self.conn, self.bucket, self.name = conn, bucket, options.name
         self.created = time.time()
-        self.stalled_until = 0.0  # a fault: nothing is sent before then, no noop either
+        self.stalled_until = 0.0  # a fault: nothing is sent before then, not even noops
         self.slow_bytes_per_s = 0  # a fault: no faster than this
         self._resume_at = 0.0
-        self.schedule = Soon(conn.node.loop, self._turn)
+        self.schedule = DeferredCall(conn.node.loop, self._turn)
         node = conn.node.options
         limits = ProducerLimits(
             max_streams=node.limits.max_streams, takeover_s=node.limits.takeover_s,
@@ -57,7 +57,7 @@ class ProducerRole:
         return self.machine.streams
 
     def receive(self, request: Message) -> None:
-        """A request that the dispatcher has decoded and let through; ``StatusError`` refuses it."""
+        """Handle a request that ``dispatch`` has decoded and checked; raises ``StatusError`` to refuse it."""
         try:
             answer = self.machine.handle(request, time.monotonic())
         except WrongRole as error:
@@ -70,11 +70,11 @@ class ProducerRole:
             self.schedule()
 
     def on_response(self, response: OtherResponse) -> bool:
-        """Whether the peer's answer can stand; False ends the connection."""
+        """Whether the peer's answer is acceptable; False closes the connection."""
         return self.machine.answered(response)
 
     def tick(self, now: float) -> None:
-        """Noops and takeovers; called by the housekeeping round, ten times a second."""
+        """Check noops and takeovers; called by the housekeeping round, ten times a second."""
         if self.machine.wake_at <= now:
             self.machine.wake(now)
             if self.machine.is_ready:
@@ -97,7 +97,7 @@ class ProducerRole:
             self._send(now + TURN_S, self.machine.options.priority * SEND_BYTES)
 
     def send_encoded(self) -> None:
-        """Send what live streams have just encoded, at once; for anything else there are turns."""
+        """Send what live streams have just encoded, at once; everything else waits for a turn."""
         conn, machine = self.conn, self.machine
         try:
             data = machine.data_to_send()
@@ -108,20 +108,20 @@ class ProducerRole:
             self._fail()
 
     def _send(self, deadline: float, budget: int) -> None:
-        """Send until the time is over or so many bytes are gone."""
+        """Send until the deadline, or until ``budget`` bytes are sent."""
         conn, machine = self.conn, self.machine
         most = min(SEND_BYTES, self.slow_bytes_per_s // 10 or SEND_BYTES)
         try:
             while machine.is_ready and conn.can_write:
                 data = machine.data_to_send(most)
                 if data:
-                    conn.transport.write(bytes(data) if conn.tls else data)  # TLS may keep what it has not encrypted
+                    conn.transport.write(bytes(data) if conn.tls else data)  # TLS may keep a reference to it
                     budget -= len(data)
                     if self.slow_bytes_per_s:
                         self._resume_at = time.monotonic() + len(data) / self.slow_bytes_per_s
                 if budget <= 0 or self._resume_at or time.monotonic() > deadline:
                     break
-            if conn.can_write:  # else the transport still reads it
+            if conn.can_write:  # otherwise the transport still reads the buffer
                 machine.sent()
         except Exception:
             self._fail()
@@ -131,16 +131,16 @@ class ProducerRole:
             self.schedule()
 
     def _fail(self) -> None:
-        """A bug of ours must not take the other connections down."""
+        """Log a bug and close only this connection."""
         log.failure("producer_failed", connection=self.conn.id, name=self.name)
         self.conn.abort("internal error")
 
     def _takes_live(self) -> bool:
-        """Whether what is encoded now can be sent at once."""
+        """Whether changes that are encoded now can be sent at once."""
         return self.conn.can_write and not (self.stalled_until or self.slow_bytes_per_s or self._resume_at)
 
     def _must_wait(self, now: float) -> bool:
-        """Faults: a stalled connection sends nothing, a slow one only so much."""
+        """Whether a fault delays this turn: a stalled connection sends nothing, a slow one a limited amount."""
         until = max(self.stalled_until, self._resume_at)
         if not until:
             return False

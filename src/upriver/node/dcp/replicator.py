@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from upriver.node.cluster.cluster_map import NodeAddress
     from upriver.node.server import Node
 
-READ_SIZE = 1 << 17  # taken in before others in this process have their turn
+READ_SIZE = 1 << 17  # bytes read before other tasks have their turn
 RETRY_S = 0.25
 MAX_RETRY_S = 5.0
 CONNECT_S = 5.0
@@ -49,7 +49,7 @@ class Replicator:
         self.fenced = False
 
     def want(self, wanted: dict[NodeAddress, set[int]]) -> None:
-        """From now on consume these vbuckets from these nodes, and nothing else."""
+        """Consume these vbuckets from these nodes from now on, and nothing else."""
         self.fenced = False
         for address in list(self._sources):
             if address not in wanted:
@@ -60,13 +60,13 @@ class Replicator:
             self._sources[address].want(vbuckets)
 
     def fence(self, source: str) -> None:
-        """Take nothing more from a node, given as ``host:port``, before ``want`` says so again."""
+        """Consume nothing from a node, given as ``host:port``, until the next ``want``."""
         self.fenced = True
         for address in [each for each in self._sources if str(each) == source]:
             self._sources.pop(address).stop()
 
     async def take_over(self, vb: int, timeout_s: float) -> None:
-        """Become the active owner of a vbucket that is consumed now; raises if that did not happen.
+        """Become the active owner of a vbucket that is being consumed; raises if that fails.
 
         See docs/protocol/vbuckets.md#takeover.
         """
@@ -108,14 +108,14 @@ class ReplicationSource:
         machine = self._machine
         if machine is None:
             raise TemporaryFailure("the source is not connected")
-        self._retry_at[vb] = time.monotonic() + timeout_s  # no ordinary stream gets in between
+        self._retry_at[vb] = time.monotonic() + timeout_s  # no ordinary stream is opened in between
         machine.drop_stream(vb)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ask_for_takeover(machine, vb)
                 await self._until_active(machine, vb)
         except BaseException:
-            # Whoever told us to may now decide otherwise, so nothing of this stream may make us active later.
+            # The manager may now decide otherwise, so this stream must not make the vbucket active later.
             machine.drop_stream(vb)
             self._retry_at.pop(vb, None)
             raise
@@ -125,7 +125,7 @@ class ReplicationSource:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def done(_: int, status: int) -> None:
-            if not answer.done():  # given up
+            if not answer.done():  # unless the wait was given up
                 answer.set_result(status)
 
         machine.add_streams([vb], done, StreamFlag.TAKEOVER)
@@ -141,7 +141,7 @@ class ReplicationSource:
             await self._bucket.state_change(vb, CHECK_S)
 
     def stop(self) -> None:
-        """Nothing is taken any more when this returns."""
+        """Stop consuming; nothing more is written to the store when this returns."""
         self._task.cancel()
         self._forget()
 
@@ -162,7 +162,7 @@ class ReplicationSource:
                 delay = RETRY_S
 
     async def _new_map_within(self, seconds: float) -> bool:
-        """Wait before the next try, unless there is news: a source that was away may be back."""
+        """Wait before the next try; True if a new map ends the wait, because the source may be back."""
         self._new_map.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -189,21 +189,21 @@ class ReplicationSource:
             self._flush()
             if data := await self._read(reader):
                 heard = time.monotonic()
-                self._take(machine, data)
+                self._consume(machine, data)
                 acks.send()
             machine.wake(time.monotonic())
             self._flush()
             await self._writer.drain()
-            await asyncio.sleep(0)  # nothing above waits while there is more to read: nobody else would run
+            await asyncio.sleep(0)  # while there is more to read nothing above suspends, so no other task would run
         raise RemoteProtocolError("the producer is silent")
 
-    def _take(self, machine: Consumer, data: bytes) -> None:
+    def _consume(self, machine: Consumer, data: bytes) -> None:
         for event in machine.receive(data, time.monotonic()):
             if isinstance(event, StreamClosed):
                 self._retry_at[event.vbucket] = time.monotonic() + RETRY_S
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        """What came, or nothing when it is time to look at streams and acknowledgements."""
+        """The next bytes; empty when it is time to check streams and acknowledgements."""
         try:
             async with asyncio.timeout(CHECK_S):
                 data = await reader.read(READ_SIZE)
@@ -214,7 +214,7 @@ class ReplicationSource:
         return data
 
     def _add_missing(self) -> None:
-        """Ask for every stream that is wanted and not there."""
+        """Ask for every wanted stream that is not open."""
         if self._machine is None:
             return
         now = time.monotonic()
@@ -229,14 +229,14 @@ class ReplicationSource:
             log.info("replication_refused", vbucket=vb, source=str(self.address.kv), status=f"0x{status:02x}")
 
     def _flush(self) -> None:
-        """Send what waits; a connection that is gone is noticed by whoever reads from it."""
+        """Send what waits. A broken connection is noticed by the next read."""
         if self._machine is not None and self._writer is not None and not self._writer.is_closing():
             data = self._machine.data_to_send()
             if data:
                 self._writer.write(data)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Log in and open the connection under a name that says who reads from whom."""
+        """Log in and open a DCP connection, whose name says which node reads from which."""
         credentials = Credentials(self._node.options.username, self._node.options.password)
         session = make_session("upriver-node", credentials, self._bucket.name)
         address = Address(self.address.host, self.address.kv)

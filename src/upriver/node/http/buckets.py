@@ -1,4 +1,4 @@
-"""Routes that list, make, change and drop buckets, at the paths of Couchbase's REST API.
+"""Routes that list, create, change and drop buckets, at the paths of Couchbase's REST API.
 
 The texts of some refusals are those that Couchbase's SDKs look for.
 """
@@ -13,10 +13,9 @@ from upriver.errors import ConfigError, KeyExists
 from upriver.model import VbucketState
 from upriver.node import log
 from upriver.node.bucket_settings import BucketSettings
-from upriver.node.http.arguments import number_or_none
 from upriver.node.http.cluster import bucket_or_404, describe_nodes
 from upriver.node.http.server import Result, route
-from upriver.node.http.wire import Answer, HttpError, Request
+from upriver.node.http.wire import Answer, HttpError, Request, number_or_none
 
 if TYPE_CHECKING:
     from upriver.node.buckets import NodeBucket
@@ -62,7 +61,7 @@ def get_bucket(node: Node, request: Request, name: str) -> Result:
 
 @route("POST", "/pools/default/buckets")
 def create_bucket(node: Node, request: Request) -> Result:
-    """A setting that this node does not have is refused by name."""
+    """Create a bucket; a setting that this node does not have is refused by name."""
     arguments = request.arguments()
     name = str(arguments.get("name", ""))
     settings = BucketSettings().changed_by(arguments, replicas=0)
@@ -78,16 +77,16 @@ def create_bucket(node: Node, request: Request) -> Result:
 
 @route("POST", "/pools/default/buckets/*")
 def update_bucket(node: Node, request: Request, name: str) -> Result:
-    """What is not given stays as it is."""
+    """Change the given settings of a bucket; the others stay."""
     bucket, arguments = bucket_or_404(node, name), request.arguments()
     settings = bucket.settings.changed_by(arguments, node.cluster_map(bucket).replicas)
     store = bucket.store
     if number_or_none(arguments, "numVBuckets", 1, 0xFFFF) not in (None, store.vbuckets):
-        raise HttpError(_BAD, f"numVBuckets stays what it was: {store.vbuckets}", "numVBuckets")
+        raise HttpError(_BAD, f"numVBuckets cannot be changed: it is {store.vbuckets}", "numVBuckets")
     if settings.lww not in (None, store.options.lww):
-        raise HttpError(_BAD, "conflictResolutionType stays what it was", "conflictResolutionType")
+        raise HttpError(_BAD, "conflictResolutionType cannot be changed", "conflictResolutionType")
     if settings != bucket.settings and (bucket.member or bucket.waits_for_map):
-        raise HttpError(_BAD, "the settings of a cluster's bucket are those that its nodes were started with")
+        raise HttpError(_BAD, "a bucket of a cluster has the settings that its nodes were started with")
     node.buckets.change_settings(bucket, settings)
     log.info("bucket_changed", bucket=bucket.name)
     return Answer()
@@ -97,7 +96,7 @@ def update_bucket(node: Node, request: Request, name: str) -> Result:
 def drop_bucket(node: Node, request: Request, name: str) -> Result:
     if name not in node.buckets.broken and node.shares(bucket_or_404(node, name)):
         what = "remove this node from the cluster first, or stop the cluster and erase its directories"
-        raise HttpError(_BAD, f"the bucket is a cluster's, and this node has a part of it only: {what}")
+        raise HttpError(_BAD, f"the bucket belongs to a cluster, and this node has only a part of it: {what}")
     node.delete_bucket(name)
     return Answer()
 
@@ -106,7 +105,7 @@ def drop_bucket(node: Node, request: Request, name: str) -> Result:
 async def flush_bucket(node: Node, request: Request, name: str) -> Result:
     bucket = bucket_or_404(node, name)
     if not node.may_flush(bucket):
-        what = "start the node with --enable-flush, or set flushEnabled; a cluster's bucket is not flushed"
+        what = "start the node with --enable-flush, or set flushEnabled; a bucket of a cluster is never flushed"
         raise HttpError(_BAD, f"Flush is disabled for the bucket; {what}")
     await bucket.empty()
     log.info("bucket_flushed", bucket=bucket.name)

@@ -37,10 +37,10 @@ def describe_nodes(node: Node, cluster_map: ClusterMap) -> list[dict[str, Any]]:
 
 
 def _describe_node(node: Node, address: NodeAddress, *, this_node: bool) -> dict[str, Any]:
-    """Other members are described as if they were healthy and ran this version: only the manager knows."""
+    """Other members are described as healthy and of this version: only the manager knows better."""
     found: dict[str, Any] = {
         "hostname": f"{address.host}:{address.mgmt or 8091}",
-        "otpNode": f"ns_{address.kv}@{address.host}",  # a name that stays, and that no other node has
+        "otpNode": f"ns_{address.kv}@{address.host}",  # a lasting name that no other node has
         "status": "healthy",
         "clusterMembership": "active",
         "version": node.version,
@@ -126,7 +126,7 @@ def whoami(node: Node, request: Request) -> Result:
 
 @route("POST", "/upriver/faults/*")
 async def fault(node: Node, request: Request, name: str) -> Result:
-    """Provoke a failure; only on a node that was started with faults enabled."""
+    """Carry out a fault, if the node was started with faults enabled."""
     if not node.options.enable_faults:
         raise HttpError(HTTPStatus.NOT_FOUND, "faults are off: start the node with --enable-faults")
     from upriver.node import faults

@@ -1,4 +1,4 @@
-"""Routes that list, make, alter and drop scopes and collections, at the paths of Couchbase's REST API."""
+"""Routes that list, create, alter and drop scopes and collections, at the paths of Couchbase's REST API."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import json
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from upriver.node.cluster.manifest_edits import EditRefused
-from upriver.node.cluster.proposals import change_manifest
-from upriver.node.http.arguments import flag_or_none, number_or_none
+from upriver.node.cluster.manifest_changes import EditRefused, change_manifest
 from upriver.node.http.cluster import bucket_or_404
 from upriver.node.http.server import Result, route
-from upriver.node.http.wire import Answer, HttpError, Request
+from upriver.node.http.wire import Answer, HttpError, Request, flag_or_none, number_or_none
 from upriver.store.collections.manifest import MAX_TTL
 
 if TYPE_CHECKING:
     from upriver.node.server import Node
 
-_NEVER, _INHERITED = -1, 0  # a collection's maxTTL over HTTP; in the manifest they are 0 and left out
+_NEVER, _INHERITED = -1, 0  # a collection's maxTTL over HTTP; in the manifest, 0 and no entry
 
 
 @route("GET", "/pools/default/buckets/*/scopes")
@@ -80,7 +78,7 @@ async def _change(node: Node, bucket_name: str, **edit: Any) -> Result:
 
 
 def _properties(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Properties of a collection as the manifest has them; what is not given stays, None removes it."""
+    """Properties of a collection as the manifest has them; None removes a property."""
     unknown = sorted(arguments.keys() - {"maxTTL", "history"})
     if unknown:
         what = f"{unknown[0]} is not a setting of a collection here; there are maxTTL and history"

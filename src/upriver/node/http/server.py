@@ -1,8 +1,8 @@
 """The server of the management port, and its table of routes.
 
 A route is a method, a path whose ``*`` parts become arguments, and a function. Add one with ``route``. Without users,
-everything is open to clients on this machine. Requests that a browser sends for another site are refused, and so are,
-without users, requests for another host name: an attacker's name may point here.
+everything is open to clients on this machine. Requests that a browser sends for another site are refused. So are
+requests for another host name while there are no users, because an attacker's name may point here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def find_view(request: Request) -> tuple[View, list[str]]:
                 return view, arguments
             methods.append(method)
     if methods:
-        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path} knows {', '.join(sorted(methods))}")
+        raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path} allows {', '.join(sorted(methods))}")
     raise HttpError(HTTPStatus.NOT_FOUND, f"there is nothing at {request.path}")
 
 
@@ -65,7 +65,7 @@ def _match(pattern: list[str], segments: list[str]) -> list[str] | None:
 
 
 class HttpServer:
-    """``bind`` takes the port, whose number ``port`` is; ``serve`` listens on it. ``close`` ends open streams too."""
+    """Serves the management port: ``bind``, then ``serve``. ``close`` ends every connection."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -99,9 +99,9 @@ class HttpServer:
         try:
             await self._serve(HttpConnection(reader, writer), task, host)
         except (ConnectionError, TimeoutError):
-            pass  # the client has gone, or does not read: there is nobody to tell
+            pass  # the client is gone, or does not read
         except asyncio.CancelledError:
-            writer.transport.abort()  # the node stops, or others need the place
+            writer.transport.abort()  # the node stops, or a newer connection takes the place
         except Exception:
             log.failure("http_failed")
         finally:
@@ -117,13 +117,13 @@ class HttpServer:
                 if request is None:
                     return
                 idle_s = IDLE_S
-                self._take_place(task, host)
+                self._count_as_known(task, host)
             except HttpError as error:
                 await connection.refuse(error)
                 return
             await connection.send(await self._answer(request, host))
 
-    def _take_place(self, task: asyncio.Task[None], host: str) -> None:
+    def _count_as_known(self, task: asyncio.Task[None], host: str) -> None:
         """Count the connection as known, now that it has sent a request; 503 if there are too many."""
         was_new = self._new_connections.remove(task, host)
         known = len(self._tasks) - len(self._new_connections)
@@ -147,7 +147,7 @@ class HttpServer:
             return Answer.refusing(HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, reason))
 
     async def _access(self, request: Request, host: str) -> Access:
-        """What the sender of a request may do; ``HttpError`` if they are nobody we know."""
+        """What the sender of a request may do; ``HttpError`` if the sender is not allowed to ask."""
         node = self._node
         origin = request.headers.get("origin")
         if origin and origin.partition("://")[2] != request.headers.get("host"):
@@ -167,7 +167,7 @@ class HttpServer:
 
 
 def _check_host(given: str, own: str) -> None:
-    """Refuse other host names: without passwords, only the name shows that a browser was sent here by another site."""
+    """Refuse other host names: without passwords, only the name reveals that another site sent a browser here."""
     try:
         name = urlsplit(f"//{given}").hostname or ""
     except ValueError:
@@ -177,7 +177,7 @@ def _check_host(given: str, own: str) -> None:
 
 
 def _check_rights(request: Request) -> None:
-    """Every user may read what concerns no bucket, or a bucket of theirs; to change anything takes a privilege."""
+    """Every user may read what concerns no bucket, or a bucket in which they have a role; changes need a privilege."""
     needed, bucket = _needed(request)
     have = request.access.inside(bucket) if bucket else request.access.outside
     allowed = bool(have) if needed is NOTHING and bucket else not needed & ~have

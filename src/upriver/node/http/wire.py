@@ -1,7 +1,7 @@
 """HTTP/1.1 for the management port: requests in, JSON or chunked answers out, with limits on everything.
 
-h11 parses and frames; this module moves its bytes, and refuses what is too large, too slow, or not for us. Requests
-on one connection are answered one after the other, in order, pipelined or not.
+h11 parses and frames. This module moves its bytes, refuses what is too large or too slow, and checks arguments. The
+requests of one connection are answered in order, pipelined or not.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -28,6 +29,8 @@ REQUEST_S = 30.0  # for one request to arrive, once its first byte has
 IDLE_S = 75.0
 SEND_S = 30.0
 _READ_SIZE = 16 * 1024
+_NUMBER = re.compile(r"-?[0-9]{1,20}\Z")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _ONCE = frozenset({"content-length", "host", "authorization", "transfer-encoding", "content-type", "origin"})
 
 
@@ -84,6 +87,41 @@ class Request:
         return (name, password) if colon else None
 
 
+def number_or_none(arguments: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    """A number from ``low`` to ``high``; None if it is missing or empty."""
+    text = _text(arguments, name)
+    if not text:
+        return None
+    if not _NUMBER.match(text) or not low <= int(text) <= high:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} must be a number from {low} to {high}", name)
+    return int(text)
+
+
+def flag_or_none(arguments: Mapping[str, Any], name: str) -> bool | None:
+    """A flag as forms (``0``, ``1``) and JSON write it; None if it is missing or empty."""
+    text = _text(arguments, name)
+    if not text:
+        return None
+    if text not in _FLAGS:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} must be true or false", name)
+    return _FLAGS[text]
+
+
+def choice_or_none(arguments: Mapping[str, Any], name: str, allowed: Mapping[str, Any]) -> Any:
+    """The value that the text stands for; None if it is missing or empty."""
+    text = _text(arguments, name)
+    if not text:
+        return None
+    for word, value in allowed.items():
+        if word.lower() == text:
+            return value
+    raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} must be one of {', '.join(allowed)}", name)
+
+
+def _text(arguments: Mapping[str, Any], name: str) -> str:
+    return str(arguments.get(name, "")).strip().lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A response with a JSON body, or raw bytes that are JSON already."""
@@ -106,7 +144,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedAnswer:
-    """A response that goes on: one chunk per piece."""
+    """A response that is sent piece by piece, one chunk each."""
 
     pieces: AsyncIterator[bytes]
 
@@ -120,7 +158,7 @@ class HttpConnection:
         self._is_head = False
 
     async def receive(self, idle_s: float = IDLE_S) -> Request | None:
-        """The next request, or None when the client has gone or stays silent; ``HttpError`` for what we refuse."""
+        """The next request; None if the client is gone or silent; ``HttpError`` if the request is refused."""
         self._is_head = False
         try:
             if not self._machine.trailing_data[0]:
@@ -157,7 +195,7 @@ class HttpConnection:
         self._machine.receive_data(await self._reader.read(_READ_SIZE))
 
     async def send(self, result: Answer | ChunkedAnswer) -> None:
-        """The answer to the request; a client that does not take it in time is given up (``TimeoutError``)."""
+        """Send the answer to the request; ``TimeoutError`` if the client does not read it in time."""
         if isinstance(result, ChunkedAnswer):
             await self._send_stream(result)
         else:
@@ -168,7 +206,7 @@ class HttpConnection:
             self._machine.start_next_cycle()
 
     async def refuse(self, error: HttpError) -> None:
-        """The last answer on this connection."""
+        """Send a refusal as the last answer on this connection."""
         answer = Answer.refusing(error)
         headers = {"Content-Length": str(len(answer.body)), "Connection": "close", **answer.headers}
         self._respond(answer.status, headers)
@@ -218,7 +256,7 @@ def _checked_headers(head: h11.Request) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in pairs:
         if name in _ONCE and name in headers:
-            raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} is there twice")
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"{name} is given twice")
         headers[name] = value
     if "transfer-encoding" in headers:
         raise HttpError(HTTPStatus.LENGTH_REQUIRED, "send the body with a Content-Length")

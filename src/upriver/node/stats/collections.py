@@ -49,7 +49,7 @@ def _by_id(query: Query, entries: Mapping[int, Entry], unknown: type[StatusError
 
 def _only_argument(query: Query) -> str:
     if len(query.arguments) != 1:
-        raise InvalidArguments("write one name or id behind the group")
+        raise InvalidArguments("write one name or id after the group")
     return query.arguments[0]
 
 

@@ -14,7 +14,7 @@ import orjson
 
 from upriver.errors import InvalidArguments, KeyNotFound
 from upriver.node.dispatch import command
-from upriver.node.stats import collections, dcp, general, keys, vbuckets
+from upriver.node.stats import collections, dcp, general, vbuckets
 from upriver.node.stats.query import Figures, Query
 from upriver.wire.messages.session import Stat
 
@@ -41,13 +41,13 @@ GROUPS: dict[str, Callable[[Query], Figures]] = {
     "collections": collections.collections,
     "collections-byid": collections.collections_by_id,
     "collections-details": collections.collections_details,
-    "key": keys.key,
-    "key-byid": keys.key_by_id,
+    "key": vbuckets.key,
+    "key-byid": vbuckets.key_by_id,
     "responses": general.responses,
     "scopes": collections.scopes,
     "scopes-byid": collections.scopes_by_id,
-    "vkey": keys.vkey,
-    "vkey-byid": keys.vkey_by_id,
+    "vkey": vbuckets.vkey,
+    "vkey-byid": vbuckets.vkey_by_id,
     "uuid": vbuckets.uuid,
 }
 
@@ -57,19 +57,19 @@ async def stat(conn: ClientConnection, request: Stat) -> None:
     name, *arguments = request.group.decode("utf-8", "backslashreplace").split(" ") or [""]
     group = GROUPS.get(name)
     if group is None:
-        raise KeyNotFound(f"there is no group {name!r}, but {', '.join(sorted(filter(None, GROUPS)))}")
+        raise KeyNotFound(f"there is no group {name!r}; there are {', '.join(sorted(filter(None, GROUPS)))}")
     figures = group(Query(conn, [word for word in arguments if word], _options(request)))
     for sent, (key, value) in enumerate(figures, 1):
         conn.reply(request, key=key.encode()[:0xFFFF], value=_shown(value))
         if sent % _PER_TURN == 0:
-            await _let_others_work(conn)
+            await _give_others_a_turn(conn)
     conn.reply(request)
 
 
-async def _let_others_work(conn: ClientConnection) -> None:
+async def _give_others_a_turn(conn: ClientConnection) -> None:
     conn.flush()
     await asyncio.sleep(0)
-    while not conn.can_write and not conn.closed:  # noqa: ASYNC110 - the transport says so to the connection alone
+    while not conn.can_write and not conn.closed:  # noqa: ASYNC110 - only the connection hears it from the transport
         await asyncio.sleep(_SLOW_READER_S)
 
 

@@ -1,4 +1,4 @@
-"""Statistics of the node and of a whole bucket, under the names that tools know (docs/protocol/session.md#stats)."""
+"""Statistics of the node and of a whole bucket, under names that tools expect (docs/protocol/session.md#stats)."""
 
 from __future__ import annotations
 

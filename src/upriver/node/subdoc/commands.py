@@ -1,7 +1,7 @@
 """Sub-document commands (docs/protocol/subdoc.md): requests in, answers out.
 
-``specs`` has the rules of a request, ``paths`` finds and changes a path in a JSON text, ``xattrs`` knows what is
-special about extended attributes, and ``write`` takes a mutation from reading a document to writing it back.
+``specs`` has the rules of a request, ``paths`` finds and changes a path in a JSON text, ``xattrs`` has what is special
+about extended attributes, and ``write`` reads a document, changes it and writes it back.
 """
 
 from __future__ import annotations
@@ -182,14 +182,14 @@ def _run(conn: ClientConnection, request: _Mutation, vb: VBucket, wanted: Sequen
 
 
 async def _run_large(conn: ClientConnection, request: _Mutation, draft: Draft, answer: _Answer) -> None:
-    """As ``_run``, changing the document in another thread, and again if others have changed it meanwhile."""
+    """As ``_run``, but in another thread; starts again if others have changed the document meanwhile."""
     for _ in range(TRIES):
         await conn.node.loop.run_in_executor(None, draft.apply)
         if draft.is_current:
             break
         draft = Draft.begin(draft.target, draft.wanted)
     else:
-        draft.apply()  # others were faster every time; on the loop's own thread nobody is
+        draft.apply()  # changed by others every time; nobody can interrupt the loop's thread
     durability = request.durability
     with nullcontext() if durability is None else draft.target.vb.durable.preparing(durability.level):
         outcome = draft.store()

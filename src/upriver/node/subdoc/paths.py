@@ -84,13 +84,13 @@ def _parts(text: str) -> Iterator[Part]:
 
 
 def _name(raw: str) -> str:
-    """A name as it is written between the quotes of a JSON string, so with a backslash before a quote."""
+    """A name, given as between the quotes of a JSON string: with a backslash before a quote."""
     try:
         name, end = scanstring(raw + '"', 0, True)
         if end == len(raw) + 1 and name.encode():
             return str(name)
     except ValueError:
-        pass  # said below
+        pass  # refused below
     fail(Status.SUBDOC_PATH_EINVAL, f"{raw!r} is not the inside of a JSON string")
 
 
@@ -184,7 +184,7 @@ def _name_at(text: str, at: int) -> tuple[str, int]:
 def _child(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
     """The member of a container that a part names, or None; a part of the wrong kind is a mismatch."""
     if text[span[0]] != ("{" if isinstance(part, str) else "["):
-        fail(Status.SUBDOC_PATH_MISMATCH, f"{part!r} leads into something that is no {_kind(part)}")
+        fail(Status.SUBDOC_PATH_MISMATCH, f"{part!r} leads into something that is not an {_kind(part)}")
     if span[1] - span[0] > json_text.LARGE:
         return _child_of_large(text, span, part)
     if isinstance(part, str) and span[1] - span[0] > _LARGE:
@@ -198,7 +198,7 @@ def _child(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
 
 
 def _child_of_large(text: str, span: Span, part: Part) -> tuple[int, Span] | None:
-    """As ``_find``, by a kernel on the bytes of the text; byte offsets are converted to character offsets."""
+    """As ``_child``, by a kernel on the bytes of the text; byte offsets are converted to character offsets."""
     piece = text[span[0] : span[1]]
     data = piece.encode()
     found, _ = json_text.find_member(data, part)
@@ -209,7 +209,7 @@ def _child_of_large(text: str, span: Span, part: Part) -> tuple[int, Span] | Non
 
 
 def _named_child_of_many(text: str, start: int, name: str) -> tuple[int, Span] | None:
-    """A pattern that skips members with simple values in one match, up to the name or one that has an escape."""
+    """Find a member with a pattern that skips simple members in one match, up to the name or to one with an escape."""
     others = _others_than(name)
     at = _skip(text, start + 1)
     while True:
@@ -440,8 +440,8 @@ def _check_value(value: str, path: Path) -> None:
 
 
 def _check_values(value: str, path: Path) -> None:
-    """One value or several with commas between, for the arrays."""
+    """Check one value, or several separated by commas, to put into an array."""
     if _is_deeper(f"[{value}]", MAX_DEPTH - len(path)):
         fail(Status.SUBDOC_VALUE_ETOODEEP, f"the document would have more than {MAX_DEPTH} levels")
     if not value.strip() or not is_json(f"[{value}]"):
-        fail(Status.SUBDOC_VALUE_CANTINSERT, "the value is not JSON, nor several with ',' between")
+        fail(Status.SUBDOC_VALUE_CANTINSERT, "the value is neither JSON nor JSON values separated by commas")

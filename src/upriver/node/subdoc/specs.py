@@ -106,9 +106,9 @@ def _check_flags(flags: int, rule: Rule) -> None:
         fail(Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, "macros and binary values are for extended attributes only")
     if flags & _MACROS and flags & _BINARY:
         fail(Status.SUBDOC_XATTR_INVALID_FLAG_COMBO, "a macro is not a binary value")
-    foreign = flags & ~int(rule.flags)  # int: the complement of an IntFlag has only the bits that it names
-    if foreign:
-        raise InvalidArguments(f"path flags 0x{foreign:02x} are not allowed here")
+    refused = flags & ~int(rule.flags)  # int: the complement of an IntFlag has only the bits that it names
+    if refused:
+        raise InvalidArguments(f"path flags 0x{refused:02x} are not allowed here")
 
 
 def _check_xattr(spec: Spec) -> None:
@@ -143,9 +143,9 @@ def check_order(specs: Sequence[Spec]) -> None:
 
 def check_doc_flags(flags: int, allowed: int, cas: int, *, is_multi: bool = False) -> DocFlag:
     """Check the flags of a whole request; with several paths, create-as-deleted needs no other flag."""
-    foreign = flags & ~int(allowed)
-    if foreign:
-        raise InvalidArguments(f"document flags 0x{foreign:02x} are not allowed here")
+    refused = flags & ~int(allowed)
+    if refused:
+        raise InvalidArguments(f"document flags 0x{refused:02x} are not allowed here")
     if flags & DocFlag.ADD and (flags & DocFlag.MKDOC or cas):
         raise InvalidArguments("a document that must not exist has no CAS, and excludes the make-document flag")
     if flags & DocFlag.CREATE_AS_DELETED and not is_multi and not flags & (DocFlag.ADD | DocFlag.MKDOC):

@@ -26,7 +26,7 @@ class DocumentView:
     body: bytes = b""
     attributes: dict[str, bytes] = field(default_factory=dict)
     _checked: str | None = None  # the body, once it is known to be JSON
-    _replaced: bool = False  # by another body than the document's
+    _replaced: bool = False  # whether the body is no longer the document's
 
     @classmethod
     def of(cls, document: Document, vbuuid: int) -> DocumentView:
@@ -35,13 +35,13 @@ class DocumentView:
 
     @property
     def text(self) -> str:
-        """The body as JSON text; ``SUBDOC_DOC_NOT_JSON`` if it is none."""
+        """The body as JSON text; ``SUBDOC_DOC_NOT_JSON`` if it is not JSON."""
         if self._checked is None:
             try:
                 text = self.body.decode()
             except UnicodeDecodeError:
                 paths.fail(Status.SUBDOC_DOC_NOT_JSON, "the document is not JSON")
-            # The store checks plain values itself; of others, only the writer has said that they are JSON.
+            # The store checks that plain values are JSON; for others there is only the word of the writer.
             paths.check_document(text, known_json=self.document.datatype == Datatype.JSON and not self._replaced)
             self._checked = text
         return self._checked
@@ -84,7 +84,7 @@ class DocumentView:
             return self.body, datatype
         value = join_xattrs(self.attributes, self.body)
         if len(value) - len(self.body) > 4 + MAX_XATTR_BYTES or len(self.attributes) > MAX_XATTRS:
-            paths.fail(Status.E2BIG, f"xattrs may have {MAX_XATTR_BYTES} bytes, and be {MAX_XATTRS} in number")
+            paths.fail(Status.E2BIG, f"a document has at most {MAX_XATTRS} xattrs, of {MAX_XATTR_BYTES} bytes in all")
         return value, datatype | Datatype.XATTR
 
 

@@ -41,7 +41,7 @@ class Target:
     expiry: int = 0
     preserve_ttl: bool = False
     lww: bool = False  # the bucket resolves conflicts by CAS
-    user_flags: int | None = None  # of the document from now on; None leaves them as they are
+    user_flags: int | None = None  # new user flags of the document; None keeps the old ones
 
     @property
     def may_create(self) -> bool:
@@ -69,7 +69,7 @@ class MutationOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PathFailure:
-    """The first path that failed; nothing was written. Not the exception, which would keep its stack frames alive."""
+    """The first path that failed; nothing was written. Not the exception, which would keep stack frames alive."""
 
     index: int
     status: Status
@@ -106,7 +106,7 @@ class Draft:
         return cls(target, wanted, existing, _stamp(target, existing, wanted), _fresh(target, existing), [])
 
     def apply(self) -> None:
-        """Change the copy, path by path. This is the slow part, and may run in another thread."""
+        """Change the draft, path by path. This is the slow part, and may run in another thread."""
         self.result = _apply(self.target, self.view, self.wanted, self.stamp)
         checksum = xattrs.MACRO_CRC32C.encode()
         if any(spec.value.strip() == checksum for spec in self.wanted) and not isinstance(self.result, PathFailure):
@@ -117,7 +117,7 @@ class Draft:
 
     @property
     def is_current(self) -> bool:
-        """Whether the document, and what macros say of the write, are still as they were when the draft began."""
+        """Whether the document has not changed since the draft began, and what macros say of the write still holds."""
         now = _existing(self.target)
         if now is None or self.existing is None:
             unchanged = now is self.existing
@@ -231,7 +231,7 @@ def _store(target: Target, existing: Document | None, view: DocumentView, stamp:
 
 
 def _revision(target: Target) -> int:
-    """One more than the revision of the version before, which may be a tombstone."""
+    """The revision after that of the last version, which may be a tombstone."""
     try:
         return target.vb.documents.get_meta(target.key, target.collection_id).rev_seqno + 1
     except KeyNotFound:

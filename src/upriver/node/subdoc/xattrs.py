@@ -1,7 +1,7 @@
 """What is special about paths in extended attributes: virtual attributes, macros, binary values.
 
 A virtual attribute is computed when it is read. A macro is a value that is only known when the document is written,
-so the writer fixes CAS and seqno first and hands them over as a ``Stamp``.
+so the writer fixes CAS and seqno first and passes them on as a ``Stamp``.
 
 See docs/protocol/subdoc.md.
 """
@@ -63,7 +63,7 @@ def _expand_document_macro(macro: str, stamp: Stamp) -> str:
 
 
 def document_attribute(document: Document, vbuuid: int, body: bytes, *, checksum: bool) -> dict[str, object]:
-    """``$document``: everything about a document but its content. The checksum is slow, hence optional."""
+    """``$document``: the metadata of a document. The checksum is slow, so it is optional."""
     found = {
         "CAS": f"0x{document.cas:016x}",
         "vbucket_uuid": f"0x{vbuuid:016x}",
@@ -93,9 +93,8 @@ def encode_binary(value: bytes) -> str:
 
 def decode_binary(text: str) -> bytes:
     """Undo ``encode_binary``; ``SUBDOC_FIELD_NOT_BINARY_VALUE`` if the field holds something else."""
-    value = (
-        json.loads(text) if text.startswith('"') else None
-    )  # not parsed otherwise: an object may be too deep for the parser
+    # Only a string is parsed: an object may be nested too deeply for the parser.
+    value = json.loads(text) if text.startswith('"') else None
     if isinstance(value, str) and value.startswith(_BINARY_PREFIX):
         try:
             return base64.b64decode(value.removeprefix(_BINARY_PREFIX), validate=True)

@@ -1,14 +1,19 @@
-"""Slow work runs beside the loop: meanwhile the other clients are served."""
+"""Slow work runs in threads, so clients are served meanwhile: requests of others, and the node's own housekeeping."""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, frame, ready
 from upriver.errors import Status
+from upriver.store import bucket as store_bucket
 from upriver.wire import Opcode
 from upriver.wire.messages import cluster, kv, session
 
@@ -33,7 +38,7 @@ def manifest(uid: int, count: int) -> bytes:
         pytest.param(frame(Opcode.FLUSH), id="flush"),
     ],
 )
-def test_others_are_served_while_it_waits_for_the_disk(flushable: NodeThread, request_bytes: bytes):
+def test_others_are_served_while_a_request_waits_for_the_disk(flushable: NodeThread, request_bytes: bytes):
     store = flushable.node.buckets.get("default").store
     with ready(flushable.port, *ALL) as admin, ready(flushable.port, *ALL) as other:
         assert other.ask(kv.Set(key=b"\0there", value=b"v")).specific == OK
@@ -56,3 +61,32 @@ def test_a_flushed_bucket_is_empty_and_takes_writes(flushable: NodeThread):
             assert stored.specific == OK
             seqno = int.from_bytes(stored.extras[8:], "big")
             assert raw.ask(cluster.SeqnoPersistence(seqno, vbucket=vbucket)).specific == OK
+
+
+@contextmanager
+def held_at(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[threading.Event]:
+    """Hold background work at its next vbucket until the block ends; the event says that it has got there."""
+    reached, released = threading.Event(), threading.Event()
+    work: Callable[..., Any] = getattr(store_bucket, name)
+
+    def held(*arguments: Any) -> Any:
+        reached.set()
+        assert released.wait(60)
+        return work(*arguments)
+
+    monkeypatch.setattr(store_bucket, name, held)
+    try:
+        yield reached
+    finally:
+        released.set()
+
+
+@pytest.mark.parametrize(("work", "how"), [("expire_due", "expiry_pager_s"), ("compact", "maintain_s")])
+def test_clients_are_served_while_the_node_expires_and_compacts(make_node, monkeypatch, work: str, how: str) -> None:
+    monkeypatch.setattr(store_bucket, "wants_compaction", lambda vbucket: True)
+    with held_at(monkeypatch, work) as reached:
+        small: NodeThread = make_node(**{how: 0.01})
+        assert reached.wait(60)
+        with ready(small.port) as client:
+            assert client.ask(kv.Set(key=b"k", value=b"v")).specific == Status.SUCCESS
+            assert client.ask(kv.Get(b"k")).value == b"v"

@@ -1,22 +1,33 @@
-"""Edits of a manifest: one scope or collection is created, altered or dropped. Pure.
+"""Changes of the manifest: edits of one scope or collection, and who decides on them.
 
-An edit is a small dictionary, so that it can travel from the node that was asked to whoever owns the manifest. The
-texts of some refusals are those that Couchbase's SDKs look for.
+A node alone applies an edit itself. A member of a cluster proposes it to the manager and waits until the manager has
+decided and has given the new manifest to every member that it can reach. An edit is a small dictionary, so that it can
+travel to the manager. The texts of some refusals are those that Couchbase's SDKs look for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from upriver.errors import StatusError
+from upriver.node import log
 from upriver.store import Manifest
+
+if TYPE_CHECKING:
+    from upriver.node.buckets import NodeBucket
 
 Edit = Mapping[str, Any]
 Draft = dict[str, Any]
 _FIRST_ID = 8  # ids 1 to 7 are reserved (docs/protocol/collections.md#manifest)
+DECIDED_S = 30.0  # less than clients wait for an answer
+_NO_MANAGER = "the cluster's manager has not decided in time: `upriver cluster start` must be running for it"
 
 
 class EditRefused(Exception):
@@ -47,7 +58,7 @@ def _drafted(draft: Draft, edit: Edit) -> bytes:
     try:
         change = _EDITS[edit["do"]]
     except KeyError as error:
-        raise EditRefused(HTTPStatus.BAD_REQUEST, f"there is no such change as {edit['do']!r}") from error
+        raise EditRefused(HTTPStatus.BAD_REQUEST, f"there is no change {edit['do']!r}") from error
     change(draft, edit, f"{_unused_id(draft, uid):x}")
     return json.dumps(draft).encode()
 
@@ -91,7 +102,7 @@ def _drop_collection(draft: Draft, edit: Edit, _: str) -> None:
 
 
 def _set(collection: Draft, properties: Mapping[str, Any]) -> None:
-    """None takes a property away."""
+    """Set properties of a collection; None removes one."""
     for name, value in properties.items():
         if value is None:
             collection.pop(name, None)
@@ -123,3 +134,63 @@ _EDITS: dict[str, Callable[[Draft, Edit, str], None]] = {
     "alter_collection": _alter_collection,
     "drop_collection": _drop_collection,
 }
+
+
+# ---------------------------------------------------------------------------------------------- proposals
+
+
+class Proposals:
+    """The proposals of one bucket that the manager has not decided on yet."""
+
+    def __init__(self) -> None:
+        self._edits: dict[str, Edit] = {}
+        self._outcomes: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    async def propose(self, edit: Edit) -> str:
+        """Propose an edit and wait for the decision; returns the uid of the new manifest, or raises ``EditRefused``."""
+        name = secrets.token_hex(8)
+        self._edits[name] = edit
+        self._outcomes[name] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(DECIDED_S):
+                outcome = await self._outcomes[name]
+        except TimeoutError as error:
+            raise EditRefused(HTTPStatus.SERVICE_UNAVAILABLE, _NO_MANAGER) from error
+        finally:
+            del self._edits[name], self._outcomes[name]
+        if "uid" not in outcome:
+            raise EditRefused(HTTPStatus(outcome["status"]), outcome["reason"], outcome["field"])
+        return str(outcome["uid"])
+
+    def waiting(self) -> dict[str, Edit]:
+        return dict(self._edits)
+
+    def decide(self, outcomes: dict[str, Any]) -> None:
+        for name, outcome in outcomes.items():
+            waits = self._outcomes.get(name)
+            if waits is not None and not waits.done():
+                waits.set_result(outcome)
+
+
+async def change_manifest(bucket: NodeBucket, edit: Edit) -> str:
+    """Apply an edit, or propose it; returns the new uid. ``EditRefused`` if it cannot be done."""
+    if bucket.member or bucket.waits_for_map:
+        return await bucket.proposals.propose(edit)
+    async with bucket.manifest_changes:
+        await bucket.apply_manifest(edited(bucket.store.manifest.to_json(), edit))
+    uid = f"{bucket.store.manifest.uid:x}"
+    log.info("manifest_applied", bucket=bucket.name, uid=uid)
+    return uid
+
+
+async def take_manifest(bucket: NodeBucket, manifest: Any) -> None:
+    """Take the manager's manifest, unless this node has it already."""
+    async with bucket.manifest_changes:
+        if not manifest or int(manifest["uid"], 16) <= bucket.store.manifest.uid:
+            return
+        try:
+            await bucket.apply_manifest(orjson.dumps(manifest))
+        except StatusError as error:  # the manager sees that this node lacks it, and tries again
+            log.warning("manifest_refused", bucket=bucket.name, uid=manifest["uid"], reason=str(error))
+        else:
+            log.info("manifest_applied", bucket=bucket.name, uid=manifest["uid"])

@@ -13,8 +13,8 @@ from upriver.client._requests.operations import Ask
 from upriver.client.blocking import Database, connect
 from upriver.client.positions import Positions
 from upriver.lake import Comparison, compare
-from upriver.lake.apply.epochs import Epochs
 from upriver.lake.apply.policy import MergePolicy, TableOptions
+from upriver.lake.apply.rollbacks import Epochs
 from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions

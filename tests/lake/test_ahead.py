@@ -8,7 +8,7 @@ import pytest
 
 from tests.lake.desks import Desk
 from tests.lake.test_trimming import TAIL, reading, trim, truth
-from upriver.lake.apply import ahead
+from upriver.lake.apply import reread
 from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.layout import Lake
 from upriver.protocol.offsets import Offset
@@ -58,14 +58,14 @@ def test_what_was_read_again_beyond_the_offset_goes_when_a_second_failover_loses
 
 def test_a_vbucket_that_the_sync_has_passed_is_not_asked_after_any_more(tmp_path) -> None:
     lake = Lake(str(tmp_path))
-    ahead.note(lake, "shop.orders", {1: ahead.Ahead(7, 50)})
+    reread.note_ahead(lake, "shop.orders", {1: reread.Ahead(7, 50)})
     asked: list[int] = []
 
     def branches(vbuckets: Any) -> dict[int, list[tuple[int, int]]]:
         asked.extend(vbuckets)
         return {1: [(8, 40), (7, 0)]}
 
-    assert ahead.lost(lake, branches) == {"shop.orders": [1]}
+    assert reread.find_lost(lake, branches) == {"shop.orders": [1]}
     CommittedBatch(3, Offset((Position.of_points(7, 9), Position.of_points(7, 50))).to_json()).store(lake)
-    assert ahead.lost(lake, branches) == {}
+    assert reread.find_lost(lake, branches) == {}
     assert asked == [1]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.lake.desks import Desk
 from upriver.lake.apply.rows import text_keys
-from upriver.lake.column_types import ColumnType
 from upriver.lake.columns import evolve, observe, row_schema, to_columns, to_document
+from upriver.lake.options import ColumnType
 
 scalars = st.one_of(
     st.none(),

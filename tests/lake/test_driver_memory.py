@@ -14,7 +14,7 @@ from upriver.lake.change_log import write_log
 
 APPLY = """
 import json, resource, sys
-from upriver.lake.apply import unapplied
+from upriver.lake.apply import plan
 from upriver.lake.apply.policy import TableOptions
 from upriver.lake.tables import Tables
 from upriver.lake.layout import Lake
@@ -22,7 +22,7 @@ from upriver.lake.change_log import WrittenFiles
 from upriver.lake.apply.policy import MergePolicy
 
 small = {"target_bytes": 4 << 20, "inline_bytes": 4 << 20}
-unapplied.SHARED_BYTES = 4 << 20
+plan.SHARED_BYTES = 4 << 20
 tables = Tables(Lake(sys.argv[1]), "app", TableOptions(vbuckets=64, policy=MergePolicy(**small)))
 
 def apply(path, batch):

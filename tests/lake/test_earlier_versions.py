@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
 from upriver.lake.apply.policy import MergePolicy
+from upriver.lake.apply.rollbacks import void
 from upriver.lake.apply.upkeep import fold_log
-from upriver.lake.apply.voiding import void
 from upriver.lake.history import HistoryTable
 
 

@@ -9,7 +9,7 @@ from tests.lake.desks import Desk
 from upriver.errors import ConfigError
 from upriver.lake import read
 from upriver.lake.apply.policy import MergePolicy
-from upriver.lake.column_types import ColumnType
+from upriver.lake.options import ColumnType
 
 
 def test_a_new_field_becomes_a_column_and_old_rows_have_null(desk: Desk) -> None:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from tests.lake.desks import Desk
 from tests.lake.test_truth import normal
-from upriver.lake.apply.epochs import Epochs
+from upriver.lake.apply.rollbacks import Epochs
 from upriver.lake.apply.upkeep import trim_log
 from upriver.records.schema import CHANGES
 

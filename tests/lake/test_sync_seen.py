@@ -16,8 +16,7 @@ from upriver.lake.bucket import check
 from upriver.lake.journal import Batch
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
-from upriver.spark.sync.lag import LagWatch
-from upriver.spark.sync.run import SyncProgress
+from upriver.spark.sync.run import LagWatch, SyncProgress
 from upriver.testing import RunningNode
 
 OPTIONS = SyncOptions(connection="couchbase://localhost", to="lake")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import ConfigError
+from upriver.spark.schema import check_value_schema
 from upriver.spark.values.fields import fitted
-from upriver.spark.values.value_schema import check_value_schema
 
 MOMENT = pa.timestamp("us", tz="UTC")
 

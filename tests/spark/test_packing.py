@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.protocol.position import Position
-from upriver.spark.reader.packing import pack, weight
-from upriver.spark.reader.planning import Range
+from upriver.spark.reader.planning import Range, pack, weight
 
 
 def ranges_of(backlogs):

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from upriver.client.names import Names
 from upriver.errors import ConfigError
 from upriver.model import FailoverLog, OnRollback
-from upriver.protocol.filters import EVERYTHING, Wanted
+from upriver.protocol.filters import EVERYTHING, Filter, Wanted
 from upriver.protocol.offsets import Offset
 from upriver.protocol.position import Position
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import Cluster
 from upriver.spark.reader.executor import Task
-from upriver.spark.reader.filters import resolve
-from upriver.spark.reader.packing import pack
-from upriver.spark.reader.planning import Known, Range, View, behind, claimable, look, plan, ranges
+from upriver.spark.reader.planning import Known, Range, View, behind, claimable, look, pack, plan, ranges
 from upriver.spark.reader.reports import ReportServer, own_address
 
 ALL_LOGS_EVERY_S = 3.0
@@ -289,7 +288,7 @@ class Driver:
         if self._wanted is None:
             needed = self._filtered or (at is not None and at.filters not in ((), (EVERYTHING,)))
             if needed:
-                self._wanted = resolve(self.options, self.cluster.manifest(), strict=not self._resolved)
+                self._wanted = wanted_of(self.options, self.cluster.manifest(), strict=not self._resolved)
             else:
                 self._wanted = Wanted()
             self._resolved = True
@@ -315,3 +314,40 @@ def _position(wanted: Any, high: int, log: FailoverLog) -> Position:
     except (KeyError, TypeError, ValueError) as error:
         example = '17, "earliest", "latest" or {"seqno": 17, "vbuuid": "a1b2"}'
         raise ConfigError(f"{wanted!r} is no position in a vbucket; write {example}") from error
+
+
+def wanted_of(options: ReadOptions, manifest: Mapping[str, Any], *, strict: bool) -> Wanted:
+    """What the options name, by the ids in the manifest; with ``strict``, an unknown name is an error."""
+    names = Names.of_manifest(manifest)
+    scopes = {name: number for number, name in names.scopes.items()}
+    scope_of = {number: scopes[scope] for number, (scope, _) in names.collections.items()}
+    if options.collections:
+        return Wanted(Filter(collections=_collections(options, names, strict)), scope_of)
+    if not options.scope:
+        return Wanted(EVERYTHING, scope_of)
+    if options.scope not in scopes:
+        if strict:
+            raise ConfigError(f"no scope {options.scope}; there are {', '.join(sorted(scopes))}")
+        return Wanted(Filter(collections=frozenset()), scope_of)
+    return Wanted(Filter(scope=scopes[options.scope]), scope_of)
+
+
+def _collections(options: ReadOptions, names: Names, strict: bool) -> frozenset[int]:
+    wanted = {qualified(name, options.scope or "_default") for name in options.collections}
+    if strict and (unknown := wanted - set(names.collections.values())):
+        raise ConfigError(f"no collection {_listed(unknown)}; there are {_listed(names.collections.values())}")
+    return frozenset(names.ids_of(wanted))
+
+
+def _listed(paths: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(sorted(".".join(path) for path in paths))
+
+
+def qualified(name: str, scope: str) -> tuple[str, str]:
+    """Scope and collection of a name that may lack its scope.
+
+    >>> qualified("shop.orders", "_default"), qualified("orders", "shop")
+    (('shop', 'orders'), ('shop', 'orders'))
+    """
+    first, dot, second = name.partition(".")
+    return (first, second) if dot else (scope, first)

@@ -39,9 +39,10 @@ batch is read, so the driver cannot know in which snapshot it will end. What it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from upriver.errors import HistoryLost
 from upriver.model import SEQNO_MAX, FailoverLog
@@ -52,6 +53,9 @@ from upriver.protocol.position import Position
 
 EVERYTHING_WANTED = Wanted()
 LOOKS = 10
+ROWS_WORTH_A_TASK = 2_000
+STREAM_COST = 20  # opening a stream costs about as much as so many rows
+N = TypeVar("N", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,3 +350,51 @@ def _range(vb: int, at: Position, goal: Position, end: Offset, view: View, known
     complete = at.seqno != 0 and at.seqno in goal.consistent_points
     start = at.complete() if complete else claimable(vb, at, view, known)
     return Range(vb, start._replace(epoch=goal.epoch), goal.seqno, goal.vbuuid)
+
+
+# Packing: a task costs Spark more than a stream costs us, so a batch has few tasks. Each reads from as few nodes as
+# possible (one connection each), and all have about the same work.
+
+
+def tasks_for(ranges: Sequence[Range], most: int) -> int:
+    """How many tasks the ranges are worth: one for few rows, up to ``most`` for many."""
+    work = sum(weight(one) for one in ranges)
+    return max(1, min(most, len(ranges), -(-work // ROWS_WORTH_A_TASK)))
+
+
+def weight(one: Range) -> int:
+    return one.backlog + STREAM_COST
+
+
+def pack(ranges: Sequence[Range], owners: Mapping[int, N], most: int) -> list[list[Range]]:
+    """At most ``most`` groups of equal weight; ranges of one node (``owners`` by vbucket) stay together."""
+    if not ranges:
+        return []
+    tasks = tasks_for(ranges, most)
+    by_node: dict[N | None, list[Range]] = {}
+    for one in ranges:
+        by_node.setdefault(owners.get(one.vbucket), []).append(one)
+    if tasks <= len(by_node):
+        return _spread(list(by_node.values()), tasks)
+    return [group for node, count in _divide(by_node, tasks) for group in _spread([[one] for one in node], count)]
+
+
+def _divide(by_node: Mapping[N | None, list[Range]], tasks: int) -> list[tuple[list[Range], int]]:
+    """How many tasks each node gets: one, and the rest where a task has most work."""
+    counts = dict.fromkeys(by_node, 1)
+    work = {node: sum(map(weight, members)) for node, members in by_node.items()}
+    for _ in range(tasks - len(by_node)):
+        open_nodes = [node for node, members in by_node.items() if counts[node] < len(members)]
+        counts[max(open_nodes, key=lambda node: work[node] / counts[node])] += 1
+    return [(by_node[node], count) for node, count in counts.items()]
+
+
+def _spread(parts: Sequence[Sequence[Range]], tasks: int) -> list[list[Range]]:
+    """Put the heaviest part first, each into the lightest group."""
+    heap = [(0, index) for index in range(min(tasks, len(parts)))]
+    groups: list[list[Range]] = [[] for _ in heap]
+    for part in sorted(parts, key=lambda part: -sum(map(weight, part))):
+        load, index = heapq.heappop(heap)
+        groups[index].extend(part)
+        heapq.heappush(heap, (load + sum(map(weight, part)), index))
+    return [sorted(group, key=lambda one: one.vbucket) for group in groups]

@@ -186,7 +186,7 @@ class CollectionTables:
         force: bool,
         drain: bool,
     ) -> list[int]:
-        """Merge and commit what is unapplied. Vbuckets that the log cannot repair are returned, and nothing is committed."""
+        """Merge and commit what is unapplied, or return vbuckets that the log cannot repair and commit nothing."""
         shape, widened = self._evolve(unapplied)
         rewrite = force or widened or found.in_doubt
         floors = self.floors() if found.new_marks else {}

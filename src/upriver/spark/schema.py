@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _REMEMBERED = "options of this table: "
-UNFIT = "value_unfit"  # with valueSchema: the JSON of the fields that did not fit, or the text of what is no object
+UNFIT = "value_unfit"  # with valueSchema: the JSON of fields that did not fit, or the text of a value that is no object
 KEY_COLUMNS = ("event", "vbucket", "seqno", "epoch", "vbuuid", "collection_id", "key")
 
 _NAMES = {

@@ -44,9 +44,7 @@ class TaskSummary:
     """What one task reports."""
 
     complete: list[tuple[int, int, int]] = field(default_factory=list)  # vbucket, vbuuid, seqno
-    unread: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # vbucket, and a seqno that it must go back to, or below
+    unread: list[tuple[int, int]] = field(default_factory=list)  # vbucket, and a seqno to go back to, or below
     rows: int = 0
     size_bytes: int = 0
 

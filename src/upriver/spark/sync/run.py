@@ -36,7 +36,7 @@ ASK_EVERY_S = 1.0
 
 @dataclass
 class SyncProgress:
-    """What is known of a run while it goes on; given to ``on_progress`` about twice a second."""
+    """What is known of a run at work; passed to ``on_progress`` about twice a second."""
 
     expected: int = 0  # changes in the bucket when the run started
     lag: int | None = None  # changes that the bucket has and the tables lack
@@ -146,7 +146,7 @@ def run(
         query = start(spark, options, applier)
         try:
             with LagWatch(options) as lag:
-                # In Spark Connect the server applies the batches, and nobody else may write meanwhile.
+                # In Spark Connect the server applies the batches, and no other process may write meanwhile.
                 freshen = None if is_connect(spark) else applier.freshen
                 _watch(query, lake, progress, lag, stop, on_progress, freshen)
         finally:

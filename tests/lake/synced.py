@@ -49,7 +49,7 @@ class Synced:
         return [key for key in keys if vbucket_of(key.encode(), self.vbuckets) == vbucket]
 
     def sync(self, *, apply: bool = True, note: bool = True, lag: int = 0) -> None:
-        """A batch with everything that is new. Without ``apply`` it is lost, without ``note`` its offset is."""
+        """Run a batch with everything new. Without ``apply`` the batch is lost; without ``note``, its offset is."""
         with self.db.change_batches(start=self.positions or "beginning", end="now") as feed:
             batches = list(feed)
             self.positions = feed.positions()

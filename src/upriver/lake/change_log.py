@@ -1,7 +1,7 @@
 """The change log: every change of a collection, append-only, in the schema of the feed plus its batch.
 
 Executors write it (`write_log`), file by file, and tell the driver what they wrote. Rollbacks and collection events are
-*marks*: they have files of their own, so nobody must read the log to find them.
+*marks*. They are kept in separate files, so the log need not be read to find them.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def with_voided(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         return rows
     if "voided" not in rows.schema.names:
         return rows.append_column(LOG.field("voided"), pa.repeat(pa.scalar(False), rows.num_rows))
-    known = rows.column("voided")  # null where another tool rewrote such a file
+    known = rows.column("voided")  # null where another tool rewrote an older file
     position = rows.schema.get_field_index("voided")
     return rows.set_column(position, LOG.field("voided"), known.fill_null(False)) if known.null_count else rows
 

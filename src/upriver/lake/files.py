@@ -128,7 +128,7 @@ def _groups_of_rows(root: str, rows: int, edges: Sequence[int]) -> list[tuple[in
 
 
 def bytes_in_memory(root: str, files: Iterable[DataFile]) -> int:
-    """About how many bytes these files take in memory; their footers say it."""
+    """About how many bytes these files take in memory, from their footers."""
     return sum(_uncompressed(root, file) for file in files)
 
 

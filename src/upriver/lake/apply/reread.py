@@ -1,7 +1,7 @@
 """Rereads: vbuckets whose log does not reach back far enough are read again from the bucket, into the change log.
 
 A rollback row to seqno 0 comes before the rows that were read, so it voids everything older. The log has no older
-versions of the documents, so the log of such a vbucket begins where this read ended (its floor).
+versions of the documents, so the log of that vbucket begins where the reread ended (its floor).
 
 A reread goes up to the bucket's high seqno, while the sync is at an older offset. If a failover loses what lies between
 the two, the source sees no rollback, because it has not read that far. So ``ahead.json`` notes how far each vbucket was

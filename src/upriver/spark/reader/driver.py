@@ -46,13 +46,13 @@ class Driver:
         self._view: View | None = None  # since the last batch was planned
         self._viewed_at = 0.0
         self._all_logs_at = 0.0
-        self._looked = False
+        self._has_purges = False
         self._end: Offset | None = None
         self._ran: Offset | None = None  # the end of the batch whose tasks were made here last
         self._idle_since = 0.0
         self._misses: dict[int, int] = {}  # how often in a row a vbucket was left unread
         self._held: dict[int, float] = {}  # until when it is not tried again
-        self._guess: float | None = None  # the size of a row, as the nodes say
+        self._row_bytes_guess: float | None = None  # the size of a row, as the nodes say
         self._filtered = bool(options.collections or options.scope)
         self._wanted: Wanted | None = None
         self._resolved = False
@@ -113,7 +113,7 @@ class Driver:
     # ---------------------------------------------------------------------------------------------- where to end
 
     def freeze(self) -> None:
-        """For AvailableNow: read nothing beyond the high seqnos of now."""
+        """For AvailableNow: read nothing beyond the current high seqnos."""
         self._ceiling = self.cluster.highs()
 
     def latest_offset(self, start: dict[str, Any], most: tuple[int | None, int | None]) -> dict[str, Any]:
@@ -179,9 +179,9 @@ class Driver:
         """The size of a row, from the reports of tasks or, before the first, from the nodes; 0 if unknown."""
         if seen := self._reports().row_bytes:
             return seen
-        if self._guess is None:
-            self._guess = self.cluster.row_bytes()
-        return self._guess
+        if self._row_bytes_guess is None:
+            self._row_bytes_guess = self.cluster.row_bytes()
+        return self._row_bytes_guess
 
     def _look(self, at: Offset) -> View:
         """What the cluster says: fresh after a batch, up to ``pollMilliseconds`` old while nothing happens."""
@@ -201,9 +201,9 @@ class Driver:
         matching = self._matching(self._want(at))
         view = look(at, highs, self.cluster.logs, everything=everything, also=also, revision=self._revision)
         view = replace(view, matching=matching)
-        if not self._looked and any(each.seqno for each in at.positions):
+        if not self._has_purges and any(each.seqno for each in at.positions):
             # Only a reader that was away for days can have been passed by a purge; while it runs, executors notice.
-            self._looked, view = True, replace(view, purges=self.cluster.purges())
+            self._has_purges, view = True, replace(view, purges=self.cluster.purges())
         self._held = {vb: until for vb, until in self._held.items() if until > now}
         held = {vb: high for vb, high in view.highs.items() if vb not in self._held}
         self._view, self._viewed_at = replace(view, highs=held), now
@@ -222,9 +222,9 @@ class Driver:
     def _learn(self, at: Offset, now: float) -> None:
         """Find out what was read of the batch that ended at ``at``, if this driver ran it or its reports were kept."""
         if self.options.on_rollback is OnRollback.FAIL:
-            self.known.heard = True  # tasks fail rather than leave anything unread
+            self.known.reported = True  # tasks fail rather than leave anything unread
         if at == self._ran and self._report_server:
-            self.known.heard = True
+            self.known.reported = True
             self._report_server.learn(self.known)
             self._weigh(self._report_server.rows)
         elif self._recall is not None:

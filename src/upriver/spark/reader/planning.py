@@ -131,18 +131,18 @@ def moved(start: Offset, highs: Mapping[int, int]) -> list[int]:
 class Known:
     """What tasks said about the batch that ended where we plan from (3, 6).
 
-    If ``heard``, all that was left unread is in ``unread``, and everything else that the batch planned was read.
+    If ``reported``, all that was left unread is in ``unread``, and everything else that the batch planned was read.
     """
 
     complete: dict[int, tuple[int, int]] = field(default_factory=dict)  # vbucket: (vbuuid, seqno)
     unread: dict[int, int] = field(default_factory=dict)  # vbucket: a seqno to go back to, or below
-    heard: bool = False
+    reported: bool = False
 
     def was_read(self, vb: int, offset: Offset) -> bool:
         """Whether everything up to the position in ``offset`` was delivered."""
         if vb in offset.unread:
             return False
-        return vb not in offset.reads or (self.heard and vb not in self.unread)
+        return vb not in offset.reads or (self.reported and vb not in self.unread)
 
     def left(self, offset: Offset) -> list[int]:
         """The vbuckets that were not read up to their positions."""

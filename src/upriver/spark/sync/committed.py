@@ -148,7 +148,7 @@ def recall(root: str) -> Callable[[dict[str, Any]], Known | None]:
             return None
         positions = Offset.from_json(offset).positions
         complete = {vb: (positions[vb].vbuuid, positions[vb].seqno) for vb in found.reports.complete}
-        return Known(complete, dict(found.reports.unread), heard=True)
+        return Known(complete, dict(found.reports.unread), reported=True)
 
     return known
 

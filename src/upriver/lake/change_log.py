@@ -26,14 +26,14 @@ LOG = pa.schema(
         pa.field("voided", pa.bool_(), nullable=False),  # taken back by a rollback
     ]
 )
-DOCUMENTS = [Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value]
+LOG_ORDER = [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")]
 # A collection's documents are gone where its vbucket saw one of these.
 WIPES = frozenset({Event.COLLECTION_DROPPED.value, Event.COLLECTION_FLUSHED.value})
 FLUSH_BYTES = 64 << 20  # larger buffers are returned to the system and requested again each time, at twice the cost
 WAITING_BYTES = 256 << 20  # of all collections together
 ADOPTED = "upriver.adopted"
 ADOPTED_BYTES = 128 << 20  # of a file of another tool, at a time
-_DOCUMENTS = pa.array(DOCUMENTS)
+_DOCUMENTS = pa.array([Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value])
 _MARK_COLUMNS = ["event", "vbucket", "seqno", "epoch", "vbuuid", "collection_id", "scope", "collection"]
 _LEGAL = re.compile(r"[A-Za-z0-9_%$-]{1,251}\Z")  # names of scopes and collections, as the protocol allows them
 
@@ -76,7 +76,7 @@ class WrittenFiles:
     unread: dict[int, int] = field(default_factory=dict)  # vbuckets that were not read, and the seqno to go back to
 
     def to_json(self) -> dict[str, Any]:
-        """As a task sends it to the driver."""
+        """The form in which a task sends it to the driver."""
         return {
             "files": {name: [asdict(file) for file in files] for name, files in self.files.items()},
             "ids": self.ids,
@@ -242,9 +242,9 @@ def adopt_foreign(log: Table, applied: int) -> None:
 
 
 def _ours(root: str, rows: pa.Table, applied: int) -> Iterator[DataFile]:
+    """Write rows as files of ours: applied changes, unapplied changes, and marks."""
     rows = with_voided(rows, LOG)
-    order = [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")]
-    rows = gather(rows, pc.sort_indices(rows, order))
+    rows = gather(rows, pc.sort_indices(rows, LOG_ORDER))
     old = pc.less_equal(rows.column("batch"), applied)
     documents = pc.is_in(rows.column("event"), value_set=_DOCUMENTS)
     for part, marks in (

@@ -134,7 +134,7 @@ class CollectionTables:
         return self.changes.files()
 
     def floors(self) -> dict[int, int]:
-        """Up to which seqno the log was trimmed, by vbucket."""
+        """The seqno up to which the log was trimmed, by vbucket."""
         noted = self.lake.floors(self.name)
         if noted is None and self.changes.version(TRIMMED) is not None:  # an earlier version did not note it
             return dict.fromkeys(range(self.options.vbuckets), UNKNOWN_FLOOR)

@@ -36,18 +36,8 @@ VALUE_TYPES = (
     "TIMESTAMP", "TIMESTAMP_NTZ", "VARIANT", "ARRAY", "MAP", "STRUCT",
 )  # fmt: skip
 _SYNONYMS = {
-    "BYTE",
-    "SHORT",
-    "INTEGER",
-    "LONG",
-    "REAL",
-    "DEC",
-    "NUMERIC",
-    "CHAR",
-    "CHARACTER",
-    "VARCHAR",
-    "TIMESTAMP_LTZ",
-}
+    "BYTE", "SHORT", "INTEGER", "LONG", "REAL", "DEC", "NUMERIC", "CHAR", "CHARACTER", "VARCHAR", "TIMESTAMP_LTZ",
+}  # fmt: skip
 _TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|[A-Za-z0-9_\u0080-\U0010ffff]+|\S)", re.DOTALL)
 _EXAMPLE = 'write fields and types, such as "name STRING, age INT, tags ARRAY<STRING>"'
 

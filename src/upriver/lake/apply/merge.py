@@ -86,7 +86,7 @@ class MergeResult:
     repaired: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As an executor sends it to the driver."""
+        """The form in which an executor sends it to the driver."""
         return asdict(self)
 
     @classmethod

@@ -69,7 +69,7 @@ class RereadFiles:
     highs: dict[int, Ahead]  # how far each vbucket was read
 
     def floors(self) -> dict[int, int]:
-        """Up to which seqno the log lacks older versions, by vbucket."""
+        """The seqno up to which the log lacks older versions, by vbucket."""
         return {
             mark.vbucket: self.highs[mark.vbucket].seqno if mark.vbucket in self.highs else 0 for mark in self.rollbacks
         }

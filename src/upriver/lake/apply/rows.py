@@ -47,7 +47,7 @@ def latest(rows: pa.Table) -> pa.Table:
 
 
 def keep_newer(old: pa.Table, new: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Of a key in both tables, only the row with the greater (epoch, seqno); of equals, the one in ``new``."""
+    """Both tables without the older row of keys that are in both; of equal (epoch, seqno), the row in ``new`` stays."""
     index_in_new = pc.index_in(old.column("_key"), value_set=new.column("_key").combine_chunks())
     in_both = pc.is_valid(index_in_new)
     if not pc.any(in_both).as_py():

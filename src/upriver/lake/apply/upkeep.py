@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from upriver.lake.apply.policy import frontier, in_doubt, ranges_of
 from upriver.lake.apply.rows import latest_indices
-from upriver.lake.change_log import read_changes
+from upriver.lake.change_log import LOG_ORDER, read_changes
 from upriver.lake.collection import CollectionTables
 from upriver.lake.columns import row_schema, spill
 from upriver.lake.delta import CommitConflict, Table
@@ -107,8 +107,7 @@ def fold_log(tables: CollectionTables) -> int:
     if not run:
         return 0
     rows = read_changes(tables.changes.uri, run)
-    order = pc.sort_indices(rows, [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")])
-    return _swap(tables.changes, run, gather(rows, order))
+    return _swap(tables.changes, run, gather(rows, pc.sort_indices(rows, LOG_ORDER)))
 
 
 def _swap(table: Table, run: Sequence[DataFile], rows: pa.Table, edges: Sequence[int] = ()) -> int:

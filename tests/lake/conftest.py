@@ -1,4 +1,4 @@
-"""A desk for every test of tables."""
+"""A miniature sync for every test of tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lake.desks import Desk
+from tests.lake.feed_sync import FeedSync
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path / "lake")
+def sync(tmp_path: Path) -> FeedSync:
+    return FeedSync(tmp_path / "lake")

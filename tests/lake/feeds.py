@@ -67,7 +67,7 @@ class Feed:
         history.states.append((history.seqno, documents))
 
     def drop(self, collection: str) -> None:
-        """Drop it everywhere, and make it again under a new id."""
+        """Drop a collection in every vbucket, and create it again under a new id."""
         for vbucket, history in enumerate(self.histories):
             documents = copy.deepcopy(history.states[-1][1])
             documents.pop(collection, None)
@@ -112,7 +112,7 @@ class Feed:
             self.stored.append(row | given)
 
     def batch(self) -> list[pa.RecordBatch]:
-        """All that happened since the last call."""
+        """Everything that happened since the last call."""
         rows, self.pending = self.pending, []
         return [pa.RecordBatch.from_pylist(rows, schema=CHANGES)] if rows else []
 

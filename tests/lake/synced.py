@@ -13,8 +13,8 @@ from upriver.client._requests.operations import Ask
 from upriver.client.blocking import Database, connect
 from upriver.client.positions import Positions
 from upriver.lake import Comparison, compare
-from upriver.lake.apply.epochs import Epochs
 from upriver.lake.apply.policy import MergePolicy, TableOptions
+from upriver.lake.apply.rollbacks import Epochs
 from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
@@ -49,7 +49,7 @@ class Synced:
         return [key for key in keys if vbucket_of(key.encode(), self.vbuckets) == vbucket]
 
     def sync(self, *, apply: bool = True, note: bool = True, lag: int = 0) -> None:
-        """A batch with everything that is new. Without ``apply`` it is lost, without ``note`` its offset is."""
+        """Run a batch with everything new. Without ``apply`` the batch is lost; without ``note``, its offset is."""
         with self.db.change_batches(start=self.positions or "beginning", end="now") as feed:
             batches = list(feed)
             self.positions = feed.positions()

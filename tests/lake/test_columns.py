@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lake.desks import Desk
+from tests.lake.feed_sync import FeedSync
 from upriver.lake.apply.rows import text_keys
-from upriver.lake.column_types import ColumnType
 from upriver.lake.columns import evolve, observe, row_schema, to_columns, to_document
+from upriver.lake.options import ColumnType
 
 scalars = st.one_of(
     st.none(),
@@ -65,29 +65,29 @@ def test_a_column_takes_the_kind_of_its_values_and_widens_only_without_loss(firs
     assert evolve(shape, observe(then), len(then))["a"] is kind
 
 
-def test_names_that_readers_cannot_tell_apart_share_no_table() -> None:
+def test_names_that_differ_only_in_case_do_not_both_become_columns() -> None:
     shape = evolve({}, observe([{"Name": 1, "name": 2, "_Key": 3, "_key": 4}]), 1)
     lowered = [name.lower() for name in row_schema(shape).names]
     assert len(lowered) == len(set(lowered))
 
 
-def test_columns_are_bounded_and_rare_fields_wait() -> None:
+def test_columns_are_bounded_and_rare_fields_stay_in_rest() -> None:
     many = [{f"field{index}": 1} for index in range(1000)] + [{"common": 1}] * 1000
     shape = evolve({}, observe(many), len(many), max_columns=5)
     assert list(shape) == ["common"]
 
 
 @pytest.mark.parametrize("levels", [100, 253, 254, 255, 260, 1000, 5000])
-def test_a_document_of_any_depth_is_taken_and_comes_back(desk: Desk, levels) -> None:
+def test_a_document_of_any_depth_is_stored_and_comes_back(sync: FeedSync, levels) -> None:
     for name in ("n", "a b"):  # one that has a column and one that never does
-        desk.feed.put(f"plain-{name}", {name: [1]})
-        desk.feed.put(f"deep-{name}", json.dumps({name: [0]}).encode().replace(b"0", b"[" * levels + b"]" * levels))
-    desk.commit()
-    desk.orders.advance(0, force=True)
-    truth = desk.feed.truth()
-    for key, said in desk.read().items():
+        sync.feed.put(f"plain-{name}", {name: [1]})
+        sync.feed.put(f"deep-{name}", json.dumps({name: [0]}).encode().replace(b"0", b"[" * levels + b"]" * levels))
+    sync.commit()
+    sync.orders.advance(0, force=True)
+    truth = sync.feed.truth()
+    for key, said in sync.read().items():
         assert said == truth[key] or said == orjson.loads(truth[key])
-    assert (type(desk.read()["deep-n"]) is bytes) == (levels > 250)
+    assert (type(sync.read()["deep-n"]) is bytes) == (levels > 250)
 
 
 @given(st.lists(st.binary(max_size=6) | st.sampled_from([b"\xff", rb"\xff", b"\\\xff", rb"\\xff"]), unique=True))

@@ -1,4 +1,4 @@
-"""What a lake says that it has reached."""
+"""What a sync notes as committed, and what the next run makes of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def options(root: Path, **more) -> SyncOptions:
 
 
 def plan(lake: Lake, batch: int, *, committed: bool) -> None:
-    """As Spark writes it."""
+    """Write a planned batch as Spark does."""
     Path(lake.checkpoint).mkdir(parents=True, exist_ok=True)
     (Path(lake.checkpoint) / "metadata").write_text('{"id":"q1"}')
     for name, text in (("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(OFFSET)}'), ("commits", "v1\n{}")):
@@ -67,7 +67,7 @@ def test_the_next_plan_knows_what_tasks_reported_of_the_last_batch(tmp_path):
     assert recall(str(tmp_path))({**OFFSET, "seqnos": "1 0 0 0"}) is None
 
 
-def test_vbuckets_that_lack_something_are_told(tmp_path):
+def test_vbuckets_that_are_behind_are_noted(tmp_path):
     positions = tuple(Position(1, 5, 0, 5, filter=each) for each in (None, Filter(scope=8), None, None))
     offset = Offset(positions, unread=frozenset({2}), filters=(Filter(), Filter(scope=8))).to_json()
     CommittedBatch(4, offset, {"scope": "", "collections": []}, BatchReports(unread={3: 1})).store(Lake(str(tmp_path)))
@@ -75,7 +75,7 @@ def test_vbuckets_that_lack_something_are_told(tmp_path):
     assert told["behind"] == f"{0b1110:x}"
 
 
-def test_of_a_batch_that_was_run_twice_only_what_both_runs_say_holds(tmp_path):
+def test_after_two_runs_of_a_batch_only_what_both_report_is_noted(tmp_path):
     """The first may have committed a part of the log before it died; the second leaves that part as it is."""
     lake = Lake(str(tmp_path))
     keep(lake, 0, WrittenFiles(complete=[5]))
@@ -83,7 +83,7 @@ def test_of_a_batch_that_was_run_twice_only_what_both_runs_say_holds(tmp_path):
     assert keep(lake, 1, WrittenFiles(complete=[3, 2], unread={1: 4})) == BatchReports(frozenset({3}), {1: 4, 2: 9})
 
 
-def test_a_lake_of_an_earlier_version_has_reached_what_its_checkpoint_says_is_committed(tmp_path):
+def test_a_lake_of_an_earlier_version_takes_over_what_its_checkpoint_has_committed(tmp_path):
     lake = Lake(str(tmp_path))
     plan(lake, 9, committed=True)
     plan(lake, 10, committed=True)
@@ -92,7 +92,7 @@ def test_a_lake_of_an_earlier_version_has_reached_what_its_checkpoint_says_is_co
     assert CommittedBatch.load(lake) == CommittedBatch(10, OFFSET, {"scope": "", "collections": []}, query="q1")
 
 
-def test_a_new_lake_has_reached_nothing(tmp_path):
+def test_a_new_lake_has_committed_nothing(tmp_path):
     take_over(Lake(str(tmp_path)), options(tmp_path))
     assert CommittedBatch.load(Lake(str(tmp_path))) is None
 
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["another query", "an older one", "lost", "lost before anything was noted"])
-def test_a_checkpoint_that_is_not_the_lakes_is_refused(tmp_path, harm):
+def test_a_checkpoint_of_another_lake_is_refused(tmp_path, harm):
     """Spark would begin again with batch 0, and the tables have a batch 0."""
     lake = Lake(str(tmp_path))
     plan(lake, 0, committed=True)

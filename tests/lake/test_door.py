@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import upriver.lake
-from tests.lake.desks import Desk
+from tests.lake.feed_sync import FeedSync
 from upriver.errors import ConfigError
 from upriver.lake.history import HistoryTable
 
@@ -39,20 +39,20 @@ def test_options_can_be_changed_one_by_one() -> None:
 
 
 def test_tables_are_read_without_spark(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "lake")
-    between = desk.change_half()
+    sync = FeedSync(tmp_path / "lake")
+    between = sync.change_half()
     assert between
     assert upriver.lake.collections(tmp_path / "lake") == ["shop.orders"]
     everything = upriver.lake.read(tmp_path / "lake", "shop.orders")
     assert everything.num_rows == 20
-    parts = [upriver.lake.read(desk.root, "shop.orders", vbuckets=(vb, vb)).num_rows for vb in range(4)]
+    parts = [upriver.lake.read(sync.root, "shop.orders", vbuckets=(vb, vb)).num_rows for vb in range(4)]
     assert sum(parts) == 20
-    desk.feed.delete("k1")
-    desk.commit()
-    assert upriver.lake.read(desk.root, "shop.orders").num_rows == 19
+    sync.feed.delete("k1")
+    sync.commit()
+    assert upriver.lake.read(sync.root, "shop.orders").num_rows == 19
     with pytest.raises(ConfigError, match=r"no history of 'shop\.orders'"):
-        upriver.lake.read_history(desk.root, "shop.orders")
-    HistoryTable(desk.orders).advance(force=True)
-    versions = upriver.lake.read_history(desk.root, "shop.orders")
+        upriver.lake.read_history(sync.root, "shop.orders")
+    HistoryTable(sync.orders).advance(force=True)
+    versions = upriver.lake.read_history(sync.root, "shop.orders")
     assert versions.num_rows == 30
     assert versions.column("_valid_to").null_count == 19

@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lake.desks import Desk
+from tests.lake.feed_sync import FeedSync
 from tests.lake.feeds import Feed
 from upriver.lake import layout as lake
 from upriver.lake.change_log import table_name
@@ -16,41 +16,41 @@ from upriver.lake.change_log import table_name
 names = st.text(st.characters(codec="utf-8"), min_size=1)
 
 
-def one(root: Path, scope: str, collection: str) -> Desk:
-    desk = Desk(root)
-    desk.feed = Feed(collections=(collection,))
-    desk.feed.scope = scope
-    desk.feed.put("a", {"n": 1}, collection)
-    desk.commit()
-    return desk
+def one(root: Path, scope: str, collection: str) -> FeedSync:
+    sync = FeedSync(root)
+    sync.feed = Feed(collections=(collection,))
+    sync.feed.scope = scope
+    sync.feed.put("a", {"n": 1}, collection)
+    sync.commit()
+    return sync
 
 
 def test_a_collection_with_a_percent_sign_is_synced_and_any_delta_reader_opens_its_table(tmp_path) -> None:
-    desk = one(tmp_path / "lake", "shop", "a%20b")
-    desk.open()
-    desk.feed.put("b", {"n": 2}, "a%20b")
-    desk.commit()
-    assert desk.tables.names() == ["shop.a%20b"]
-    assert desk.read("shop.a%20b") == {"a": {"n": 1}, "b": {"n": 2}}
-    place = Path(desk.root, "changes", lake.directory("shop.a%20b"))
+    sync = one(tmp_path / "lake", "shop", "a%20b")
+    sync.open()
+    sync.feed.put("b", {"n": 2}, "a%20b")
+    sync.commit()
+    assert sync.tables.names() == ["shop.a%20b"]
+    assert sync.read("shop.a%20b") == {"a": {"n": 1}, "b": {"n": 2}}
+    place = Path(sync.root, "changes", lake.directory("shop.a%20b"))
     assert place.is_dir()
     assert DeltaTable(str(place)).to_pyarrow_table().num_rows == 2
 
 
 def test_a_server_that_names_a_scope_after_a_path_writes_nothing_outside_the_lake(tmp_path) -> None:
-    desk = one(tmp_path / "home" / "lake", "../../x", "y")
+    sync = one(tmp_path / "home" / "lake", "../../x", "y")
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["lake"]
-    assert desk.tables.names() == ["_unnamed.0x8"]
-    assert desk.read("_unnamed.0x8") == {"a": {"n": 1}}
+    assert sync.tables.names() == ["_unnamed.0x8"]
+    assert sync.read("_unnamed.0x8") == {"a": {"n": 1}}
 
 
 def test_the_longest_names_that_the_protocol_allows_have_tables(tmp_path) -> None:
     scope, collection = "s" * 251, "%" * 251
-    desk = one(tmp_path / "lake", scope, collection)
-    desk.open()
-    assert desk.tables.names() == [f"{scope}.{collection}"]
-    assert desk.read(f"{scope}.{collection}") == {"a": {"n": 1}}
+    sync = one(tmp_path / "lake", scope, collection)
+    sync.open()
+    assert sync.tables.names() == [f"{scope}.{collection}"]
+    assert sync.read(f"{scope}.{collection}") == {"a": {"n": 1}}
 
 
 def test_ordinary_names_keep_the_directories_that_they_always_had() -> None:

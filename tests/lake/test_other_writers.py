@@ -1,4 +1,4 @@
-"""Others work on the tables while the sync does: OPTIMIZE at every moment, VACUUM, a crash in between."""
+"""Other tools work on the tables during a sync: OPTIMIZE at any moment, VACUUM, a crash in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from tests.lake.desks import Desk
+from tests.lake.feed_sync import FeedSync
 from tests.lake.test_truth import normal
 from upriver.lake import read
 from upriver.lake.apply.policy import MergePolicy
@@ -33,8 +33,8 @@ POLICIES = {
 }
 
 
-def truth(desk: Desk, name: str = "orders") -> dict[str, object]:
-    return {key: normal(value) for key, value in desk.feed.truth(name).items()}
+def truth(sync: FeedSync, name: str = "orders") -> dict[str, object]:
+    return {key: normal(value) for key, value in sync.feed.truth(name).items()}
 
 
 def optimize(uri: str) -> None:
@@ -43,7 +43,7 @@ def optimize(uri: str) -> None:
 
 
 def part_of(uri: str) -> None:
-    """As an OPTIMIZE with a size limit does: one of the files is left alone, the others become one."""
+    """Rewrite all files but one as one, as an OPTIMIZE with a size limit does."""
     if not DeltaTable.is_deltatable(uri):
         return
     table = Table(uri)
@@ -57,33 +57,33 @@ def part_of(uri: str) -> None:
         table.commit("other", table.delta.version(), [other], files, rearrange=True)
 
 
-def scenario(desk: Desk) -> None:
+def scenario(sync: FeedSync) -> None:
     """Inserts, updates, deletions of what waits and of what is merged, a rollback, a drop."""
-    feed = desk.feed
+    feed = sync.feed
     for index in range(40):
         feed.put(f"k{index}", {"n": index})
-    desk.commit()
+    sync.commit()
     for index in range(0, 20, 2):
         feed.put(f"k{index}", {"n": -index})
-    desk.commit()
+    sync.commit()
     for index in range(0, 20, 4):
         feed.delete(f"k{index}")
         feed.put(f"k{index + 21}", {"n": 1, "city": "Bern"})
-    desk.commit()
+    sync.commit()
     feed.fail_over(1, feed.histories[1].seqno // 2)
     feed.put("after", {"n": 1})
-    desk.commit()
+    sync.commit()
     feed.drop("users")
     feed.put("k1", {"n": 0.5})
-    desk.commit()
+    sync.commit()
     for index in range(30, 36):
         feed.delete(f"k{index}")
-    desk.commit()
+    sync.commit()
 
 
-def changes(desk: Desk) -> int:
+def changes(sync: FeedSync) -> int:
     """Rows of the log, each once."""
-    rows = desk.orders.changes.delta.to_pyarrow_table()
+    rows = sync.orders.changes.delta.to_pyarrow_table()
     return int(rows.group_by(["event", "vbucket", "seqno", "epoch"]).aggregate([]).num_rows) if rows.num_rows else 0
 
 
@@ -94,177 +94,177 @@ def test_optimize_between_any_two_commits_neither_loses_nor_doubles_a_row(
     tmp_path, monkeypatch, disturb: Callable[[str], None], policy, phase
 ) -> None:
     """Before every third commit or so, of any of the tables."""
-    desk = Desk(tmp_path / "lake", policy=POLICIES[policy])
+    sync = FeedSync(tmp_path / "lake", policy=POLICIES[policy])
     write, random, busy = Table._write, Random(phase), [False]
 
     def disturbed(self, *arguments):
         if random.random() < 0.35 and not busy[0]:
             busy[0] = True
-            disturb(f"{desk.root}/{random.choice(TABLES)}/shop.orders")
+            disturb(f"{sync.root}/{random.choice(TABLES)}/shop.orders")
             busy[0] = False
         return write(self, *arguments)
 
     monkeypatch.setattr(Table, "_write", disturbed)
-    scenario(desk)
+    scenario(sync)
     monkeypatch.setattr(Table, "_write", write)
-    check(desk)
+    check(sync)
 
 
-def check(desk: Desk) -> None:
-    assert desk.read() == truth(desk)
-    assert read(desk.root, "shop.orders").num_rows == len(truth(desk))
+def check(sync: FeedSync) -> None:
+    assert sync.read() == truth(sync)
+    assert read(sync.root, "shop.orders").num_rows == len(truth(sync))
     for _ in range(2):
-        desk.feed.put("last", {"n": desk.number})
-        desk.commit()
-        fold_tail(desk.orders)
-        fold_log(desk.orders)
-        assert desk.read() == truth(desk)
-    desk.orders.advance(desk.number - 1, drain=True)
-    current = desk.orders.current.delta.to_pyarrow_table()
-    assert sorted(current["_key"].to_pylist()) == sorted(truth(desk))
-    log = desk.orders.changes.delta.to_pyarrow_table()
-    assert log.num_rows == changes(desk) == desk.orders_changes
+        sync.feed.put("last", {"n": sync.number})
+        sync.commit()
+        fold_tail(sync.orders)
+        fold_log(sync.orders)
+        assert sync.read() == truth(sync)
+    sync.orders.advance(sync.number - 1, drain=True)
+    current = sync.orders.current.delta.to_pyarrow_table()
+    assert sorted(current["_key"].to_pylist()) == sorted(truth(sync))
+    log = sync.orders.changes.delta.to_pyarrow_table()
+    assert log.num_rows == changes(sync) == sync.orders_changes
 
 
 @pytest.fixture(autouse=True)
 def counted(monkeypatch):
-    """Desks count the rows that their log of orders must have."""
-    commit = Desk.commit
+    """Count the rows that the log of orders must have."""
+    commit = FeedSync.commit
 
     def counting(self) -> None:
         rows = [row for row in self.feed.pending if row.get("collection") in ("orders", None)]
         self.orders_changes = getattr(self, "orders_changes", 0) + len(rows)
         commit(self)
 
-    monkeypatch.setattr(Desk, "commit", counting)
+    monkeypatch.setattr(FeedSync, "commit", counting)
 
 
 def test_optimize_while_the_sync_runs_leaves_one_row_for_each_key(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=POLICIES["ranges"])
+    sync = FeedSync(tmp_path / "lake", policy=POLICIES["ranges"])
     for index in range(200):
-        desk.feed.put(f"k{index}", {"n": index})
+        sync.feed.put(f"k{index}", {"n": index})
         if index % 20 == 0:
-            desk.commit()
-    desk.commit()
+            sync.commit()
+    sync.commit()
     for index in range(100):
-        desk.feed.put(f"k{index}", {"n": -1})
+        sync.feed.put(f"k{index}", {"n": -1})
         if index % 20 == 0:
-            optimize(desk.orders.current.uri)
-            desk.commit()
-    desk.commit()
-    keys = desk.orders.current.delta.to_pyarrow_table()["_key"]
+            optimize(sync.orders.current.uri)
+            sync.commit()
+    sync.commit()
+    keys = sync.orders.current.delta.to_pyarrow_table()["_key"]
     assert len(keys) == len(pc.unique(keys)) == 200
 
 
 def test_a_partial_optimize_keeps_what_waits_in_the_tail(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=0.5, target_rows=50))
+    sync = FeedSync(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=0.5, target_rows=50))
     keys = [f"k{index}" for index in range(80)]
     for key in keys:
-        desk.feed.put(key, {"n": 0})
-    desk.commit()
-    low, high = ([key for key in keys if (desk.feed.vbucket(key) < 2) is side] for side in (True, False))
-    desk.feed.put(low[0], {"n": 1})
-    desk.commit()
+        sync.feed.put(key, {"n": 0})
+    sync.commit()
+    low, high = ([key for key in keys if (sync.feed.vbucket(key) < 2) is side] for side in (True, False))
+    sync.feed.put(low[0], {"n": 1})
+    sync.commit()
     for key in high[1:]:
-        desk.feed.delete(key)
-    desk.commit()
-    merged = {file.lo: file.last_batch for file in desk.orders.current.files()}
-    assert merged == {0: 0, 2: 2}  # the one half has it all, for the other a change waits
-    part_of(desk.orders.current.uri)
-    assert [file.lo for file in Table(desk.orders.current.uri).files() if not file.foreign] == [2]
-    desk.open()
-    desk.feed.put(high[0], {"n": 3})
-    desk.commit()
-    desk.feed.put(high[0], {"n": 4})
-    desk.commit()
-    assert desk.read() == truth(desk)
+        sync.feed.delete(key)
+    sync.commit()
+    merged = {file.lo: file.last_batch for file in sync.orders.current.files()}
+    assert merged == {0: 0, 2: 2}  # one half has everything; a change waits for the other
+    part_of(sync.orders.current.uri)
+    assert [file.lo for file in Table(sync.orders.current.uri).files() if not file.foreign] == [2]
+    sync.open()
+    sync.feed.put(high[0], {"n": 3})
+    sync.commit()
+    sync.feed.put(high[0], {"n": 4})
+    sync.commit()
+    assert sync.read() == truth(sync)
 
 
-def test_a_document_deleted_in_a_merge_stays_deleted_however_many_batches_its_tail_waits_for_others(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=0.5, target_rows=50))
+def test_a_document_deleted_in_a_merge_stays_deleted_however_long_its_tail_file_stays(tmp_path) -> None:
+    sync = FeedSync(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=0.5, target_rows=50))
     keys = [f"k{index}" for index in range(100)]
     for key in keys:
-        desk.feed.put(key, {"n": 0})
-    desk.commit()
-    low, high = ([key for key in keys if (desk.feed.vbucket(key) < 2) is side] for side in (True, False))
-    desk.feed.put(low[0], {"n": 1})
-    desk.commit()
-    desk.feed.delete(low[0])
+        sync.feed.put(key, {"n": 0})
+    sync.commit()
+    low, high = ([key for key in keys if (sync.feed.vbucket(key) < 2) is side] for side in (True, False))
+    sync.feed.put(low[0], {"n": 1})
+    sync.commit()
+    sync.feed.delete(low[0])
     for key in low[1:]:
-        desk.feed.put(key, {"n": 2})
-    desk.commit()
+        sync.feed.put(key, {"n": 2})
+    sync.commit()
     for number in range(4):
-        desk.feed.put(high[1], {"n": number})
-        desk.commit()
-        assert desk.read() == truth(desk), number
-    optimize(desk.orders.current.uri)
-    desk.feed.put(high[1], {"n": 9})
-    desk.commit()
-    assert desk.read() == truth(desk)
+        sync.feed.put(high[1], {"n": number})
+        sync.commit()
+        assert sync.read() == truth(sync), number
+    optimize(sync.orders.current.uri)
+    sync.feed.put(high[1], {"n": 9})
+    sync.commit()
+    assert sync.read() == truth(sync)
 
 
-def test_optimize_and_a_vacuum_at_once_under_a_running_step_are_survived(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=POLICIES["merged"])
+def test_a_running_step_survives_optimize_and_vacuum_at_once(tmp_path) -> None:
+    sync = FeedSync(tmp_path / "lake", policy=POLICIES["merged"])
     for index in range(40):
-        desk.feed.put(f"k{index}", {"n": index})
-    desk.commit()
-    run, calls = desk.orders.run, [0]
+        sync.feed.put(f"k{index}", {"n": index})
+    sync.commit()
+    run, calls = sync.orders.run, [0]
 
     def late(tasks: Any, unapplied: pa.Table | None) -> Any:
         calls[0] += 1
         if calls[0] == 1:
-            desk_current = DeltaTable(desk.orders.current.uri)
+            desk_current = DeltaTable(sync.orders.current.uri)
             desk_current.optimize.z_order(["_key"])
             desk_current.vacuum(0, dry_run=False, enforce_retention_duration=False)
         return run(tasks, unapplied)
 
-    desk.orders.run = late
-    desk.feed.put("k3", {"n": -1})
-    desk.commit()
+    sync.orders.run = late
+    sync.feed.put("k3", {"n": -1})
+    sync.commit()
     assert calls[0] == 2
-    assert desk.read() == truth(desk)
+    assert sync.read() == truth(sync)
 
 
 def test_duplicates_that_an_earlier_version_left_are_found_and_removed(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=100))
+    sync = FeedSync(tmp_path / "lake", policy=MergePolicy(small_rows=0, share=100))
     for index in range(40):
-        desk.feed.put(f"k{index}", {"n": index})
-    desk.commit()
-    one = desk.orders.current.files()[0]
+        sync.feed.put(f"k{index}", {"n": index})
+    sync.commit()
+    one = sync.orders.current.files()[0]
     again = one.path.replace("/b", "/b0")
-    shutil.copy(f"{desk.orders.current.uri}/{one.path}", f"{desk.orders.current.uri}/{again}")
-    desk.orders.current.commit("earlier", 1, [replace(one, path=again)])
-    assert desk.orders.current.delta.to_pyarrow_table().num_rows == 40 + one.rows
-    Path(desk.root, "_upriver", "checked.json").unlink(missing_ok=True)
-    desk.open()
-    desk.tables.prepare()
-    assert desk.orders.current.delta.to_pyarrow_table().num_rows == 40
-    assert desk.read() == truth(desk)
+    shutil.copy(f"{sync.orders.current.uri}/{one.path}", f"{sync.orders.current.uri}/{again}")
+    sync.orders.current.commit("earlier", 1, [replace(one, path=again)])
+    assert sync.orders.current.delta.to_pyarrow_table().num_rows == 40 + one.rows
+    Path(sync.root, "_upriver", "checked.json").unlink(missing_ok=True)
+    sync.open()
+    sync.tables.prepare()
+    assert sync.orders.current.delta.to_pyarrow_table().num_rows == 40
+    assert sync.read() == truth(sync)
 
 
-def test_a_history_that_someone_else_rewrote_has_every_version_once(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake", policy=POLICIES["ranges"])
+def test_a_history_that_another_tool_rewrote_has_every_version_once(tmp_path) -> None:
+    sync = FeedSync(tmp_path / "lake", policy=POLICIES["ranges"])
     for index in range(40):
-        desk.feed.put(f"k{index}", {"n": index})
-    desk.commit()
-    history = HistoryTable(desk.orders)
+        sync.feed.put(f"k{index}", {"n": index})
+    sync.commit()
+    history = HistoryTable(sync.orders)
     history.advance()
     optimize(history.table.uri)
-    desk.feed.put("k1", {"n": -1})
-    desk.commit()
+    sync.feed.put("k1", {"n": -1})
+    sync.commit()
     history.advance()
     rows = history.table.delta.to_pyarrow_table()
     assert rows.num_rows == 41
     assert rows.group_by(["_key", "_seqno"]).aggregate([]).num_rows == 41
 
 
-def test_a_batch_replayed_after_optimize_rewrote_its_log_is_there_once(tmp_path) -> None:
-    desk = Desk(tmp_path / "lake")
-    desk.feed.put("a", {"n": 1})
-    batches = desk.feed.batch()
+def test_a_batch_replayed_after_optimize_rewrote_its_log_is_not_doubled(tmp_path) -> None:
+    sync = FeedSync(tmp_path / "lake")
+    sync.feed.put("a", {"n": 1})
+    batches = sync.feed.batch()
     for _ in range(3):
-        desk.tables = Tables(desk.tables.lake, "app", desk.options)
-        desk.tables.apply(0, WrittenFiles.from_tasks([write_log(batches, desk.root, 0).to_json()]))
-        optimize(desk.orders.changes.uri)
-    assert desk.orders.changes.delta.to_pyarrow_table().num_rows == 1
-    assert desk.read() == truth(desk)
+        sync.tables = Tables(sync.tables.lake, "app", sync.options)
+        sync.tables.apply(0, WrittenFiles.from_tasks([write_log(batches, sync.root, 0).to_json()]))
+        optimize(sync.orders.changes.uri)
+    assert sync.orders.changes.delta.to_pyarrow_table().num_rows == 1
+    assert sync.read() == truth(sync)

@@ -51,7 +51,7 @@ def test_rewriting_per_change_stays_flat_from_a_hundred_thousand_rows_to_ten_mil
     assert max(costs) < 2 / MergePolicy().share
 
 
-def test_no_batch_makes_up_for_others() -> None:
+def test_the_cost_is_spread_evenly_over_batches() -> None:
     written, longest = rewritten(10_000_000, 5_000, 1_200)
     assert max(written) < 2 * MergePolicy().target_rows  # never more than one part of the table
     assert sum(written[:600]) == pytest.approx(sum(written[600:]), rel=0.1)
@@ -86,7 +86,7 @@ def test_vbuckets_without_a_file_are_ranges_too() -> None:
     assert found == [(0, 3, -1), (4, 7, 3), (8, 9, -1), (10, 11, 2), (12, 15, -1)]
 
 
-def test_a_large_load_waits_for_its_log_but_not_for_ever() -> None:
+def test_a_large_load_holds_the_tables_back_but_not_for_ever() -> None:
     policy = MergePolicy()
     assert hold(1_000_000, 0, lag=9_000_000, policy=policy)
     assert not hold(2_000_000, 0, lag=8_000_000, policy=policy)

@@ -60,11 +60,11 @@ def test_an_axis_has_a_handful_of_different_labels_and_holds_every_value(unit, m
     assert found[0] == 0
     assert found[-1] >= most * (1 - 1e-9)
     assert 3 <= len(found) <= 8
-    if most > 10:  # below, a unit of whole bytes or of tenths cannot tell them apart
+    if most > 10:  # below that, labels in whole bytes or tenths are equal
         assert len({unit(at) for at in found}) == len(found)
 
 
-def test_throughput_is_drawn_for_as_long_as_a_batch_took_and_nothing_between_two() -> None:
+def test_throughput_is_drawn_for_as_long_as_a_batch_took_and_is_zero_between_batches() -> None:
     some = [Batch(0, 1e9 + 4, rows=400, total_s=4.0), Batch(1, 1e9 + 10, rows=100, total_s=1.0)]
     text = page(some, [], "two")
     points = re.search(r'<polyline points="([^"]+)"', text)
@@ -80,7 +80,7 @@ def drawn(text: str) -> list[list[list[float]]]:
     return [[[float(n) for point in line.split() for n in point.split(",")] for line in chart] for chart in lines]
 
 
-def test_lines_do_not_cross_the_time_in_which_nothing_happened() -> None:
+def test_lines_have_a_gap_where_nothing_happened() -> None:
     early, late = batches(20), [replace(batch, at=batch.at + 3600) for batch in batches(20)]
     batch_time = drawn(page([*early, *late], [], "two runs"))[2]
     assert len(batch_time) == 4, "two series, each before and after the pause"

@@ -1,4 +1,4 @@
-"""What ``upriver sync`` is told: an option that makes no sense is refused by its name, before anything starts."""
+"""Options of ``upriver sync``: a wrong value is refused before anything starts, and the error names the option."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ GIVEN = {"connection": "couchbase://db", "to": "lake"}
 @pytest.mark.parametrize(("option", "value"), [
     ("every", "5"), ("give_up_after", "soon"), ("max_rows", 0), ("max_bytes", -1), ("partitions", -1),
 ])  # fmt: skip
-def test_a_value_that_makes_no_sense_is_refused_by_the_name_of_its_option(option: str, value: Any) -> None:
+def test_a_wrong_value_is_refused_and_the_error_names_the_option(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=option):
         SyncOptions.parse({**GIVEN, option: value})
 
@@ -33,5 +33,5 @@ def test_an_error_in_the_file_names_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["sync", "verify"])
-def test_a_command_without_its_arguments_is_called_wrongly(command: str) -> None:
+def test_a_command_without_its_arguments_exits_with_a_usage_error(command: str) -> None:
     assert CliRunner().invoke(cli, [command]).exit_code == 2

@@ -16,8 +16,7 @@ from upriver.lake.bucket import check
 from upriver.lake.journal import Batch
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
-from upriver.spark.sync.lag import LagWatch
-from upriver.spark.sync.run import SyncProgress
+from upriver.spark.sync.run import LagWatch, SyncProgress
 from upriver.testing import RunningNode
 
 OPTIONS = SyncOptions(connection="couchbase://localhost", to="lake")
@@ -36,7 +35,7 @@ def test_a_quiet_bucket_that_is_fully_synced_is_not_behind() -> None:
     assert "behind" not in shown
 
 
-def test_what_is_behind_is_told_in_changes_and_time() -> None:
+def test_the_line_shows_the_lag_in_changes_and_time() -> None:
     assert line(live(expected=1000, lag=20, loading=False), OPTIONS).startswith("20 changes and 23:20 behind")
 
 
@@ -46,7 +45,7 @@ def test_the_bar_is_full_when_everything_is_loaded_although_documents_were_overw
 
 
 @pytest.mark.parametrize(("given", "end"), [({}, "goes on when it does"), ({"give_up_after": "10m"}, "up after 10m")])
-def test_a_bucket_that_does_not_answer_is_said_and_what_the_sync_does_then(given: dict[str, str], end: str) -> None:
+def test_the_line_says_that_the_bucket_does_not_answer_and_what_the_sync_does(given: dict[str, str], end: str) -> None:
     away = live(expected=1, lag=0, loading=False, away_s=75.0, away_because="connection refused")
     shown = line(away, OPTIONS.with_(**given))
     assert shown.startswith("the bucket has not answered for 75.0 s (connection refused)")
@@ -60,7 +59,7 @@ def test_without_a_terminal_every_line_is_whole_and_has_its_time(capsys: pytest.
     away.new_batches = []
     display(away)
     away.away_s += 10
-    display(away)  # told already
+    display(away)  # was shown already
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2
     assert all(text.startswith("20") and text[10] == " " for text in told)
@@ -116,7 +115,7 @@ def test_a_bucket_with_what_is_asked_for_passes(node: RunningNode) -> None:
     assert check(OPTIONS.with_(connection=node.connection_string)).vbuckets == 4
 
 
-def test_whoever_watches_notices_that_the_bucket_is_away_and_that_it_is_back() -> None:
+def test_the_lag_watch_notices_when_the_bucket_goes_away_and_comes_back() -> None:
     with upriver.testing.node(vbuckets=4) as running:
         watch = LagWatch(OPTIONS.with_(connection=running.connection_string))
         deadline = time.monotonic() + 240

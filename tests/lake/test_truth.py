@@ -56,7 +56,7 @@ ops = st.lists(
 
 
 def normal(value: bytes) -> object:
-    """A document as the tables can say it: null fields of the document are absent ones."""
+    """A document as the tables have it: null fields count as absent."""
     try:
         document = orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -85,7 +85,7 @@ def run(op: tuple[object, ...], feed: Feed, which: str) -> None:
 
 
 def replayed(tables: Tables, name: str) -> dict[str, bytes]:
-    """What a reader makes of the log that skips voided rows and knows nothing of epochs."""
+    """What a reader gets from the log that skips voided rows and ignores epochs."""
     documents: dict[str, tuple[int, bytes]] = {}
     rows = tables.collection(name).changes.delta.to_pyarrow_table().to_pylist()
     for row in sorted(rows, key=lambda row: (row["vbucket"], row["seqno"])):

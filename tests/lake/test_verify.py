@@ -126,7 +126,7 @@ def test_a_file_that_is_damaged_is_named(lake: Synced) -> None:
 
 
 def test_a_change_that_was_lost_is_not_late_for_ever(lake: Synced) -> None:
-    """Nothing newer is in the log of its vbucket, and still the offset says that it was read."""
+    """The log of its vbucket has nothing newer, but the offset says that it was read."""
     lake.sync()
     lake.db.set("k1", b'{"n": -1}')
     lake.db.set("new", b'{"n": -1}')
@@ -185,7 +185,7 @@ def test_a_flush_is_honoured(lake: Synced) -> None:
     assert (found.bucket_rows, found.table_rows, found.equal, found.late) == (0, 0, True, 0)
 
 
-def test_a_table_of_a_collection_that_is_no_more_has_too_many_rows(lake: Synced) -> None:
+def test_rows_of_a_dropped_collection_are_extra(lake: Synced) -> None:
     lake.set_manifest(next(UIDS), {"name": "old", "uid": "40"})
     ById(lake.db, 0x40).set_many({b"o%d" % n: b'{"n": 1}' for n in range(20)})
     lake.sync()
@@ -216,7 +216,7 @@ def test_a_rollback_that_was_not_repaired_is_found(lake: Synced) -> None:
     lake.sync()
     lake.fault("failover", vbucket=1, lose=2)
     found = lake.verify()[DEFAULT]
-    assert (found.equal, found.late) == (True, 2)  # the feed will still take it back
+    assert (found.equal, found.late) == (True, 2)  # the feed will take it back
     lake.sync(apply=False)
     assert judged(lake) == {"extra": [lost], "different": [before]}
 
@@ -233,14 +233,14 @@ def test_a_rollback_that_was_repaired_is_equal(lake: Synced) -> None:
     assert (wrong(found), found.late) == ({}, 0)
 
 
-def test_a_fault_below_a_rollback_that_is_to_come_is_seen(lake: Synced) -> None:
+def test_a_fault_below_a_pending_rollback_is_found(lake: Synced) -> None:
     lake.sync()
     lake.db.set(lake.keys_of(2, "lost")[0], b"{}")
     lake.sync()
     lake.fault("failover", vbucket=2, lose=1)
     key = lake.keys_of(2, "k")[0]
     lake.delta().delete(f"_key = '{key}'")
-    # The last offset was complete, so the rollback goes to 0 or to the fork: where it goes, it is not hidden for ever.
+    # The last offset was complete, so the rollback goes to 0 or to the fork. Either way the fault shows in the end.
     lake.sync()
     assert judged(lake) == {"missing": [key]}
 
@@ -327,7 +327,7 @@ def test_a_vbucket_that_the_last_batch_left_unread_is_late_down_to_where_it_goes
     assert judged(lake) == {"missing": sorted([old, new])}
 
 
-def test_writes_that_go_on_make_no_difference(lake: Synced) -> None:
+def test_writes_during_verify_make_no_difference(lake: Synced) -> None:
     lake.sync()
     stop = threading.Event()
 
@@ -379,7 +379,7 @@ def test_tables_that_are_held_back_in_a_load_are_late_and_what_the_log_lacks_is_
     assert (wrong(found), found.late) == ({"missing": ["lost"]}, 30)
 
 
-def test_tables_of_a_bucket_that_was_made_again_are_refused(lake: Synced) -> None:
+def test_tables_of_a_bucket_that_was_created_again_are_refused(lake: Synced) -> None:
     lake.sync()
     settings = Path(lake.root, "_upriver", "lake.json")
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "uuid": "another"}))
@@ -391,7 +391,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(cli, ["verify", *arguments])
 
 
-def test_where_there_is_nothing_to_verify_there_is_an_error(lake: Synced, tmp_path: Path) -> None:
+def test_nothing_to_verify_is_an_error(lake: Synced, tmp_path: Path) -> None:
     where = lake.node.connection_string
     nothing = run(where, "--to", str(tmp_path / "nolake"))
     assert (nothing.exit_code, "there are no tables" in nothing.output) == (1, True)
@@ -424,13 +424,13 @@ def test_the_command_says_what_it_judged_and_takes_the_options_of_the_sync(lake:
     assert json.loads(found.output.splitlines()[0])["missing"] == ["k7"]
 
 
-def test_a_row_that_does_not_say_whether_it_is_deleted_is_missing_as_it_is_for_queries(lake: Synced) -> None:
+def test_a_row_whose_deleted_is_null_is_missing_as_it_is_for_queries(lake: Synced) -> None:
     lake.sync()
     lake.delta().update(updates={"_deleted": "null"}, predicate="_key = 'k7'")
     assert judged(lake) == {"missing": ["k7"]}
 
 
-def test_a_tail_that_is_lost_is_not_taken_for_one_that_is_to_come(running: RunningNode, tmp_path: Path) -> None:
+def test_a_lost_tail_is_not_taken_for_one_that_does_not_exist_yet(running: RunningNode, tmp_path: Path) -> None:
     made = Synced(running, tmp_path / "lake", small_rows=0)
     made.put(40)
     made.sync()
@@ -450,7 +450,7 @@ def test_a_table_that_no_reader_can_open_is_named(lake: Synced) -> None:
         lake.verify()
 
 
-def test_a_table_that_lacks_a_column_of_ours_is_named(lake: Synced) -> None:
+def test_a_table_without_one_of_the_meta_columns_is_named(lake: Synced) -> None:
     from deltalake import write_deltalake
 
     lake.sync()

@@ -9,7 +9,7 @@ from upriver.testing import node
 
 
 def pytest_collection_modifyitems(items):
-    """A JVM takes seconds to start, or minutes where others want the processors too; only what hangs shall fail."""
+    """Give tests much time: a JVM takes seconds to start, minutes on a busy machine. Only a test that hangs fails."""
     for item in items:
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.timeout(1800))
@@ -34,6 +34,6 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def world():
-    """A node of one's own, to be broken."""
+    """A node for one test, which may break it."""
     with node(vbuckets=4, enable_faults=True, lazy=True) as running, World(running) as made:
         yield made

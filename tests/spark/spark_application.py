@@ -36,13 +36,13 @@ class Application:
         self._say("stop")
 
     def kill(self) -> None:
-        """The driver with all that belongs to it, at once."""
+        """Kill the driver and all its processes at once."""
         if self._process is not None:
             kill_session(self._process)
             self._process = None
 
     def kill_an_executor(self, rng: random.Random) -> bool:
-        """Whether there was one."""
+        """Kill an executor; False if there was none."""
         mine = members(self._process.pid) if self._process else []
         executors = [pid for pid in mine if "CoarseGrainedExecutorBackend" in _command(pid)]
         if executors:

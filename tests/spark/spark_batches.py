@@ -1,4 +1,4 @@
-"""A query without Spark: the driver plans, a reader per task reads, and an offset is all that a restart has."""
+"""A query without Spark: the driver plans, a reader per task reads, and only the offset survives a restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Batches:
         return ReadOptions.parse(world.options(**{name: text for name, text in self.given.items() if text}))
 
     def next(self, executors: World | None = None) -> list[dict[str, Any]]:
-        """Run a batch, by executors that have found another node; its rows."""
+        """Run a batch with executors that reach another node; return its rows."""
         end = self.driver.latest_offset(self.at, self.most)
         options = self.options_at(executors) if executors else self.options
         rows = [row for task in self.driver.tasks(self.at, end) for batch in TaskReader(task, options).batches()
@@ -37,14 +37,14 @@ class Batches:
         return rows
 
     def restart(self, world: World | None = None, **options: Any) -> None:
-        """The driver dies, and another, perhaps with other options, goes on from what Spark has kept."""
+        """Kill the driver; another one, perhaps with other options, continues from what Spark has kept."""
         self.driver.close()
         self.given |= options
         self.options = self.options_at(world or self.world)
         self.driver = Driver(self.options)
 
     def drain(self) -> list[dict[str, Any]]:
-        """Run until everything that is there now has been read; the rows of this run."""
+        """Run until everything that exists now has been read; return the rows."""
         first, before = len(self.rows), None
         self.driver.freeze()
         while self.at != before:

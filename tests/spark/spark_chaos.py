@@ -36,7 +36,7 @@ class Writes(threading.Thread):
         self.rng, self.keys, self.connection, self.count = random.Random(seed), keys, connection, 0
         self.expiring: set[bytes] = set()
         self.ended = threading.Event()
-        self.turn = threading.Lock()  # whoever holds it is the only one who writes
+        self.turn = threading.Lock()  # its holder is the only writer
 
     def run(self) -> None:
         while not self.ended.is_set():
@@ -115,7 +115,7 @@ class Chaos:
         time.sleep(self.chance.uniform(0.1, 1.0))
 
     def _let_it_run(self, seconds: float) -> None:
-        """Wait so long, and until another batch is done, but do not wait for a query that is stuck on purpose."""
+        """Wait for some seconds and for another batch, but not for a query that is stuck on purpose."""
         before, patience = self._batches(), time.monotonic() + 10
         time.sleep(seconds)
         while self._batches() == before and time.monotonic() < patience:
@@ -143,10 +143,10 @@ class Chaos:
         one.restart()
 
     def lose_node(self) -> None:
-        """A node dies, the other's replicas take over with what they have got; then it comes back, empty-handed.
+        """A node dies, the other's replicas take over with what they have; then it comes back empty.
 
-        They lack what was written a moment ago, not half of the bucket: replicas that are still being made are no
-        use to anybody, and what they would lose nobody can say.
+        Replicas must be complete first, so that they lack only the last writes. What an unfinished one would lose is
+        unknown.
         """
         number = self.breaks.randrange(len(self.cluster.nodes))
         with self.writes.turn:
@@ -196,7 +196,7 @@ class Chaos:
         self._fail_over(self.breaks.randrange(self.vbuckets), lose=50)
 
     def _wait_for_all_disks(self) -> None:
-        """Until actives and replicas have persisted everything; only while nobody writes."""
+        """Wait until actives and replicas have persisted everything; only without a writer."""
 
         def persisted() -> bool:
             branches = {vb: log.uuid for vb, log in self.world.db.failover_logs(range(self.vbuckets)).items()}
@@ -240,7 +240,7 @@ class Chaos:
 
 
 def _assert_epochs_grow(rows: list[dict[str, Any]]) -> None:
-    """(epoch, seqno) never goes back within a vbucket: later rows win also for those who only compare these."""
+    """(epoch, seqno) never goes back within a vbucket: so a reader may compare just these."""
     last: dict[int, tuple[int, int]] = {}
     for row in rows:
         if row["event"] != "rollback":

@@ -1,8 +1,8 @@
 """A vbucket and a micro-batch query in a few lines each, so that planning can be tried on thousands of histories.
 
 The producer keeps everything it ever wrote and deduplicates only while it sends, so that a failover brings back
-whatever had been hidden: as hostile as a real one can be. A vbucket may have two owners for a while, when its old one
-is cut off from the cluster but not from its clients; driver and executors then need not agree about which it is.
+whatever had been hidden: as hostile as a real one can be. A vbucket may have two owners for a while, when the old one
+is cut off from the cluster but not from its clients. Then driver and executors may disagree about the owner.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Producer:
 
 
 class Cluster:
-    """The owners that one vbucket has: all but the last are of the past, and do not know it."""
+    """The owners of one vbucket: all but the last are former ones, and do not know it."""
 
     def __init__(self, rng: random.Random, keys: int = 4) -> None:
         self.rng = rng
@@ -104,7 +104,7 @@ class Cluster:
         return self.owners[-1]
 
     def tear(self) -> None:
-        """A replica is promoted, and the old owner goes on serving whoever still believes in it."""
+        """Promote a replica; the old owner still serves clients with an old map."""
         promoted = copy.copy(self.truth)
         promoted.writes = list(promoted.writes)
         promoted.fail_over()
@@ -149,15 +149,15 @@ Rows = list[tuple[str, int, str, int | None]]
 class Query:
     """A query over one vbucket: plan, read, commit, crash, replay.
 
-    ``mistake`` is what a planner might do wrong: "naive" claims to be complete wherever it stands, "onlooker" where the
-    driver sees that nothing has happened since, and "optimist" supposes that a batch it knows nothing of was read.
+    ``mistake`` is what a planner might do wrong: "naive" always claims to be complete, "onlooker" claims it where the
+    driver sees no change since, and "optimist" assumes that a batch without reports was read.
     """
 
     def __init__(self, cluster: Cluster, rng: random.Random, *, mistake: str = "", tears: bool = True) -> None:
         self.cluster, self.rng, self.mistake, self.tears = cluster, rng, mistake, tears
         self.table = Table()
         self.offset = Offset.earliest(1)
-        self.known = Known(heard=True)
+        self.known = Known(reported=True)
         self.map = 0  # a driver that lives never goes back to an older map
         self.rollbacks = 0
         self.last = (0, 0)
@@ -182,7 +182,7 @@ class Query:
         return found
 
     def view(self, *, quiet: bool = False) -> View:
-        """What the driver sees, while the world goes on between its questions."""
+        """What the driver sees, while things happen between its requests."""
 
         def ask(answer: Any) -> Any:
             if not quiet and self.rng.random() < 0.2:
@@ -195,7 +195,7 @@ class Query:
         return look(self.offset, *read, everything=everything, also=also, revision=lambda: self.asked)
 
     def disturb(self) -> None:
-        """The world goes on between any two steps."""
+        """Let things happen between two steps."""
         self.cluster.disturb(tears=self.tears)
 
     def step(self, *, quiet: bool = False, most: int | None = None) -> bool:
@@ -238,7 +238,7 @@ class Query:
         if not quiet and self.rng.random() < 0.15:
             self.die()
             return
-        self.known = Known(heard=True)
+        self.known = Known(reported=True)
         for one in told:
             self.known.unread.update(one.unread)
         if self.rng.random() < 0.8 and all(one.complete == told[0].complete for one in told):
@@ -250,7 +250,7 @@ class Query:
         if self.mistake == "naive" or (self.mistake == "onlooker" and looks_quiet):
             self.known.complete[0] = at
         if self.mistake in ("onlooker", "optimist"):
-            self.known.heard = True
+            self.known.reported = True
         if self.mistake == "onlooker":
             self.known.unread.clear()
 
@@ -276,6 +276,6 @@ class Query:
         return rows, told
 
     def note(self, epoch: int, seqno: int) -> None:
-        """Epochs never go back, whoever dies."""
+        """Epochs never go back, whichever process dies."""
         assert epoch >= self.last[0], (epoch, self.last)
         self.last = (epoch, seqno)

@@ -67,7 +67,7 @@ def listens(port: int, process: subprocess.Popen[bytes], log: Path) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody is given by chance until a JVM has started: none of those that the system hands out."""
+    """A free port outside the system's ephemeral range, so that it is still free when a JVM has started."""
     handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randrange(10_000, max(handed_out, 20_000))

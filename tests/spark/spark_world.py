@@ -1,4 +1,4 @@
-"""A node with a client on it, and the words that tests about Spark use."""
+"""A node with a client, and the helpers of the tests about Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from upriver.cluster.local import LocalCluster
 from upriver.model import vbucket_of
 from upriver.testing import RunningNode
 
-PATIENCE_S = 600  # nobody waits so long unless something is broken, or the machine has far too much to do
+PATIENCE_S = 600  # reached only if something is broken or the machine is overloaded
 DOCUMENT = ("mutation", "deletion", "expiration")
 
 
@@ -167,6 +167,6 @@ def wait_until(true: Any, seconds: float = PATIENCE_S) -> None:
 
 
 def forget_commits(checkpoint: Any) -> None:
-    """As if the driver had died before it could say that its last batch was done."""
+    """Delete the commits of a checkpoint, as if the driver had died before its last one."""
     for name in (checkpoint / "commits").iterdir():
         name.unlink()

@@ -59,7 +59,7 @@ def test_values_come_in_the_form_that_was_asked_for(spark, shared, form, kind):
         assert one.select(f.col("value").cast("string")).first()[0] == '{"n": 7}'
 
 
-def test_bytes_that_are_no_text_become_replacement_characters(spark, shared):
+def test_bytes_that_are_not_text_become_replacement_characters(spark, shared):
     frame = read(spark, shared, valueFormat="string").select(f.col("key").cast("string"), "value")
     found = dict(frame.where("key in ('text', 'broken')").collect())
     assert found == {"text": "grün", "broken": "\ufffd\ufffd"}
@@ -85,7 +85,7 @@ def test_a_read_of_some_vbuckets_reads_those(spark, shared):
         read(spark, shared, vbuckets="99").count()
 
 
-def test_a_typo_in_the_value_schema_is_told_by_its_field(spark, shared):
+def test_an_error_in_the_value_schema_names_the_field(spark, shared):
     with pytest.raises(AnalysisException, match=r"valueSchema: field 'name': 'STRNG' is no type"):
         read(spark, shared, valueSchema="name STRNG")
 
@@ -131,7 +131,7 @@ def test_a_timestamp_leaves_out_what_is_older(spark, shared):
     assert b"k0" not in keys
 
 
-def test_a_schema_of_ones_own_chooses_the_form_of_values(spark, shared):
+def test_a_user_schema_chooses_the_form_of_values(spark, shared):
     wanted = read(spark, shared, valueFormat="string").schema
     frame = spark.read.format("dcp").schema(wanted).options(**shared.options()).load()
     assert frame.where("key = cast('k7' as binary)").select("value").first()[0] == '{"n": 7}'
@@ -158,7 +158,7 @@ def test_a_wrong_option_is_answered_in_the_error_that_users_see(spark, shared):
         read(spark, shared, startingOffset="latest").count()
 
 
-def test_nobody_there_is_said_with_host_and_port(spark):
+def test_an_unreachable_node_is_named_with_host_and_port(spark):
     options = {"connection": "couchbase://127.0.0.1:1", "timeoutSeconds": "1"}
     with pytest.raises(Exception, match=r"127\.0\.0\.1:1.*gave up after 1 s"):
         spark.read.format("dcp").options(**options).load().count()

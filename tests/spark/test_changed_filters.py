@@ -1,4 +1,4 @@
-"""The filter is part of the position: what is new is read from the beginning, whenever it becomes wanted."""
+"""The filter is part of the position: collections that a wider filter adds are read from the beginning."""
 
 from __future__ import annotations
 
@@ -65,60 +65,60 @@ def narrow(*seqnos: int, former: tuple[Filter, ...] = ()) -> Offset:
     return Offset(places, filters=(some(A),), former=former)
 
 
-def test_a_wider_filter_reads_what_is_new_up_to_the_place_and_then_goes_on():
+def test_a_wider_filter_reads_what_is_new_up_to_the_position_and_then_continues():
     start = narrow(40, 50)
-    end = plan(start, view(start), Known(heard=True), wanted=WIDER)
+    end = plan(start, view(start), Known(reported=True), wanted=WIDER)
     todo = ranges(start, end, view(start), Known(), WIDER)
     assert [(one.start.seqno, one.end, one.filter) for one in todo] == [
         (0, 40, b'{"collections": ["9"]}'), (0, 50, b'{"collections": ["9"]}')]  # fmt: skip
-    assert end.positions == (at(0xA, 40), at(0xA, 50))  # their points are gone: nobody knows what B was there
-    on = plan(end, view(end), Known({0: (0xA, 40)}, heard=True), wanted=WIDER)
+    assert end.positions == (at(0xA, 40), at(0xA, 50))  # their points are gone: what B had there is unknown
+    on = plan(end, view(end), Known({0: (0xA, 40)}, reported=True), wanted=WIDER)
     todo = ranges(end, on, view(end), Known(), WIDER)
     assert [(one.start.seqno, one.end, one.filter) for one in todo] == [(40, 50, b'{"collections": ["8", "9"]}')]
     assert on.positions[0].consistent_points == (0, 40)
 
 
-def test_a_place_is_complete_with_what_is_new_only_if_it_was_before():
+def test_a_position_is_complete_with_what_is_new_only_if_it_was_before():
     start = Offset((at(0xA, 40, (40,)), at(0xA, 50, (20,)), at(0xA, 50, (20,))), filters=(some(A),))
-    known = Known({2: (0xA, 50)}, heard=True)
+    known = Known({2: (0xA, 50)}, reported=True)
     todo = ranges(start, plan(start, view(start), known, wanted=WIDER), view(start), known, WIDER)
     assert [one.addition for one in todo] == [False, True, False]
 
 
 def test_a_limit_holds_for_what_is_new_and_at_least_one_vbucket_catches_up():
     start = narrow(40, 45, 50)
-    end = plan(start, view(start), Known(heard=True), most=90, wanted=WIDER)
+    end = plan(start, view(start), Known(reported=True), most=90, wanted=WIDER)
     assert (end.reads, [each.filter for each in end.positions]) == ({0, 1}, [None, None, some(A)])
     back = Offset.from_json(end.to_json())
     assert back == end
-    assert plan(back, view(back), Known(heard=True), most=1, wanted=WIDER).reads == {2}
+    assert plan(back, view(back), Known(reported=True), most=1, wanted=WIDER).reads == {2}
 
 
-def test_less_is_just_not_followed_any_more():
+def test_a_collection_that_is_left_out_is_no_longer_followed():
     start = Offset((at(0xA, 40, (40,)),), filters=(Filter(),))
-    end = plan(start, view(start), Known(heard=True), wanted=Wanted(some(A), SCOPE_OF))
+    end = plan(start, view(start), Known(reported=True), wanted=Wanted(some(A), SCOPE_OF))
     todo = ranges(start, end, view(start), Known(), WIDER)
     assert [(one.start.seqno, one.filter) for one in todo] == [(40, b'{"collections": ["8"]}')]
     assert (end.filters, end.former) == ((some(A),), (Filter(),))
 
 
 def test_what_was_read_once_before_is_rolled_back_and_read_again():
-    """Its reader may hold documents that were deleted while nobody followed."""
+    """Its reader may hold documents that were deleted while it was not followed."""
     start = narrow(40, former=(some(A, B),))
-    end = plan(start, view(start), Known(heard=True), wanted=WIDER)
+    end = plan(start, view(start), Known(reported=True), wanted=WIDER)
     assert (end.rollbacks, end.positions[0]) == ({0}, at(0xA, 50, (), 1))
 
 
-def test_what_is_new_but_was_left_alone_is_read_again_from_the_beginning():
+def test_what_is_new_but_was_left_unread_is_read_again_from_the_beginning():
     start = narrow(40)
-    end = plan(start, view(start), Known(heard=True), wanted=WIDER)
-    again = plan(end, view(end), Known(unread={0: 40}, heard=True), wanted=WIDER)
+    end = plan(start, view(start), Known(reported=True), wanted=WIDER)
+    again = plan(end, view(end), Known(unread={0: 40}, reported=True), wanted=WIDER)
     assert (again.rollbacks, again.positions[0].snap_start) == ({0}, 0)
 
 
 def test_an_offset_of_an_earlier_version_is_taken_to_have_the_filter_of_now():
     start = Offset((at(0xA, 50, (50,)),))
-    assert plan(start, view(start), Known(heard=True), wanted=WIDER) is start
+    assert plan(start, view(start), Known(reported=True), wanted=WIDER) is start
 
 
 def manifest(uid: int, shop: dict[str, int], other: dict[str, int] | None = None) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def shop(world: World) -> World:
     ({"collections": "", "scope": "shop"}, {"b": 30}),
     ({"collections": ""}, {"b": 30, "_default": 10}),
 ], ids=["another collection", "the scope", "no filter"])  # fmt: skip
-def test_a_query_that_goes_on_with_a_wider_filter_reads_the_past_of_what_is_new(shop: World, wider, new):
+def test_a_query_that_continues_with_a_wider_filter_reads_the_past_of_what_is_new(shop: World, wider, new):
     batches = Batches(shop, collections="shop.a")
     assert documents(batches.drain()) == {"a": 20}
     batches.restart(**wider)
@@ -168,7 +168,7 @@ def test_a_query_that_goes_on_with_a_wider_filter_reads_the_past_of_what_is_new(
     assert not [row for row in batches.rows if row["event"] == "rollback"]
 
 
-def test_a_collection_that_is_made_while_its_scope_is_followed_is_read(shop: World):
+def test_a_collection_created_while_its_scope_is_followed_is_read(shop: World):
     batches = Batches(shop, scope="shop")
     assert documents(batches.drain()) == {"a": 20, "b": 30}
     shop.set_manifest(manifest(2, {"a": A, "b": B, "c": C}))
@@ -176,7 +176,7 @@ def test_a_collection_that_is_made_while_its_scope_is_followed_is_read(shop: Wor
     assert documents(batches.drain()) == {"c": 7}
 
 
-def test_a_collection_that_is_dropped_and_made_again_is_followed_by_its_name(shop: World):
+def test_a_collection_that_is_dropped_and_created_again_is_followed_by_its_name(shop: World):
     batches = Batches(shop, collections="shop.a,shop.b")
     batches.drain()
     shop.set_manifest(manifest(2, {"b": B}))
@@ -211,13 +211,13 @@ def test_names_that_do_not_exist_are_an_error_at_the_start(shop: World):
 
 
 def test_a_vbucket_behind_a_filter_that_was_dropped_is_read_again_and_not_refused_for_ever():
-    """It waits for a wider filter, loses history, and nobody can read with the filter that it has any more."""
+    """It waits for a wider filter, loses history, and its own filter names a collection that is gone."""
     start = Offset((at(0xA, 40, (40, 20)),), filters=(some(C), some(A)))
     start = replace(start, positions=(start.positions[0]._replace(filter=some(A)),))
     forked = View({0: 30}, {0: FailoverLog.new(0xA).branch(0xB, 30)})
     for gone in ({B: 1, C: 2}, {C: 2}):
         wanted = Wanted(some(C), gone)
-        end = plan(start, forked, Known(heard=True), wanted=wanted)
+        end = plan(start, forked, Known(reported=True), wanted=wanted)
         (one,) = ranges(start, end, forked, Known(), wanted)
         assert (one.rolled_back, one.start.seqno, one.end, one.filter) == (True, 0, 30, some(C).wire())
         assert end.positions == (at(0xB, 30, (), 1),)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upriver.errors import ConfigError
+from upriver.spark.schema import check_value_schema
 from upriver.spark.values.fields import fitted
-from upriver.spark.values.value_schema import check_value_schema
 
 MOMENT = pa.timestamp("us", tz="UTC")
 
@@ -94,7 +94,7 @@ MISFITS = [
 
 
 @pytest.mark.parametrize(("kind", "given", "left"), MISFITS, ids=str)
-def test_what_does_not_fit_is_null_and_told(kind: pa.DataType, given: Any, left: Any) -> None:
+def test_what_does_not_fit_is_null_and_kept_beside_it(kind: pa.DataType, given: Any, left: Any) -> None:
     value, unfit = read([{"f": given, "g": 1}, {"f": None, "g": 2}], f=kind, g=pa.int64())
     assert value == [{"f": left, "g": 1}, {"f": None, "g": 2}]
     assert (json.loads(unfit[0]), unfit[1]) == ({"f": given}, None)
@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_null_and_told(kind: pa.DataType, given: Any, left:
     "n INT", "name STRING, n: BIGINT COMMENT 'how many, or ''so''', `odd name` DECIMAL(10, 2)",
     "a ARRAY<STRUCT<x: INT, y: MAP<STRING, ARRAY<DOUBLE>>>>, b VARCHAR(10), c STRING COLLATE UNICODE, d variant",
 ])  # fmt: skip
-def test_a_schema_that_spark_takes_is_taken(schema: str) -> None:
+def test_a_schema_that_spark_accepts_is_accepted(schema: str) -> None:
     check_value_schema(schema)
 
 
@@ -114,6 +114,6 @@ def test_a_schema_that_spark_takes_is_taken(schema: str) -> None:
     ("a ARRAY<INT", "ARRAY lacks its '>'"), ("a INT>", "'>' is not expected"), ("a INT NOT NULL", "leave out NOT NULL"),
     ("m MAP<INT, INT>", "keys of a MAP are STRING"), ("a ARRAY", "ARRAY lacks its '<'"),
 ])  # fmt: skip
-def test_a_typo_in_the_schema_is_told_by_its_field(schema: str, says: str) -> None:
+def test_an_error_in_the_schema_names_the_field(schema: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"^valueSchema: .*{says}"):
         check_value_schema(schema)

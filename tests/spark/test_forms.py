@@ -30,7 +30,7 @@ def told(rows: Collected) -> set[tuple[Any, ...]]:
 
 
 def test_collections_and_scopes_come_and_go_as_rows(spark, world: World, tmp_path):
-    """Every vbucket says it, at a seqno of its own, before or after the documents that it concerns."""
+    """Every vbucket has the row, at its own seqno, before or after the documents that it concerns."""
     rows, frame = Collected(), stream(spark, world)
     world.set_manifest(manifest(1, ORDERS))
     ById(world.db, 9).set_many({f"o{n}".encode(): b"1" for n in range(40)})

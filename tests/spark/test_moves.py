@@ -1,4 +1,4 @@
-"""Vbuckets that change places while nobody complains: a node tells only of what it has."""
+"""Vbuckets that move without an error: a node reports only those that it owns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def world():
 
 
 def test_vbuckets_that_moved_to_a_node_that_the_map_does_not_know_are_found(world: ClusterWorld):
-    """A stream that believed the old map would wait for them for ever, and a batch would end without them."""
+    """A stream with the old map would wait for them for ever, and a batch would end without them."""
     options = ReadOptions.parse({"connection": world.connection_string, "timeoutSeconds": "30"})
     streaming, asked_once = Cluster(options), connect(world.connection_string, "default")
     wait_until(lambda: len(streaming.reachable_highs()) == 8)

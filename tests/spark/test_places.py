@@ -44,7 +44,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_a_machine_without_java_runs_on_the_one_from_pip(world: World, tmp_path):
-    """No JAVA_HOME, and a PATH on which everything is but Java."""
+    """No JAVA_HOME, and a PATH with everything but Java."""
     world.put(100)
     tools = {tool.name: tool for folder in ("/usr/bin", "/bin") for tool in Path(folder).iterdir()}
     for name, tool in tools.items():
@@ -55,7 +55,7 @@ def test_a_machine_without_java_runs_on_the_one_from_pip(world: World, tmp_path)
     assert "rows 100" in said
 
 
-def test_the_format_is_found_without_any_code_of_ours(world: World):
+def test_the_format_is_found_without_registration(world: World):
     world.put(100)
     said = run(PLAIN, world.connection_string, "local[1]", env=environment(PYSPARK_PYTHON=sys.executable))
     assert "rows 100" in said

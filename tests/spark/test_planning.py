@@ -12,7 +12,8 @@ from tests.spark.spark_model import Cluster, Producer, Query, at
 from upriver.errors import HistoryLost
 from upriver.model import SEQNO_MAX, Claim, FailoverLog
 from upriver.protocol.offsets import Offset
-from upriver.spark.reader.planning import Known, View, claimable, plan, ranges, share
+from upriver.protocol.position import Position
+from upriver.spark.reader.planning import Known, Range, View, claimable, pack, plan, ranges, share, weight
 
 
 def run(
@@ -59,16 +60,16 @@ def test_the_naive_claim_loses_documents_silently():
 
 
 @pytest.mark.parametrize("mistake", ["onlooker", "optimist"])
-def test_a_driver_that_trusts_its_own_eyes_loses_what_executors_could_not_read(mistake):
+def test_a_driver_that_ignores_reports_loses_what_executors_could_not_read(mistake):
     """The same histories, planned by what the driver sees instead of what executors say (1, 3, 6)."""
     assert wrong(mistake)
 
 
-def test_a_batch_that_an_executor_left_alone_is_read_again_though_the_driver_sees_nothing_wrong():
+def test_a_batch_that_an_executor_left_unread_is_read_again_though_the_driver_sees_nothing_wrong():
     """The driver asks a node that was cut off from its cluster; the executor has found the one that took over."""
     offset = Offset((at(0xA, 30, (20,), 3),), reads=frozenset({0}))
     view = View({0: 30}, {0: FailoverLog.new(0xA)})
-    end = plan(offset, view, Known(unread={0: 30}, heard=True))
+    end = plan(offset, view, Known(unread={0: 30}, reported=True))
     assert (end.rollbacks, end.positions[0]) == ({0}, at(0xA, 30, (20,), 4))
     todo = ranges(offset, end, view, Known())
     assert [(one.start.seqno, one.end, one.rolled_back) for one in todo] == [(20, 30, True)]
@@ -78,23 +79,23 @@ def test_a_driver_that_knows_nothing_of_the_last_batch_reads_it_again():
     offset = Offset((at(0xA, 30, (20,)), at(0xA, 9, (9,))), reads=frozenset({0}))
     view = View({0: 30, 1: 9}, {0: FailoverLog.new(0xA), 1: FailoverLog.new(0xA)})
     assert plan(offset, view, Known()).rollbacks == {0}
-    assert plan(offset, view, Known(heard=True)) is offset
+    assert plan(offset, view, Known(reported=True)) is offset
 
 
 def test_what_cannot_be_read_again_now_stays_unread():
-    """Its owner does not answer, while other vbuckets go on; the next driver must not believe the place either."""
+    """Its owner does not answer, while other vbuckets continue; the next driver must not trust the position either."""
     offset = Offset((at(0xA, 30, (20,)), at(0xA, 9, (9,))), reads=frozenset({0}))
-    end = plan(offset, View({1: 12}, {1: FailoverLog.new(0xA)}), Known(unread={0: 30}, heard=True))
+    end = plan(offset, View({1: 12}, {1: FailoverLog.new(0xA)}), Known(unread={0: 30}, reported=True))
     assert (end.unread, end.reads) == ({0}, {1})
     back = Offset.from_json(end.to_json())
-    again = plan(back, View({0: 30}, {0: FailoverLog.new(0xA)}), Known(heard=True))
+    again = plan(back, View({0: 30}, {0: FailoverLog.new(0xA)}), Known(reported=True))
     assert again.rollbacks == {0}
 
 
 def test_an_empty_batch_closes_the_last_one_and_then_there_is_nothing_to_do():
     """So that neither a new driver nor a failover must read again what was read."""
     offset = Offset((at(0xA, 30, (20,)),), reads=frozenset({0}))
-    view, known = View({0: 30}, {0: FailoverLog.new(0xA)}), Known({0: (0xA, 30)}, heard=True)
+    view, known = View({0: 30}, {0: FailoverLog.new(0xA)}), Known({0: (0xA, 30)}, reported=True)
     assert plan(offset, view, known) is offset
     closed = plan(offset, view, known, close=True)
     assert (closed.positions[0], closed.reads) == (at(0xA, 30, (30, 20)), frozenset())
@@ -133,7 +134,7 @@ def test_a_failover_that_lost_nothing_of_a_complete_vbucket_is_no_rollback():
     assert end.positions[0] == at(0xB, 120, (100,), 0)
 
 
-def test_a_rollback_without_new_data_is_still_told():
+def test_a_rollback_without_new_data_is_still_a_row():
     offset = Offset((at(0xA, 100, (90,)),))
     view = View({0: 90}, {0: FailoverLog.new(0xA).branch(0xB, 90)})
     end = plan(offset, view, Known())
@@ -169,7 +170,7 @@ def test_nothing_new_is_the_start_itself():
     assert known.complete == {}
 
 
-def test_a_vbucket_that_nobody_owns_waits():
+def test_a_vbucket_without_an_owner_waits():
     offset = Offset((at(0xA, 100), at(0xA, 5)))
     assert plan(offset, View({1: 9}, {}), Known()) is offset
 
@@ -184,3 +185,42 @@ def test_shares_add_up_and_stay_within_the_backlog(backlogs, most):
     shares = share(backlogs, most)
     assert sum(shares.values()) == min(most, sum(backlogs.values()))
     assert all(0 < size <= backlogs[vb] for vb, size in shares.items())
+
+
+# ---------------------------------------------------------------------------------------------- packing
+
+
+def with_backlogs(backlogs):
+    return [Range(vb, Position(), backlog, 1) for vb, backlog in enumerate(backlogs)]
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=200), st.integers(1, 16), st.integers(1, 5))
+def test_every_range_is_in_exactly_one_task(backlogs, most, nodes):
+    todo = with_backlogs(backlogs)
+    groups = pack(todo, {vb: vb % nodes for vb in range(len(todo))}, most)
+    assert sorted(one.vbucket for group in groups for one in group) == list(range(len(todo)))
+    assert len(groups) <= most
+    assert all(groups)
+
+
+def test_a_trickle_is_one_task_and_a_flood_uses_all():
+    assert len(pack(with_backlogs([1] * 50), {}, 8)) == 1
+    assert len(pack(with_backlogs([10_000] * 50), {}, 8)) == 8
+
+
+def test_tasks_have_about_the_same_to_do():
+    groups = pack(with_backlogs([50_000, *[1000] * 100]), {}, 4)
+    loads = sorted(sum(map(weight, group)) for group in groups)
+    assert loads[-1] <= 1.6 * loads[0]
+
+
+def test_a_task_reads_from_one_node_where_there_are_enough_tasks():
+    owners = {vb: f"node{vb % 3}" for vb in range(60)}
+    groups = pack(with_backlogs([5000] * 60), owners, 6)
+    assert [len({owners[one.vbucket] for one in group}) for group in groups] == [1] * 6
+
+
+def test_whole_nodes_are_joined_where_there_are_fewer_tasks_than_nodes():
+    owners = {vb: f"node{vb % 4}" for vb in range(40)}
+    groups = pack(with_backlogs([5000] * 40), owners, 2)
+    assert [len({owners[one.vbucket] for one in group}) for group in groups] == [2, 2]

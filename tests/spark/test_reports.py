@@ -1,4 +1,4 @@
-"""The side channel: what tasks say of a batch, however many attempts it took."""
+"""Reports: what tasks tell the driver about a batch, however many attempts it took."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_a_report_reaches_the_driver(server):
     assert server.row_bytes == 64
 
 
-def test_heavier_rows_are_believed_at_once_and_lighter_ones_by_and_by(server):
+def test_larger_rows_count_at_once_and_smaller_ones_gradually(server):
     for rows, size, weight in ((1000, 100_000, 100), (1000, 900_000, 900), (1000, 100_000, 500), (1, 10**6, 10_495)):
         attempts(server, TaskSummary(rows=rows, size_bytes=size))
         assert server.row_bytes == weight
 
 
 def attempts(server: ReportServer, *summaries: TaskSummary) -> Known:
-    """A batch of one task that is tried several times; nobody tells whose rows Spark keeps."""
+    """A batch of one task with several attempts; it is unknown whose rows Spark keeps."""
     channel = server.open_plan(1)[0]
     reporters = [Reporter(channel) for _ in summaries]
     for reporter in reporters:
@@ -49,11 +49,11 @@ def attempts(server: ReportServer, *summaries: TaskSummary) -> Known:
     return learned(server)
 
 
-def test_a_second_reader_makes_reports_worthless_as_long_as_a_third_may_not_be_heard(server):
+def test_reports_of_a_second_attempt_do_not_count_while_a_third_may_go_unheard(server):
     assert attempts(server, TaskSummary([(3, 0xA, 17)]), TaskSummary([(3, 0xA, 17)])).complete == {}
 
 
-def test_of_several_attempts_all_must_have_found_a_vbucket_complete_and_any_may_have_left_one(server):
+def test_a_vbucket_is_complete_if_all_attempts_say_so_and_unread_if_any_does(server):
     attempts(server, TaskSummary())
     known = attempts(
         server, TaskSummary([(3, 0xA, 17), (5, 0xA, 9)], [(4, 2)]), TaskSummary([(3, 0xA, 17)], [(4, 0), (6, 1)])
@@ -66,13 +66,13 @@ def test_reports_on_an_older_batch_are_refused(server):
     late = Reporter(server.open_plan(1)[0])
     server.open_plan(1)
     late.begin()
-    late.end(TaskSummary([(3, 0xA, 17)]))  # it never began for this server, so nobody counts on it
+    late.end(TaskSummary([(3, 0xA, 17)]))  # it never began for this server, so it does not count
     assert learned(server).complete == {}
 
 
-def test_nobody_listening_is_harmless_until_somebody_was_heard():
+def test_an_unreachable_driver_is_harmless_until_a_report_has_arrived():
     with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))  # so that nobody else gets the port; connections are refused all the same
+        deaf.bind(("127.0.0.1", 0))  # keeps the port from others; connections are still refused
         port = deaf.getsockname()[1]
         quiet = Reporter(Channel("127.0.0.1", port, "plan", 0, required=False))
         quiet.begin()
@@ -83,7 +83,7 @@ def test_nobody_listening_is_harmless_until_somebody_was_heard():
             Reporter(Channel("127.0.0.1", port, "plan", 0, required=True)).begin()
 
 
-def test_nonsense_does_not_stop_the_desk(server):
+def test_nonsense_does_not_stop_the_server(server):
     channel = server.open_plan(1)[0]
     for nonsense in (b"\n", b"{}\n", b"GET / HTTP/1.0\r\n\r\n", b'{"plan": 3}\n'):
         with socket.create_connection((server.host, server.port)) as sock:

@@ -55,7 +55,7 @@ def test_an_insert_that_is_replayed_succeeds_and_one_that_collides_fails(spark, 
     assert set(world.state().values()) == {b"x"}
 
 
-def test_replace_wants_the_document_and_its_cas(spark, world: World):
+def test_replace_needs_the_document_and_its_cas(spark, world: World):
     with pytest.raises(Exception, match="KEY_ENOENT"):
         write(documents(spark, 1), world, operation="replace")
     cas = world.db.set(b"d0", b"first")
@@ -67,7 +67,7 @@ def test_replace_wants_the_document_and_its_cas(spark, world: World):
         write(documents(spark, 1, "third").withColumn("cas", f.lit(cas)), world, operation="replace")
 
 
-def test_documents_live_as_long_as_they_are_told(spark, world: World):
+def test_documents_expire_when_their_ttl_is_over(spark, world: World):
     write(documents(spark, 2).withColumn("ttl", f.lit(1)), world)
     assert read(spark, world).where("key = cast('d0' as binary)").first()["expiry"] - time.time() < 3
 

@@ -72,6 +72,6 @@ def test_a_value_schema_alone_means_struct():
     assert options.on_rollback is OnRollback.EMIT
 
 
-def test_dead_letters_need_a_place():
+def test_dead_letters_need_a_folder():
     with pytest.raises(ConfigError, match="deadLetter"):
         WriteOptions.parse({**HERE, "onError": "deadletter"})

@@ -99,7 +99,7 @@ def test_trigger_once_takes_all_whatever_the_limit_says(spark, world: World, tmp
     assert [len(batch) for batch in rows.batches.values()] == [500]
 
 
-def test_a_restart_goes_on_where_the_checkpoint_is(spark, world: World, tmp_path):
+def test_a_restart_continues_from_the_checkpoint(spark, world: World, tmp_path):
     rows = Collected()
     frame = stream(spark, world)
     for prefix in ("a", "b", "c"):

@@ -28,7 +28,7 @@ def database(options: SyncOptions) -> Database:
 
 
 def survey(options: SyncOptions) -> Survey:
-    """Ask the cluster for all of it."""
+    """Ask the cluster."""
     with database(options) as db:
         names = {table_name(scope, name, cid): cid for cid, (scope, name) in collection_names(db).items()}
         return Survey(db.topology.vbuckets, sum(db.high_seqnos().values()), names, db.topology.bucket_uuid)

@@ -1,20 +1,21 @@
 """The change log: every change of a collection, append-only, in the schema of the feed plus its batch.
 
 Executors write it (`write_log`), file by file, and tell the driver what they wrote. Rollbacks and collection events are
-*marks*: they have files of their own, so nobody must read the log to find them.
+*marks*. They are kept in separate files, so the log need not be read to find them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.lake.files import DataFile, Span, gather, new_file_name, read_files, write_file
+from upriver.lake.delta import CommitConflict, Table
+from upriver.lake.files import DataFile, Span, foreign_slices, gather, new_file_name, read_files, write_file
 from upriver.lake.layout import Lake
 from upriver.records.schema import CHANGES, Event
 
@@ -25,12 +26,14 @@ LOG = pa.schema(
         pa.field("voided", pa.bool_(), nullable=False),  # taken back by a rollback
     ]
 )
-DOCUMENTS = [Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value]
+LOG_ORDER = [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")]
 # A collection's documents are gone where its vbucket saw one of these.
 WIPES = frozenset({Event.COLLECTION_DROPPED.value, Event.COLLECTION_FLUSHED.value})
 FLUSH_BYTES = 64 << 20  # larger buffers are returned to the system and requested again each time, at twice the cost
 WAITING_BYTES = 256 << 20  # of all collections together
-_DOCUMENTS = pa.array(DOCUMENTS)
+ADOPTED = "upriver.adopted"
+ADOPTED_BYTES = 128 << 20  # of a file of another tool, at a time
+_DOCUMENTS = pa.array([Event.MUTATION.value, Event.DELETION.value, Event.EXPIRATION.value])
 _MARK_COLUMNS = ["event", "vbucket", "seqno", "epoch", "vbuuid", "collection_id", "scope", "collection"]
 _LEGAL = re.compile(r"[A-Za-z0-9_%$-]{1,251}\Z")  # names of scopes and collections, as the protocol allows them
 
@@ -73,7 +76,7 @@ class WrittenFiles:
     unread: dict[int, int] = field(default_factory=dict)  # vbuckets that were not read, and the seqno to go back to
 
     def to_json(self) -> dict[str, Any]:
-        """As a task sends it to the driver."""
+        """The form in which a task sends it to the driver."""
         return {
             "files": {name: [asdict(file) for file in files] for name, files in self.files.items()},
             "ids": self.ids,
@@ -208,7 +211,7 @@ def with_voided(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         return rows
     if "voided" not in rows.schema.names:
         return rows.append_column(LOG.field("voided"), pa.repeat(pa.scalar(False), rows.num_rows))
-    known = rows.column("voided")  # null where another tool rewrote such a file
+    known = rows.column("voided")  # null where another tool rewrote an older file
     position = rows.schema.get_field_index("voided")
     return rows.set_column(position, LOG.field("voided"), known.fill_null(False)) if known.null_count else rows
 
@@ -219,3 +222,37 @@ def read_log(root: str, files: Iterable[DataFile], lo: int, hi: int, columns: Se
     inside = [file for file in chosen if lo <= file.lo and file.hi <= hi]
     across = [file for file in chosen if not (lo <= file.lo and file.hi <= hi)]
     return pa.concat_tables([read_changes(root, inside, columns), read_changes(root, across, columns, (lo, hi))])
+
+
+def adopt_foreign(log: Table, applied: int) -> None:
+    """Rewrite log files that another tool wrote, as ``OPTIMIZE`` does, so that their names say what they hold.
+
+    Such a file mixes marks with changes, and applied batches with unapplied ones. Our files never do.
+    ``applied`` is the last batch that tail and current have.
+    """
+    for file in log.files():
+        if file.foreign:
+            slices = foreign_slices(log.uri, file, LOG, ADOPTED_BYTES)
+            ours = [replace(made, made_ms=file.made_ms) for rows in slices for made in _ours(log.uri, rows, applied)]
+            try:
+                log.commit(ADOPTED, log.next_version(ADOPTED), ours, [file], rearrange=True)
+            except CommitConflict:
+                log.drop_uncommitted(ours)
+                raise
+
+
+def _ours(root: str, rows: pa.Table, applied: int) -> Iterator[DataFile]:
+    """Write rows as files of ours: applied changes, unapplied changes, and marks."""
+    rows = with_voided(rows, LOG)
+    rows = gather(rows, pc.sort_indices(rows, LOG_ORDER))
+    old = pc.less_equal(rows.column("batch"), applied)
+    documents = pc.is_in(rows.column("event"), value_set=_DOCUMENTS)
+    for part, marks in (
+        (rows.filter(pc.and_(documents, old)), False),
+        (rows.filter(pc.and_not(documents, old)), False),
+        (rows.filter(pc.invert(documents)), True),
+    ):
+        if part.num_rows:
+            span, batches = (pc.min_max(part.column(name)).as_py() for name in ("vbucket", "batch"))
+            path = new_file_name(span["min"], span["max"], batches["min"], batches["max"], marks=marks)
+            yield write_file(root, path, part)

@@ -5,8 +5,8 @@ removal of tail files that ``current`` has superseded, with the number of the ba
 two commits leaves work that the replayed batch finds and finishes. Repeating a step changes nothing, and a reader sees
 every change once at any moment.
 
-Other tools may rewrite the files of a table at any moment (``OPTIMIZE``). Each step starts from the tables as they are,
-and starts again when a file that it wants to replace is gone.
+Other tools (``OPTIMIZE``) may rewrite the files of a table at any moment. Each step begins with the newest version of
+the tables, and starts again when a file that it wants to replace is gone.
 """
 
 from __future__ import annotations
@@ -21,21 +21,17 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pyarrow as pa
 
 from upriver.errors import UpriverError
-from upriver.lake.apply import ahead
-from upriver.lake.apply.ahead import Ahead
-from upriver.lake.apply.foreign import adopt
 from upriver.lake.apply.merge import MergeResult, MergeTask, run_inline
-from upriver.lake.apply.plan import CollectionFiles, MergePlanner
+from upriver.lake.apply.plan import CollectionFiles, MergePlanner, Unapplied
 from upriver.lake.apply.policy import TableOptions, hold
-from upriver.lake.apply.reread import Reread, read_again
-from upriver.lake.apply.unapplied import Unapplied
-from upriver.lake.apply.voiding import void
-from upriver.lake.change_log import LOG, LogMark, read_marks
-from upriver.lake.column_types import TableShape
+from upriver.lake.apply.reread import Ahead, Reread, note_ahead, read_again
+from upriver.lake.apply.rollbacks import void
+from upriver.lake.change_log import LOG, LogMark, adopt_foreign, read_marks
 from upriver.lake.columns import column_field, evolve, imposed, observe, row_schema, shape_of
 from upriver.lake.delta import TRIES, CommitConflict, Table
 from upriver.lake.files import DataFile, discard, now_ms, remember_sizes
 from upriver.lake.layout import APPLIED, REPAIRS, TRIMMED, Lake
+from upriver.lake.options import TableShape
 from upriver.records.schema import Event
 
 logger = logging.getLogger("upriver.sync")
@@ -134,13 +130,13 @@ class CollectionTables:
     def log(self) -> list[DataFile]:
         """The files of the log as they are now, all of them ours."""
         self.changes.refresh()
-        adopt(self.changes, self.applied)
+        adopt_foreign(self.changes, self.applied)
         return self.changes.files()
 
     def floors(self) -> dict[int, int]:
-        """Up to which seqno the log was trimmed, by vbucket."""
+        """The seqno up to which the log was trimmed, by vbucket."""
         noted = self.lake.floors(self.name)
-        if noted is None and self.changes.version(TRIMMED) is not None:  # an earlier version trimmed it, and noted none
+        if noted is None and self.changes.version(TRIMMED) is not None:  # an earlier version did not note it
             return dict.fromkeys(range(self.options.vbuckets), UNKNOWN_FLOOR)
         return noted or {}
 
@@ -155,7 +151,7 @@ class CollectionTables:
         result = AdvanceResult(self.name)
         if not self.changes.exists:
             return result
-        found = self._files()  # as our own commits left them: a look at the disk costs more than most batches
+        found = self._files()  # as our last commit left them: a refresh costs more than most batches
         if not (found.new or force or (drain and found.tail) or self._planner.overdue(found)):
             return result
         self.refresh()
@@ -190,7 +186,7 @@ class CollectionTables:
         force: bool,
         drain: bool,
     ) -> list[int]:
-        """Merge what is unapplied, and commit it; nothing but the vbuckets that the log cannot repair, if there are."""
+        """Merge and commit what is unapplied, or return vbuckets that the log cannot repair and commit nothing."""
         shape, widened = self._evolve(unapplied)
         rewrite = force or widened or found.in_doubt
         floors = self.floors() if found.new_marks else {}
@@ -247,7 +243,7 @@ class CollectionTables:
         # ``superseded`` was decided before this merge: tail files go a batch late, for readers that opened ``current``
         # a moment too early.
         if current or replaced:
-            if tail:  # before ``current`` loses a row, the tail must say that it is gone
+            if tail:  # before ``current`` loses a row, the tail must have its deletion
                 _commit_anyway(self.tail, f"{APPLIED}.tail", batch, tail, [])
             _commit_anyway(self.current, f"{APPLIED}.current", batch, current, replaced)
             tail = []
@@ -256,17 +252,17 @@ class CollectionTables:
     # ---------------------------------------------------------------------------------------------- reading again
 
     def _reread_rolled_back(self, vbuckets: Sequence[int], marks: Sequence[LogMark], batch: int) -> None:
-        """The log does not reach back far enough: read these vbuckets again, and commit them to the log."""
+        """Read vbuckets again that the log does not reach back far enough for, and commit them to the log."""
         logger.warning("%s: the log does not reach back, reading vbuckets %s again", self.name, list(vbuckets))
         rollbacks = [mark for mark in marks if mark.event == Event.ROLLBACK]
         epochs = {vb: max(mark.epoch for mark in rollbacks if mark.vbucket == vb) for vb in vbuckets}
         found = read_again(self.lake, self.name, epochs, self.reread, batch)
         self.lake.write_floors(self.name, {**self.floors(), **found.floors()})
-        ahead.note(self.lake, self.name, found.highs)
+        note_ahead(self.lake, self.name, found.highs)
         self.commit_log(REPAIRS, batch, found.files, found.rollbacks)
 
     def reread_lost(self, vbuckets: Sequence[int], batch: int) -> None:
-        """A failover lost what was read again of these vbuckets: read them once more, under new epochs."""
+        """Read vbuckets once more, under new epochs, after a failover lost what an earlier reread had read."""
         logger.warning("%s: a failover lost what was read again of vbuckets %s", self.name, list(vbuckets))
         known = self.lake.epochs()
         epochs = {vbucket: known.get(vbucket, 0) + 1 for vbucket in vbuckets}
@@ -274,11 +270,11 @@ class CollectionTables:
         found = read_again(self.lake, self.name, epochs, self.reread, batch)
         self.lake.write_floors(self.name, {**self.floors(), **found.floors()})
         self.commit_log(AHEAD, self.changes.next_version(AHEAD), found.files, found.rollbacks)
-        ahead.note(self.lake, self.name, {vbucket: found.highs.get(vbucket, Ahead(0, 0)) for vbucket in vbuckets})
+        note_ahead(self.lake, self.name, {vbucket: found.highs.get(vbucket, Ahead(0, 0)) for vbucket in vbuckets})
 
 
 def _commit_anyway(table: Table, app: str, batch: int, adds: list[DataFile], removes: list[DataFile]) -> None:
-    """Commit also when this batch was committed before: what to commit was decided by what the table holds now."""
+    """Commit even if this batch was committed before: the files were chosen by what the table holds now."""
     before = table.version(app)
     if before is not None and before >= batch:
         app = f"{app}.again"

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.errors import ConfigError
-from upriver.lake.column_types import ColumnType, TableShape
+from upriver.lake.options import ColumnType, TableShape
 
 Document = dict[str, Any]
 Observed = dict[str, Counter[str]]  # field -> how often each kind was seen

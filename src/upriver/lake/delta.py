@@ -24,7 +24,7 @@ from upriver.lake.files import DataFile, discard, filesystem, now_ms, parse_file
 LOG_HOURS = 6
 _REMEMBERED = "delta.deletedFileRetentionDuration"
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-TRIES = 20  # against others who commit to the same table
+TRIES = 20  # while other writers commit to the same table
 
 
 class CommitConflict(Exception):
@@ -67,9 +67,9 @@ class Table:
                 _ = self.exists
 
     def _may_be_behind(self) -> bool:
-        """Whether the log has a next entry, or another checkpoint; a refresh costs a hundred times as much.
+        """Whether the log has a next entry or a new checkpoint; a refresh costs a hundred times as much as this look.
 
-        The checkpoint tells when entries came and were cleaned up since the last refresh.
+        A new checkpoint is the only trace of entries that came and were cleaned up since the last refresh.
         """
         if "://" in self.uri:
             return True
@@ -106,7 +106,7 @@ class Table:
         """The last version that this writer committed, None for none."""
         if not self.exists:
             return None
-        known = self._at()[2]
+        known = self._cached()[2]
         if app_id not in known:
             known[app_id] = self.delta.transaction_version(app_id)
         return known[app_id]
@@ -116,8 +116,8 @@ class Table:
         seen = self.version(app_id)
         return 0 if seen is None else seen + 1
 
-    def _at(self) -> tuple[int, list[DataFile] | None, dict[str, int | None]]:
-        """What is known of the version at hand. A batch asks a dozen times, and delta-rs answers slowly."""
+    def _cached(self) -> tuple[int, list[DataFile] | None, dict[str, int | None]]:
+        """What is cached of the current version: a batch asks a dozen times, and delta-rs answers slowly."""
         version = self.delta.version()
         if self._known[0] != version:
             self._known = version, None, {}
@@ -127,7 +127,7 @@ class Table:
         """The data files, oldest batches first."""
         if not self.exists:
             return []
-        version, found, writers = self._at()
+        version, found, writers = self._cached()
         if found is None:
             found = sorted(self._files(), key=lambda file: (file.last_batch, file.first_batch, file.path))
             self._known = version, found, writers
@@ -149,7 +149,7 @@ class Table:
         *,
         rearrange: bool = False,
     ) -> bool:
-        """Add and remove files in one commit. False, and the new files deleted, when that version was there before.
+        """Add and remove files in one commit; False, with the new files deleted, if this version was committed before.
 
         `CommitConflict`, with nothing changed, when a file to remove is no longer in the table.
         """
@@ -181,7 +181,7 @@ class Table:
     def _attempt(
         self, actions: list[AddAction | RemoveAction], mode: str, schema: Schema | pa.Schema, app_id: str, version: int
     ) -> bool:
-        """Commit on top of the version at hand; False, after a refresh, when another writer was first."""
+        """Commit on top of the current version; False, after a refresh, when another writer was first."""
         before = self.delta.version()
         try:
             self._write(actions, mode, schema, app_id, version)
@@ -201,7 +201,7 @@ class Table:
     def vacuum(self, retention_hours: int) -> int:
         """Delete files that left the table longer ago than that, and entries of its log that are no longer needed.
 
-        Delta must remember removed files for as long; of a forgotten file only the age is known.
+        Delta must remember removed files for that long: of a file that it has forgotten, only the age is known.
         """
         self.refresh()
         wanted = f"interval {max(retention_hours, 1)} hours"
@@ -216,7 +216,7 @@ class Table:
         return len(gone)
 
     def drop_uncommitted(self, adds: Iterable[DataFile]) -> None:
-        """Delete files of a commit that failed, unless they are in the table: a commit that raised may have landed."""
+        """Delete files of a commit that failed, unless the table has them: a commit that raised may have landed."""
         self.refresh()
         live = {file.path for file in self.files()}
         discard(self.uri, [file.path for file in adds if file.path not in live])

@@ -32,7 +32,7 @@ ANY_VBUCKET = 65_535
 CHUNK_BYTES = 1 << 30
 _NAME = re.compile(r"^vb(\d+)-(\d+)/([bm])(\d+)-(\d+)-[0-9a-f]+\.parquet$")
 _NO_DICTIONARY = {"key", "value", "_key", "_value", "_rest", "seqno", "_seqno", "cas", "_cas", "rev_seqno"}
-_LOOK_ROWS = 512
+_SAMPLE_ROWS = 512
 _SIZES: dict[str, int] = {}  # bytes in memory by path: names are random, so a path identifies a file
 # Columns whose range goes into the Delta log, so that readers can skip files.
 _RANGED = ("vbucket", "seqno", "epoch", "batch", "timestamp", "_vbucket", "_seqno", "_epoch", "_changed_at")
@@ -79,7 +79,7 @@ def new_file_name(lo: int, hi: int, first: int, last: int, *, marks: bool = Fals
 
 
 def filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
-    """Where a table lives: a local path, or an address that Arrow knows (``s3://``, ``gs://``, ``hdfs://``)."""
+    """The file system and path of a table: a local path, or an address that Arrow knows (``s3://``, ``gs://``, ...)."""
     if "://" in uri:
         found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(uri)
         return found
@@ -89,7 +89,7 @@ def filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
 def write_file(root: str, path: str, table: pa.Table, edges: Sequence[int] = ()) -> DataFile:
     """Write one data file under the table at ``root``; readers see it once it is committed.
 
-    ``edges`` are rows where a range begins that is read alone, so row groups begin there, too.
+    Row groups begin at ``edges``, the rows where ranges begin that are read one at a time.
     """
     fs, base = filesystem(root)
     fs.create_dir(f"{base}/{path.rpartition('/')[0]}", recursive=True)
@@ -128,7 +128,7 @@ def _groups_of_rows(root: str, rows: int, edges: Sequence[int]) -> list[tuple[in
 
 
 def bytes_in_memory(root: str, files: Iterable[DataFile]) -> int:
-    """About how many bytes these files take in memory; their footers say it."""
+    """About how many bytes these files take in memory, from their footers."""
     return sum(_uncompressed(root, file) for file in files)
 
 
@@ -264,7 +264,7 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _dictionaries(table: pa.Table) -> list[str]:
     """Columns with repeated values in the first rows. A useless dictionary costs a fifth of the writing time."""
-    some = table.slice(0, _LOOK_ROWS)
+    some = table.slice(0, _SAMPLE_ROWS)
     names = [f.name for f in table.schema if f.name not in _NO_DICTIONARY and not pa.types.is_nested(f.type)]
     return [name for name in names if 2 * len(pc.unique(some.column(name))) <= max(some.num_rows, 2)]
 

@@ -1,8 +1,8 @@
 """The history table: every version of every document with the time it was valid (SCD type 2), built from the log.
 
-A range of vbuckets is rewritten when its log has grown by the share that ``current`` waits for, so the cost per change
-stays flat, or when a change has waited as long as it may. A rollback rewrites its range at once, because it changes
-the past.
+A range of vbuckets is rewritten when its log has grown by ``share``, as in ``current``, so the cost per change stays
+flat; or when a change has waited for as long as it may. A rollback rewrites its range at once, because it changes the
+past.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def versions(log: pa.Table, marks: Sequence[LogMark], tables: CollectionTables) 
     wipes = standing_wipes(marks)
     log = log.filter(pa.array(~voided(log, rollbacks)))
     order = pc.sort_indices(log, [("key", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")])
-    log = _once(gather(log, order))
+    log = _without_repeats(gather(log, order))
     rows = as_rows(log, tables.shape)
     count = rows.num_rows
     keys, times = log.column("key").combine_chunks(), log.column("timestamp").combine_chunks()
@@ -128,8 +128,8 @@ def _flat(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
 
-def _once(log: pa.Table) -> pa.Table:
-    """One version of a change that came twice, as after a rollback that lost nothing."""
+def _without_repeats(log: pa.Table) -> pa.Table:
+    """Leave out repeated changes, which follow a rollback that lost nothing."""
     if log.num_rows < 2:
         return log
     repeated = None
@@ -141,7 +141,7 @@ def _once(log: pa.Table) -> pa.Table:
 
 
 def _ended_by_drop(log: pa.Table, until: pa.Array, wipes: Sequence[LogMark]) -> pa.Array:
-    """A version that was valid when its collection was dropped ends. The drop has no time, so it ends at its own."""
+    """End versions that were valid when their collection was dropped; a drop has no time, so they end as they begin."""
     gone = pa.array(wiped(log, wipes))
     open_end = pc.and_(gone, pc.is_null(until))
     return pc.if_else(open_end, log.column("timestamp").combine_chunks(), until)

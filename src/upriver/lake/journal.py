@@ -52,7 +52,7 @@ class Journal:
         self.lag_at = 0.0  # when a lag was last added
 
     def skip(self) -> None:
-        """Let ``new_batches`` begin after what is there now."""
+        """Make ``new_batches`` begin after the batches that are there now."""
         self._offset = self.path.stat().st_size if self.path.is_file() else 0
 
     def new_batches(self) -> list[Batch]:

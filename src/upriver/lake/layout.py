@@ -126,7 +126,7 @@ class Lake:
         self.store("epochs.json", {str(vbucket): epoch for vbucket, epoch in sorted(epochs.items())})
 
     def floors(self, name: str) -> dict[int, int] | None:
-        """Up to which seqno the log of a collection was trimmed, by vbucket; None if nothing was noted yet."""
+        """The seqno up to which the log of a collection was trimmed, by vbucket; None if nothing was noted yet."""
         found = self.load("trimmed.json").get(name)
         return None if found is None else {int(vbucket): seqno for vbucket, seqno in found.items()}
 

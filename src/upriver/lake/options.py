@@ -6,12 +6,12 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from upriver.client.options import ConnectOptions, password_of
 from upriver.errors import ConfigError
-from upriver.lake.column_types import ColumnType, TableShape
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Passed to the source as they are.
@@ -22,6 +22,20 @@ _SOURCE = (
 _CONNECT = ("bucket", "username", "ca_file", "client_cert", "client_key", "network")
 FOR_EVER_S = 10 * 365 * 86400
 GIVE_UP_S = 60  # with ``once``
+
+
+class ColumnType(StrEnum):
+    """The type of a column that holds a field of documents."""
+
+    BOOLEAN = "boolean"
+    BIGINT = "bigint"
+    DOUBLE = "double"
+    STRING = "string"
+    JSON = "json"
+    """The text of a nested object or array."""
+
+
+TableShape = dict[str, ColumnType]  # the columns of a table, beside those that every row has
 
 
 class SyncKeywords(TypedDict, total=False):

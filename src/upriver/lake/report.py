@@ -19,7 +19,7 @@ from upriver.lake.journal import Batch, Lag
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 920, 210, 64, 16, 12, 26
 GAP_S = 5.0  # a line does not cross a longer time without values, unless they are always so far apart
-PEAK = 5.0  # values this many times higher than nearly all others are cut off, and said in the caption
+PEAK = 5.0  # values this many times higher than nearly all others are cut off, and the caption says so
 COLORS = ("#2563eb", "#f59e0b", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d", "#b45309")
 
 
@@ -90,7 +90,7 @@ def _charts(
 
 
 def _speed(busy: Sequence[Batch], start: float) -> list[tuple[float, float]]:
-    """Each batch for as long as it took, and nothing between two."""
+    """The rate of each batch for as long as it took, and zero between batches."""
     points: list[tuple[float, float]] = []
     for batch in busy:
         begin, end = batch.at - batch.total_s - start, batch.at - start
@@ -118,7 +118,7 @@ def _growth(busy: Sequence[Batch], start: float) -> list[Series]:
 
 
 def chart(series: Sequence[Series], rolled: Sequence[float], unit: Callable[[float], str], until: float = 0.0) -> str:
-    """Lines over time, at least ``until`` then, as SVG; rollbacks are marked."""
+    """Lines over time as SVG, up to ``until`` at least; rollbacks are marked."""
     points = [point for one in series for point in one.points]
     if not points:
         return "<p class='none'>nothing to show</p>"
@@ -148,7 +148,7 @@ def chart(series: Sequence[Series], rolled: Sequence[float], unit: Callable[[flo
 
 
 def top_of(series: Sequence[Series]) -> float:
-    """What a chart must hold: the highest value, or nearly all of them if a few are far above the rest.
+    """The top of a chart: the highest value, or one above nearly all values if a few are far above the rest.
 
     >>> top_of([Series("s", [(float(n), 10.0) for n in range(99)] + [(99.0, 400.0)])])
     12.5

@@ -2,7 +2,7 @@
 
 The statements compare (epoch, seqno): a change only replaces an older one, so a batch may be applied twice. The batch
 alone cannot repair a rollback, because it lacks what the lost changes had overwritten. So the vbuckets that rolled back
-are read again, up to where the batch ends, and written under the new epoch. What a later change has replaced by then
+are read again, up to where the batch ends, and written under the new epoch. A document that has changed again since
 comes with a later batch.
 """
 

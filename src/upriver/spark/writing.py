@@ -27,7 +27,7 @@ from upriver.wire.message import Message, Response
 from upriver.wire.messages.kv import Add, Delete, Get, Set, WithMeta
 from upriver.wire.values import join_xattrs
 
-# Beside what a node refuses for a while: a document that somebody else is about to change.
+# Statuses to retry: temporary ones, and those of a document that another client is changing.
 _LATER = TEMPORARY | {
     Status.NOT_MY_VBUCKET,
     Status.LOCKED,

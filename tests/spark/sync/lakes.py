@@ -20,7 +20,7 @@ DEFAULT = "_default._default"
 
 
 def normal(value: bytes) -> object:
-    """A document as the tables can say it."""
+    """A document as the tables have it."""
     try:
         document = orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -55,7 +55,7 @@ class LakeWorld:
         return dict(read_documents(self.lake, DEFAULT))
 
     def replayed(self) -> dict[str, object]:
-        """What a plain reader makes of the log: all that is not voided, by vbucket and seqno."""
+        """What a plain reader gets from the log: everything that is not voided, by vbucket and seqno."""
         documents: dict[str, object] = {}
         names = ["vbucket", "seqno", "event", "key", "value", "voided"]
         rows = DeltaTable(f"{self.lake}/changes/{DEFAULT}").to_pyarrow_table(columns=names)

@@ -25,7 +25,7 @@ class DocumentWriter(threading.Thread):
     def __init__(self, lake: LakeWorld, seed: int) -> None:
         super().__init__(daemon=True)
         self.lake, self.random, self.stop = lake, random.Random(seed), threading.Event()
-        self.turn = threading.Lock()  # whoever holds it has the node to himself
+        self.turn = threading.Lock()  # its holder is the only client of the node
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -62,7 +62,7 @@ class DocumentWriter(threading.Thread):
 
 
 def caught_up(lake: LakeWorld, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a sync has everything that the node has; nobody writes meanwhile."""
+    """Wait until a sync has everything that the node has; no one writes meanwhile."""
     lake.world.put(1, f"sentinel{time.time_ns()}-")
     until = time.monotonic() + 300
     while time.monotonic() < until and process.poll() is None:

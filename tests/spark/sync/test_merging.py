@@ -24,7 +24,7 @@ from upriver.lake.sql import (
     table_sql,
     wipe_sql,
 )
-from upriver.spark.merging import merge_batches
+from upriver.spark.tables import merge_batches
 
 pytestmark = pytest.mark.spark
 

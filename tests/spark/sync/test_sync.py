@@ -30,7 +30,7 @@ from upriver.testing import node
 pytestmark = pytest.mark.spark
 
 
-def test_a_first_load_fills_both_tables_and_the_next_run_goes_on(spark, lake: LakeWorld) -> None:
+def test_a_first_load_fills_both_tables_and_the_next_run_continues(spark, lake: LakeWorld) -> None:
     lake.world.put(3000, value='{"n": %d, "name": "x"}')
     live = lake.sync(spark)
     assert live.rows == 3000
@@ -106,7 +106,7 @@ def manifest(uid: str, *collections: tuple[str, str]) -> dict[str, object]:
     return {"uid": uid, "scopes": [{"name": "_default", "uid": "0", "collections": [default, *named]}]}
 
 
-def test_a_collection_that_was_dropped_and_made_again_starts_empty(spark, lake: LakeWorld) -> None:
+def test_a_collection_that_was_dropped_and_created_again_starts_empty(spark, lake: LakeWorld) -> None:
     world = lake.world
     world.set_manifest(manifest("1", ("orders", "8"), ("users", "9")))
     world.db.collection("orders").set_many({b"o%d" % n: b'{"n": 1}' for n in range(50)})
@@ -123,7 +123,7 @@ def test_a_collection_that_was_dropped_and_made_again_starts_empty(spark, lake: 
 
 
 def test_a_sync_with_more_collections_loads_their_past(spark, lake: LakeWorld) -> None:
-    """Also a vbucket at a time; what is left out later stays as it is, and is true again when it is back."""
+    """Also one vbucket at a time. A collection that is left out stays as it is, and is right again once it is added."""
     world = lake.world
     world.set_manifest(manifest("1", ("a", "8"), ("b", "9")))
     ById(world.db, 8).set_many({b"a%d" % n: b'{"n": 1}' for n in range(20)})
@@ -177,7 +177,7 @@ def test_deletions_reach_current_itself_when_a_run_ends_and_within_the_limit_whi
         return int(DeltaTable(f"{lake.lake}/current/{DEFAULT}").count())
 
     lazy = {"share": 1000.0, "max_staleness": ""}
-    lake.world.db.set_many({b"k%d" % n: b'{"n": 1}' for n in range(9_000)})  # no small table
+    lake.world.db.set_many({b"k%d" % n: b'{"n": 1}' for n in range(9_000)})  # too many for a small table
     lake.sync(spark, **lazy)
     for n in range(5):
         lake.world.db.delete(f"k{n}")
@@ -281,7 +281,7 @@ def test_the_cause_of_a_spark_error_is_its_last_line_of_ours() -> None:
     assert first_cause("[STREAM_FAILED] only this") == "[STREAM_FAILED] only this"
 
 
-def test_every_batch_says_what_the_lake_has_reached(spark, lake: LakeWorld) -> None:
+def test_every_batch_notes_what_is_committed(spark, lake: LakeWorld) -> None:
     """With it, ``verify`` tells a change that is late from one that is lost."""
     lake.world.put(100)
     lake.sync(spark)

@@ -1,4 +1,4 @@
-"""The sync where others start it: under ``spark-submit``, and in the server of Spark Connect."""
+"""The sync in other places: under ``spark-submit``, and in the server of Spark Connect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(*command: str) -> str:
 
 
 def check_two_runs(lake: LakeWorld, *command: str) -> None:
-    """A load, then what changed since, history lost and all."""
+    """Run a load, then a second run after changes and lost history."""
     lake.world.put(2000)
     assert "rows 2000 fresh 2000" in run(*command)
     lake.assert_equal()

@@ -60,7 +60,7 @@ def test_the_job_for_a_cluster_syncs(spark, lake, monkeypatch) -> None:
     lake.assert_equal()
 
 
-def test_the_job_with_ones_own_tables_gets_as_far_as_the_missing_connector(spark, lake, capsys) -> None:
+def test_the_job_with_your_own_tables_runs_up_to_the_missing_connector(spark, lake, capsys) -> None:
     lake.world.put(5)
     names: dict[str, Any] = {"spark": spark}
     text = cluster_block("merge_batches(", lake.world.node.connection_string, lake.lake)
@@ -89,7 +89,7 @@ class Registry(GraphElementRegistry):
         raise NotImplementedError
 
 
-def test_the_declarative_pipeline_is_one(spark, lake) -> None:
+def test_the_declarative_pipeline_is_valid(spark, lake) -> None:
     lake.world.put(5)
     names: dict[str, Any] = {}
     registry = Registry()

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from upriver.lake.apply.policy import cut, frontier, missing
 from upriver.lake.apply.rows import keep_newer, latest, repair, tail_rows, tombstones
 from upriver.lake.change_log import WIPES, LogMark, read_log
-from upriver.lake.column_types import TableShape
 from upriver.lake.columns import fold_rest, row_schema, spill
 from upriver.lake.files import DataFile, bytes_in_memory, gather, new_file_name, read_files, within, write_file
 from upriver.lake.layout import Lake
+from upriver.lake.options import TableShape
 from upriver.records.schema import Event
 
 
@@ -86,7 +86,7 @@ class MergeResult:
     repaired: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As an executor sends it to the driver."""
+        """The form in which an executor sends it to the driver."""
         return asdict(self)
 
     @classmethod
@@ -123,7 +123,7 @@ def run_merge(task: MergeTask, unapplied: pa.Table | None = None) -> MergeResult
         _merge_into_current(task, rows, result)
     elif rows.num_rows:
         first_batch = min(task.applied + 1, task.batch)
-        if (np.diff(rows.column("_vbucket").to_numpy()) < 0).any():  # from more than one file
+        if (np.diff(rows.column("_vbucket").to_numpy()) < 0).any():  # the rows come from more than one file
             rows = gather(rows, pc.sort_indices(rows, [("_vbucket", "ascending")]))
         path = new_file_name(task.lo, task.hi, first_batch, task.batch)
         result.tail.append(write_file(task.root("tail"), path, rows))
@@ -162,7 +162,7 @@ def _merge_into_current(task: MergeTask, rows: pa.Table, result: MergeResult) ->
     new = latest(pa.concat_tables([_waiting_rows(task), rows]))
     total = sum(file.rows for file in task.current) + new.num_rows
     size = bytes_in_memory(task.root("current"), task.current) + new.nbytes
-    parts = max(total // task.target_rows, size // task.target_bytes)  # cut a range that is twice as large as it should
+    parts = max(total // task.target_rows, size // task.target_bytes)  # a range of twice its target is cut
     everything = task.rewrite or len(task.current) > task.max_files or parts >= 2
     kept: list[pa.Table] = []
     for file in task.current:
@@ -176,7 +176,7 @@ def _merge_into_current(task: MergeTask, rows: pa.Table, result: MergeResult) ->
         _leave_tombstones(task, new, result)
         new = new.filter(pc.invert(new.column("_deleted")))
     table = pa.concat_tables([*kept, new])
-    # Only other tools, and earlier versions of ours, leave a key twice.
+    # Only other tools and earlier versions leave two rows of a key.
     if task.rewrite and pc.count_distinct(table.column("_key")).as_py() < table.num_rows:
         table = latest(table)
     table = fold_rest(table, task.shape)
@@ -198,7 +198,7 @@ def _waiting_rows(task: MergeTask) -> pa.Table:
 
 
 def _leave_tombstones(task: MergeTask, new: pa.Table, result: MergeResult) -> None:
-    """Tail rows stay until every range has them, so the tail must say it when the key of one is deleted."""
+    """Write deletions of keys that the tail still has to the tail: its rows stay until every range has merged them."""
     ended = new.filter(new.column("_deleted"))
     files = [file for file in task.tail if file.overlaps(task.lo, task.hi)]
     if not ended.num_rows or not files:

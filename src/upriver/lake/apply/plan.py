@@ -1,12 +1,12 @@
-"""Which ranges of one collection are merged into ``current`` now, as merge tasks.
+"""The plan of a merge: what the tables of one collection lack, and the merge tasks that bring it in.
 
-``policy`` does the arithmetic. The planner feeds it with what the tables hold, and looks into tail files where their
-names do not say enough.
+``policy`` does the arithmetic. `MergePlanner` tells it what the tables hold, and reads tail files where their names do
+not say enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,13 +26,17 @@ from upriver.lake.apply.policy import (
     superseded,
     worth_merging,
 )
-from upriver.lake.apply.unapplied import Unapplied
-from upriver.lake.change_log import WIPES, LogMark
-from upriver.lake.column_types import TableShape
-from upriver.lake.columns import META
+from upriver.lake.change_log import WIPES, LogMark, read_changes, read_log
+from upriver.lake.columns import META, Document, parser_for
 from upriver.lake.delta import Table
-from upriver.lake.files import DataFile, Span, bytes_in_memory, now_ms, read_files
+from upriver.lake.files import DataFile, Span, bytes_in_memory, gather, now_ms, read_files
+from upriver.lake.options import TableShape
 from upriver.records.schema import Event
+
+SAMPLE_ROWS = 4_000
+SAMPLE_BYTES = 8 << 20
+SHARED_ROWS = 300_000
+SHARED_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,66 @@ class CollectionFiles:
         return in_doubt(self.current) or any(file.foreign for file in self.tail)
 
 
+class Unapplied:
+    """The part of the change log that tail and current lack.
+
+    ``table`` holds its rows, read once for all merge tasks, if they are few and small enough to keep.
+    """
+
+    def __init__(self, root: str, files: Sequence[DataFile], vbuckets: int) -> None:
+        self.root, self.vbuckets = root, vbuckets
+        self.files = list(files)
+        self.documents = [file for file in files if not file.marks]
+        self.row_count = sum(file.rows for file in self.documents)
+        self.byte_count = bytes_in_memory(root, self.documents)
+        self.table: pa.Table | None = None
+        if self.row_count <= SHARED_ROWS and self.byte_count <= SHARED_BYTES:
+            self.table = read_log(root, self.files, 0, vbuckets - 1)
+
+    def sample(self) -> Iterator[Document]:
+        """Some of the new documents: all of a small batch, evenly spread rows of a large one."""
+        for rows in self._some_rows():
+            parse = parser_for(rows.column("value"))
+            values, datatypes = (rows.column(name).to_pylist() for name in ("value", "datatype"))
+            for value, datatype in zip(values, datatypes, strict=True):
+                document = parse(value) if value is not None and (datatype or 0) & 1 else None
+                if document is not None:
+                    yield document
+
+    def _some_rows(self) -> Iterator[pa.Table]:
+        if self.table is not None:
+            yield _every(self.table.select(["value", "datatype"]), _stride(self.row_count, self.byte_count))
+            return
+        files = self.documents[:: max(1, len(self.documents) // 8)]
+        stride = _stride(sum(file.rows for file in files), bytes_in_memory(self.root, files))
+        for file in files:
+            yield _every(read_changes(self.root, [file], ["value", "datatype"]), stride)
+
+    def per_range(self, ranges: Sequence[VbucketRange]) -> list[int]:
+        """How many new rows each range has."""
+        rows = self.table
+        if rows is None:
+            rows = read_log(self.root, self.files, 0, self.vbuckets - 1, ["vbucket"])
+        counts: npt.NDArray[np.int64] = np.bincount(rows.column("vbucket").to_numpy(), minlength=self.vbuckets)
+        return [int(counts[part.lo : part.hi + 1].sum()) for part in ranges]
+
+
+def _stride(rows: int, size: int) -> int:
+    """Every how many rows to sample, so that neither rows nor bytes are too many."""
+    return max(-(-rows // SAMPLE_ROWS), -(-size // SAMPLE_BYTES))
+
+
+def _every(rows: pa.Table, stride: int) -> pa.Table:
+    return rows if stride <= 1 else gather(rows, np.arange(0, rows.num_rows, stride))
+
+
 class MergePlanner:
     """Plans the merges of one collection."""
 
     def __init__(self, lake: str, name: str, tail: Table, current: Table, options: TableOptions) -> None:
         self._lake, self._name, self._options = lake, name, options
         self._tail, self._current = tail, current
-        self._vbuckets: dict[str, npt.NDArray[np.int64]] = {}  # of tail files that were read for it, by path
+        self._vbuckets: dict[str, npt.NDArray[np.int64]] = {}  # of tail files that were read to find out, by path
 
     def tasks(
         self,
@@ -119,7 +176,7 @@ class MergePlanner:
 
     def _ranges(self, found: CollectionFiles, unapplied: Unapplied, lag: int) -> list[VbucketRange]:
         options = self._options
-        if found.in_doubt:  # no file says where it begins and ends: cut the table anew
+        if found.in_doubt:  # no file name says where a range begins: cut the table anew
             rows, size = sum(file.rows for file in found.current), bytes_in_memory(self._current.uri, found.current)
             return ranges_of([], options.vbuckets, rows, options.policy, size)
         expected = unapplied.row_count + lag
@@ -141,7 +198,7 @@ class MergePlanner:
         return chosen | {(part.lo, part.hi) for part in ranges if any(part.lo <= vb <= part.hi for vb in urgent)}
 
     def overdue(self, found: CollectionFiles, ranges: Sequence[VbucketRange] | None = None) -> set[Span]:
-        """Ranges whose changes have waited too long. Only tail files that are old enough are read for it."""
+        """Ranges whose changes have waited too long. Only tail files that are old enough are read."""
         policy, now = self._options.policy, now_ms()
         old = [file for file in found.tail if now - file.made_ms >= policy.staleness_s / 2 * 1000]
         if not old:
@@ -151,7 +208,7 @@ class MergePlanner:
         return overdue(ranges, old, frontier(found.current, self._options.vbuckets), now, policy, self._present)
 
     def superseded(self, found: CollectionFiles) -> list[DataFile]:
-        """Tail files that can go. No file is read for it."""
+        """Tail files that can be removed. Decided without reading any file."""
 
         def known(file: DataFile) -> npt.NDArray[np.int64]:
             return self._vbuckets[file.path] if file.path in self._vbuckets else spanned(file)

@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from upriver.lake.column_types import TableShape
 from upriver.lake.files import DataFile, Span
+from upriver.lake.options import TableShape
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class MergePolicy:
     """When tables are merged and cut; the defaults were measured."""
 
     share: float = 0.25  # a change pays for copying 1/share rows
-    longest: float = 0.5  # a range is rewritten in any case when this share of it waits in the tail
+    longest: float = 0.5  # a range is rewritten, whatever the budget, when this share of it waits in the tail
     small_rows: int = 8_192  # ranges up to this size are rewritten in every batch
     target_rows: int = 131_072  # of a range; twice as many split it,
     target_bytes: int = 160 << 20  # and so do twice as many bytes
@@ -133,8 +133,8 @@ def worth_merging(
             scored.append((pending / max(part.rows, 1), part))
     left, paid = budget(ranges, tail, fresh, policy), sum(fresh) / policy.share
     for changed, part in sorted(scored, key=lambda both: (-both[0], both[1].lo)):
-        # Half a batch too early as often as half a batch too late. Whatever the budget, a range that has mostly changed
-        # must not wait any longer.
+        # Half of this batch's payment counts, so a rewrite is too early as often as it is too late. A range that has
+        # mostly changed must not wait, whatever the budget.
         if left + min(paid, part.rows) / 2 < part.rows and changed < policy.longest:
             break
         left -= part.rows
@@ -157,14 +157,14 @@ def budget(
 
 
 def hold(unapplied: int, in_tables: int, lag: int, policy: MergePolicy) -> bool:
-    """Whether to write only the log for now: while much more is coming, tables advance when they would double."""
+    """Whether to write only the log for now: during a large load, tables advance only when they would double."""
     return lag >= policy.hold_rows and unapplied < max(in_tables, 4 * policy.hold_rows)
 
 
 def frontier(current: Sequence[DataFile], vbuckets: int) -> npt.NDArray[np.int64]:
     """The last batch that each vbucket of ``current`` has, -1 for none.
 
-    A file is written by merging all that waits for its range, so its range has every batch up to the file's last one.
+    A file is written by merging everything that waits for its range, so the range has every batch up to the last one.
     The name of a file that another tool wrote says nothing.
     """
     merged = np.full(vbuckets, -1, dtype=np.int64)
@@ -191,7 +191,7 @@ def missing(file: DataFile, merged: npt.NDArray[np.int64], present: Present = sp
 
 
 def superseded(tail: Sequence[DataFile], merged: npt.NDArray[np.int64], present: Present = spanned) -> list[DataFile]:
-    """Tail files that can go: ``current`` has their rows, and no remaining file may hold an older row of their keys.
+    """Tail files to remove: ``current`` has their rows, and no file that stays may hold an older row of their keys.
 
     If one did, a deleted document would come back once its deletion has left the tail.
     """

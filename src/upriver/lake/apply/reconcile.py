@@ -32,7 +32,7 @@ _ORDER = ["_vbucket", "_epoch", "_seqno"]
 
 
 def reconcile(tables: Tables, found: bucket.Survey, options: SyncOptions) -> list[str]:
-    """Empty the tables of collections that are gone; their names."""
+    """Empty the tables of collections that are gone; return their names."""
     gone = []
     for name in tables.names():
         if not bucket.wanted(options, name):
@@ -50,7 +50,7 @@ def reconcile(tables: Tables, found: bucket.Survey, options: SyncOptions) -> lis
 
 
 def has_documents(collection: CollectionTables) -> bool:
-    """Whether the fresh table has a row, looked up range by range until one has."""
+    """Whether the fresh table has a document; ranges are read one by one until one has."""
     collection.refresh()
     ranges = ranges_of(collection.current.files(), collection.options.vbuckets, 0, collection.options.policy)
     return any(_has_documents(collection, (part.lo, part.hi)) for part in ranges)
@@ -65,7 +65,7 @@ def _has_documents(collection: CollectionTables, span: Span) -> bool:
 
 
 def has_duplicates(collection: CollectionTables) -> bool:
-    """Whether ``current`` has a key twice, looked up range by range."""
+    """Whether ``current`` has two rows of a key; ranges are read one by one."""
     files = collection.current.files()
     ranges = ranges_of(files, collection.options.vbuckets, 0, collection.options.policy)
     for part in ranges:

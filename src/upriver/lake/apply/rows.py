@@ -1,7 +1,7 @@
 """What changes do to a table: pure functions from changes and marks of the log to rows of the tail.
 
-A tail row says what its key is from (epoch, seqno) on: a document, or deleted. The greatest (epoch, seqno) of a key
-wins. Everything that happens to a table is written as such rows, so applying them twice, late or in parts gives the
+A tail row says that, from (epoch, seqno) on, its key has this document or is deleted. The greatest (epoch, seqno) of a
+key wins. Everything that happens to a table is written as tail rows, so applying them twice, late or in parts gives the
 same table. That includes rollbacks: what a rollback brings back is written again under the new epoch.
 """
 
@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.lake.change_log import WIPES, LogMark
-from upriver.lake.column_types import TableShape
 from upriver.lake.columns import Document, parser_for, row_schema, to_columns
 from upriver.lake.files import gather
+from upriver.lake.options import TableShape
 from upriver.records.schema import Event
 
 Indices = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ def latest(rows: pa.Table) -> pa.Table:
 
 
 def keep_newer(old: pa.Table, new: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Of a key in both tables, only the row with the greater (epoch, seqno); of equals, the one in ``new``."""
+    """Both tables without the older row of keys that are in both; of equal (epoch, seqno), the row in ``new`` stays."""
     index_in_new = pc.index_in(old.column("_key"), value_set=new.column("_key").combine_chunks())
     in_both = pc.is_valid(index_in_new)
     if not pc.any(in_both).as_py():
@@ -166,7 +166,7 @@ def _as_rows(changes: pa.Table, shape: TableShape) -> pa.Table:
 
 
 def _documents(changes: pa.Table) -> tuple[list[Document], pa.Array]:
-    """Each change as a JSON object, empty where it is none, and the bytes of values that are not JSON objects."""
+    """The JSON object of each change, empty where there is none, and the bytes of values that are not JSON objects."""
     values, parse = changes.column("value").to_pylist(), parser_for(changes.column("value"))
     alive = pc.equal(changes.column("event"), Event.MUTATION.value)
     json = pc.equal(pc.bit_wise_and(pc.coalesce(changes.column("datatype"), 0), JSON_DATATYPE), JSON_DATATYPE)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from upriver.lake.apply.policy import frontier, in_doubt, ranges_of
 from upriver.lake.apply.rows import latest_indices
-from upriver.lake.change_log import read_changes
+from upriver.lake.change_log import LOG_ORDER, read_changes
 from upriver.lake.collection import CollectionTables
 from upriver.lake.columns import row_schema, spill
 from upriver.lake.delta import CommitConflict, Table
@@ -30,9 +30,9 @@ from upriver.lake.layout import TRIMMED
 logger = logging.getLogger("upriver.sync")
 FOLDS = "upriver.folds"
 LARGE_BYTES = 8 << 20  # a file of this size is left alone,
-LARGE_ROWS = 1 << 17  # or of so many rows: folding such ones would stall a batch for seconds
-FOLD_BYTES = 64 << 20  # at a time,
-FOLD_MEMORY = 128 << 20  # and no more than this in memory
+LARGE_ROWS = 1 << 17  # and so is one of this many rows: folding it would stall a batch for seconds
+FOLD_BYTES = 64 << 20  # folded at a time, as files,
+FOLD_MEMORY = 128 << 20  # and in memory
 
 
 def fold_candidates(files: Sequence[DataFile], fan: int) -> list[DataFile]:
@@ -71,7 +71,7 @@ def _skip_on_conflict(fold: Callable[[CollectionTables], int]) -> Callable[[Coll
 
 @_skip_on_conflict
 def fold_tail(tables: CollectionTables) -> int:
-    """Fold small tail files into one, without documents that ``current`` has by now; how many files fewer.
+    """Fold small tail files into one, without documents that ``current`` has by now; how many files it saves.
 
     Tombstones stay: an older file of the tail may still have the document.
     """
@@ -98,7 +98,7 @@ def _unmerged(rows: pa.Table, file: DataFile, merged: npt.NDArray[np.int64]) -> 
 
 @_skip_on_conflict
 def fold_log(tables: CollectionTables) -> int:
-    """Fold small log files of applied batches into one, sorted by vbucket; how many files fewer."""
+    """Fold small log files of applied batches into one, sorted by vbucket; how many files it saves."""
     applied = tables.applied
     candidates = [
         file for file in tables.changes.files() if file.last_batch <= applied and not file.marks and not file.foreign
@@ -107,12 +107,11 @@ def fold_log(tables: CollectionTables) -> int:
     if not run:
         return 0
     rows = read_changes(tables.changes.uri, run)
-    order = pc.sort_indices(rows, [("vbucket", "ascending"), ("epoch", "ascending"), ("seqno", "ascending")])
-    return _swap(tables.changes, run, gather(rows, order))
+    return _swap(tables.changes, run, gather(rows, pc.sort_indices(rows, LOG_ORDER)))
 
 
 def _swap(table: Table, run: Sequence[DataFile], rows: pa.Table, edges: Sequence[int] = ()) -> int:
-    """Replace many files by one; how many files fewer."""
+    """Replace many files by one; how many files it saves."""
     lo, hi = min(file.lo for file in run), max(file.hi for file in run)
     first, last = min(file.first_batch for file in run), max(file.last_batch for file in run)
     folded = write_file(table.uri, new_file_name(lo, hi, first, last), rows, edges)
@@ -126,10 +125,10 @@ def _swap(table: Table, run: Sequence[DataFile], rows: pa.Table, edges: Sequence
 
 
 def trim_log(tables: CollectionTables, before_us: int) -> int:
-    """Remove the oldest batches of the log if all their changes are older than that; the number of files removed.
+    """Remove the oldest batches of the log whose changes are all older than ``before_us``; the number of files removed.
 
-    The rest is a history without gaps. The seqno up to which each vbucket is trimmed is noted first, so a rollback that
-    needs trimmed changes reads its vbucket again.
+    What remains has no gaps. The lake notes first up to which seqno each vbucket is trimmed, so a rollback that needs
+    trimmed changes reads its vbucket again.
     """
     files = [file for file in tables.log() if not file.marks]
     old = _prefix(files, lambda file: file.last_batch <= tables.applied and _newest_us(tables, file) < before_us)

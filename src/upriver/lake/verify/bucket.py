@@ -41,9 +41,8 @@ class BucketContents:
     """The documents of some vbuckets, by (collection id, vbucket) and key."""
 
     last: dict[tuple[int, int], dict[str, LastChange]] = field(default_factory=dict)
-    wiped: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (collection id, vbucket): the seqno of a drop or flush
+    # The seqno of the last drop or flush, by (collection id, vbucket).
+    wiped: dict[tuple[int, int], int] = field(default_factory=dict)
     moving: frozenset[int] = frozenset()  # vbuckets that are written so often that a key may have been missed
 
     def add(self, rows: pa.RecordBatch) -> bool:
@@ -73,14 +72,16 @@ def read(db: Database, vbuckets: Sequence[int]) -> BucketContents:
     """All documents that some vbuckets have now, while others write."""
     for _ in range(TRIES):
         contents = BucketContents()
-        if _filled(contents, db, vbuckets):
+        if _read_all(contents, db, vbuckets):
             return contents
     raise ConnectFailed("a vbucket lost history in every one of five reads: verify again when the cluster is quiet")
 
 
-def _filled(contents: BucketContents, db: Database, vbuckets: Sequence[int]) -> bool:
-    """Read up to the high seqnos, then what came meanwhile, and so on: a document that is written during a read moves
-    beyond its end, and would seem to be gone."""
+def _read_all(contents: BucketContents, db: Database, vbuckets: Sequence[int]) -> bool:
+    """Read up to the high seqnos, then what came meanwhile, until nothing is left; False after a rollback.
+
+    A document that is written during a read moves beyond the end of the read, and would seem to be gone.
+    """
     done = dict.fromkeys(vbuckets, 0)
     positions: Literal["beginning"] | Positions = "beginning"
     for _ in range(PASSES):
@@ -111,9 +112,9 @@ class Floor:
 
 
 def floors(db: Database, committed: Committed, ids: Iterable[int] | None) -> list[Floor]:
-    """By vbucket: the committed seqno or, where the producer will roll the sync back, where it continues from.
+    """By vbucket: the committed seqno or, where the producer will roll the sync back, the seqno it continues from.
 
-    ``ids`` are the collections that the sync reads, None for all. Must be called after the bucket was read.
+    ``ids`` are the collections that the sync reads, None for all. Call it after reading the bucket.
 
     See docs/protocol/rollback.md#decision.
     """

@@ -32,8 +32,8 @@ class Comparison:
     different: list[str] = field(default_factory=list)
     duplicate: list[str] = field(default_factory=list)  # keys with more than one row
     lost_files: list[str] = field(default_factory=list)  # data files of the table that are gone or unreadable
-    late: int = 0  # keys changed after what the sync has committed: not wrong, only not there yet
-    waiting: int = 0  # of the wrong keys: those with a row in the tail, so the fresh view may be right
+    late: int = 0  # keys that changed after the committed offsets: not wrong, only not there yet
+    waiting: int = 0  # wrong keys that have a row in the tail, so the fresh view may be right
     differing_vbuckets: list[int] = field(default_factory=list)
 
     @property

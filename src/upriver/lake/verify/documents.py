@@ -68,11 +68,11 @@ class Fingerprint:
 
     fields: int | None  # None: not a JSON object
     raw: int | None  # None: the row does not have the bytes
-    about: int  # seqno, CAS, time of the change, expiry
+    metadata: int  # seqno, CAS, time of the change, expiry
 
     def same(self, row: Fingerprint) -> bool:
         """Whether a row has this document of the bucket; if the row has bytes, they must be the same."""
-        if self.about != row.about:
+        if self.metadata != row.metadata:
             return False
         return self.raw == row.raw if row.raw is not None else self.fields is not None and self.fields == row.fields
 
@@ -81,8 +81,8 @@ def of_bucket(row: Mapping[str, Any]) -> Fingerprint:
     """The fingerprint of a mutation of the change feed."""
     value = row["value"] or b""
     found = _object(value) if (row["datatype"] or 0) & _JSON else None
-    about = _about(row["seqno"], row["cas"], row["timestamp"], row["expiry"] or 0)
-    return Fingerprint(None if found is None else _fields(found), _sum(value), about)
+    metadata = _metadata_sum(row["seqno"], row["cas"], row["timestamp"], row["expiry"] or 0)
+    return Fingerprint(None if found is None else _fields(found), _sum(value), metadata)
 
 
 def _object(value: bytes) -> dict[str, Any] | None:
@@ -98,7 +98,7 @@ def _fields(document: Mapping[str, Any]) -> int:
     return _sum(_ENCODER.encode(plain).encode())
 
 
-def _about(seqno: int | None, cas: int | None, changed: datetime | None, expires: int) -> int:
+def _metadata_sum(seqno: int | None, cas: int | None, changed: datetime | None, expires: int) -> int:
     return hash((seqno, cas, changed, expires))
 
 
@@ -118,14 +118,14 @@ class RowReader:
     def __call__(self, row: Mapping[str, Any]) -> Fingerprint:
         expires = row["_expires_at"]
         seconds = 0 if expires is None else int((expires - _EPOCH).total_seconds())
-        about = _about(row["_seqno"], row["_cas"], row["_changed_at"], seconds)
+        metadata = _metadata_sum(row["_seqno"], row["_cas"], row["_changed_at"], seconds)
         if row["_value"] is not None:
-            return Fingerprint(None, _sum(row["_value"]), about)
+            return Fingerprint(None, _sum(row["_value"]), metadata)
         try:
             document = self._document(row)
         except ValueError:
-            return Fingerprint(None, None, about)
-        return Fingerprint(_fields(document), None, about)
+            return Fingerprint(None, None, metadata)
+        return Fingerprint(_fields(document), None, metadata)
 
     def _document(self, row: Mapping[str, Any]) -> dict[str, Any]:
         document = {

@@ -1,9 +1,9 @@
-"""Do the tables equal the bucket? A judge of its own, while the sync and the writers go on.
+"""Do the tables equal the bucket? The judge, which works while the sync and other clients write.
 
 It reads the bucket with nothing but the protocol (``bucket``), the tables with nothing but a Delta reader and the
 documented meaning of a row (``tables``, ``documents``), and the offsets that the sync has committed. The offsets are
 read first, then the tables, then the bucket. So a key whose last change lies within the offsets must be in the tables
-as it is in the bucket. Whatever lies beyond them is *late*, and nothing else is.
+as it is in the bucket. A key whose last change lies beyond them is *late*, and no other key is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from upriver.errors import ConfigError
 from upriver.lake.options import SyncOptions
 from upriver.lake.verify.bucket import BucketContents, Floor, LastChange, floors, read
 from upriver.lake.verify.comparison import Comparison, Difference, Differences, TableView
-from upriver.lake.verify.rows import Bounds, CollectionRows, TableRow, read_rows, tail_keys
-from upriver.lake.verify.tables import Committed, LakeFiles, in_filter
+from upriver.lake.verify.tables import (
+    Bounds,
+    CollectionRows,
+    Committed,
+    LakeFiles,
+    TableRow,
+    in_filter,
+    read_rows,
+    tail_keys,
+)
 from upriver.model import SEQNO_MAX
 
 GROUP_CHANGES = 300_000
@@ -143,7 +151,7 @@ class Judge:
         return [tuple(group) for group in groups]
 
     def _bounds(self, group: Sequence[int]) -> Bounds:
-        """The vbuckets to read, unbounded at either end, so that a row with an impossible vbucket is read once."""
+        """The vbuckets to read. The outer groups are unbounded, so a row of an impossible vbucket is read once."""
         last = self.db.topology.vbuckets - 1
         return None if group[0] == 0 else group[0], None if group[-1] == last else group[-1]
 
@@ -206,7 +214,7 @@ class Judge:
         if not found.wrong or log is None:
             return
         if tail is None and self.lake.table("current", name) is not None:
-            return  # the tail is created before ``current``, so it is lost, with all that waited in it
+            return  # the tail is created before ``current``, so it was lost with its rows
         applied = None if tail is None else tail.delta.transaction_version(APPLIED)
         if applied is not None and applied >= committed.batch:
             return

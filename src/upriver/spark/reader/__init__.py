@@ -1,5 +1,5 @@
 """Reading a bucket in Spark: the driver plans where each task begins and ends, executors read what was planned.
 
-``planning`` and ``packing`` are pure. ``offsets`` is what Spark's checkpoint keeps. ``driver`` asks the cluster, makes
-plans and hears the reports of the tasks; ``executor`` reads the ranges of one task on pooled connections.
+``planning`` is pure. ``driver`` asks the cluster, makes plans and packs them into tasks; ``executor`` reads the ranges
+of one task on pooled connections; ``reports`` carries what tasks found back to the driver.
 """

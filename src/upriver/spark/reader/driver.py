@@ -1,23 +1,22 @@
-"""The planning half of a reader, in the driver's process: where to start, where a batch ends, who reads what."""
+"""The driver's half of a reader: where a query starts, where each batch ends, and which task reads what."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from upriver.client.names import Names
 from upriver.errors import ConfigError
 from upriver.model import FailoverLog, OnRollback
-from upriver.protocol.filters import EVERYTHING, Wanted
+from upriver.protocol.filters import EVERYTHING, Filter, Wanted
 from upriver.protocol.offsets import Offset
 from upriver.protocol.position import Position
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import Cluster
 from upriver.spark.reader.executor import Task
-from upriver.spark.reader.filters import resolve
-from upriver.spark.reader.packing import pack
-from upriver.spark.reader.planning import Known, Range, View, behind, claimable, look, plan, ranges
+from upriver.spark.reader.planning import Known, Range, View, behind, claimable, look, pack, plan, ranges
 from upriver.spark.reader.reports import ReportServer, own_address
 
 ALL_LOGS_EVERY_S = 3.0
@@ -26,7 +25,7 @@ LONGEST_HOLD_S = 5.0
 HIDDEN_FOR_S = 30.0  # how long changes that the filter hides are not worth a batch
 MOST_COLLECTIONS = 16  # that are asked for one by one
 LONGEST_STRETCH, STRETCHED_ROWS = 64.0, 1_000_000  # of a batch that the filter leaves almost empty
-PROBE_ROWS = 1_000  # of a first batch that has a limit of bytes, if nobody knows what a row weighs
+PROBE_ROWS = 1_000  # of a first batch that has a limit of bytes, if the size of a row is unknown
 
 Recall = Callable[[dict[str, Any]], Known | None]
 
@@ -34,7 +33,7 @@ Recall = Callable[[dict[str, Any]], Known | None]
 class Driver:
     """Plans for one query. Its memory only saves work: every promise rests on the offsets that Spark keeps.
 
-    ``recall`` is for those who keep what tasks reported: it tells what is known of the batch that ended at an offset.
+    ``recall`` looks up what tasks reported about the batch that ended at an offset, for callers that keep the reports.
     """
 
     def __init__(self, options: ReadOptions, recall: Recall | None = None) -> None:
@@ -47,13 +46,13 @@ class Driver:
         self._view: View | None = None  # since the last batch was planned
         self._viewed_at = 0.0
         self._all_logs_at = 0.0
-        self._looked = False
+        self._has_purges = False
         self._end: Offset | None = None
         self._ran: Offset | None = None  # the end of the batch whose tasks were made here last
         self._idle_since = 0.0
         self._misses: dict[int, int] = {}  # how often in a row a vbucket was left unread
         self._held: dict[int, float] = {}  # until when it is not tried again
-        self._guess: float | None = None  # of what a row weighs
+        self._row_bytes_guess: float | None = None  # the size of a row, as the nodes say
         self._filtered = bool(options.collections or options.scope)
         self._wanted: Wanted | None = None
         self._resolved = False
@@ -70,8 +69,11 @@ class Driver:
     # ---------------------------------------------------------------------------------------------- where to start
 
     def initial_offset(self) -> dict[str, Any]:
-        """Where a new query begins. Spark asks again, also after a crash, so it is remembered, and anchored in the
-        first batch unless it is the same every time."""
+        """Where a new query begins.
+
+        Spark asks again, also after a crash. So the answer is remembered, and an empty first batch anchors it unless it
+        is always the same.
+        """
         if self._first is None:
             self._first = self._resolve(self.options.starting)
         return self._first.to_json()
@@ -111,7 +113,7 @@ class Driver:
     # ---------------------------------------------------------------------------------------------- where to end
 
     def freeze(self) -> None:
-        """AvailableNow: nothing beyond what there is now."""
+        """For AvailableNow: read nothing beyond the current high seqnos."""
         self._ceiling = self.cluster.highs()
 
     def latest_offset(self, start: dict[str, Any], most: tuple[int | None, int | None]) -> dict[str, Any]:
@@ -122,7 +124,7 @@ class Driver:
             self._end = at
             return start
         end = self._plan(at, most)
-        while end is at and self._ceiling is not None and self._held:  # AvailableNow must not end without them
+        while end is at and self._ceiling is not None and self._held:  # AvailableNow must wait for them
             time.sleep(max(0.05, min(self._held.values()) - time.monotonic()))
             end = self._plan(at, most)
         self._end = end
@@ -131,7 +133,7 @@ class Driver:
     def _plan(self, at: Offset, most: tuple[int | None, int | None]) -> Offset:
         view, wanted = self._look(at), self._want(at)
         if wanted.filter.nothing:
-            return at  # until a collection of one of the names is made
+            return at  # until a collection of that name is created
         fail = self.options.on_rollback is OnRollback.FAIL
         self._most = self._rows(*most)
         end = plan(at, view, self.known, most=self._most, ceiling=self._top(at, view, wanted), fail_on_rollback=fail,
@@ -139,8 +141,11 @@ class Driver:
         return at if end is at else replace(end, bucket=self.cluster.topology().bucket_uuid or at.bucket)
 
     def _top(self, at: Offset, view: View, wanted: Wanted) -> Mapping[int, int] | None:
-        """How far vbuckets may go. What a filter hides is not worth a batch of its own, but now and then it is: the
-        position of a reader must not fall behind what is purged."""
+        """The highest seqno that each vbucket may go to; None for no limit.
+
+        Changes that the filter hides are not worth a batch, except now and then: the position of a reader must not fall
+        behind the purge seqno.
+        """
         if self._ceiling is not None or view.matching is None or wanted.filter not in at.filters[:1]:
             return self._ceiling
         matters = any(view.matching.get(vb, 0) > each.seqno for vb, each in enumerate(at.positions))
@@ -149,9 +154,9 @@ class Driver:
         return {vb: each.seqno for vb, each in enumerate(at.positions)}
 
     def _may_close(self) -> bool:
-        """An empty batch is worth while when a run ends, or when nothing has happened for a while."""
+        """Whether an empty batch may close the last one: when a run ends, or when nothing has happened for a while."""
         if self._recall is not None:
-            return False  # what was reported is kept elsewhere
+            return False  # the caller keeps the reports
         return self._ceiling is not None or time.monotonic() - self._idle_since > CLOSE_AFTER_S
 
     def _rows(self, rows: int | None, size: int | None) -> int | None:
@@ -161,7 +166,7 @@ class Driver:
         return min(limits) if limits else None
 
     def _weigh(self, rows: int) -> None:
-        """How many seqnos a row takes: with a filter, most of them may be others'. Without one, a seqno is a row."""
+        """Adapt how many seqnos a batch may span: with a filter, most may be of other collections."""
         limit = self.options.max_rows_per_trigger
         if limit is None or not self._filtered:
             return
@@ -171,15 +176,15 @@ class Driver:
             self._stretch = min(LONGEST_STRETCH, self._stretch * 4)
 
     def _row_bytes(self) -> float:
-        """What a row weighs, as tasks have seen; before that, as the nodes say. 0 if nobody knows."""
+        """The size of a row, from the reports of tasks or, before the first, from the nodes; 0 if unknown."""
         if seen := self._reports().row_bytes:
             return seen
-        if self._guess is None:
-            self._guess = self.cluster.row_bytes()
-        return self._guess
+        if self._row_bytes_guess is None:
+            self._row_bytes_guess = self.cluster.row_bytes()
+        return self._row_bytes_guess
 
     def _look(self, at: Offset) -> View:
-        """What the cluster says. While nothing happens, what it said a moment ago; after a batch, always fresh."""
+        """What the cluster says: fresh after a batch, up to ``pollMilliseconds`` old while nothing happens."""
         now = time.monotonic()
         if self._view is not None and now - self._viewed_at < self.options.poll_milliseconds / 1000:
             return self._view
@@ -196,9 +201,9 @@ class Driver:
         matching = self._matching(self._want(at))
         view = look(at, highs, self.cluster.logs, everything=everything, also=also, revision=self._revision)
         view = replace(view, matching=matching)
-        if not self._looked and any(each.seqno for each in at.positions):
+        if not self._has_purges and any(each.seqno for each in at.positions):
             # Only a reader that was away for days can have been passed by a purge; while it runs, executors notice.
-            self._looked, view = True, replace(view, purges=self.cluster.purges())
+            self._has_purges, view = True, replace(view, purges=self.cluster.purges())
         self._held = {vb: until for vb, until in self._held.items() if until > now}
         held = {vb: high for vb, high in view.highs.items() if vb not in self._held}
         self._view, self._viewed_at = replace(view, highs=held), now
@@ -208,24 +213,24 @@ class Driver:
         return self.cluster.topology().revision
 
     def _matching(self, wanted: Wanted) -> dict[int, int] | None:
-        """Up to where vbuckets have something of the filter, if few questions tell."""
+        """The last seqno that the filter lets through, by vbucket; None if that would take too many requests."""
         ids = [number for number in wanted.scope_of if wanted.has(wanted.filter, number)]
         if not self._filtered or not 0 < len(ids) <= MOST_COLLECTIONS:
             return None
         return self.cluster.matching(ids)
 
     def _learn(self, at: Offset, now: float) -> None:
-        """What became of the batch that ended at ``at``, if this driver ran it or somebody has kept the reports."""
+        """Find out what was read of the batch that ended at ``at``, if this driver ran it or its reports were kept."""
         if self.options.on_rollback is OnRollback.FAIL:
-            self.known.heard = True  # tasks fail rather than leave anything unread
+            self.known.reported = True  # tasks fail rather than leave anything unread
         if at == self._ran and self._report_server:
-            self.known.heard = True
+            self.known.reported = True
             self._report_server.learn(self.known)
             self._weigh(self._report_server.rows)
         elif self._recall is not None:
             self.known = self._recall(at.to_json()) or self.known
         self._misses = {vb: self._misses.get(vb, 0) + 1 for vb in self.known.left(at)}
-        # Executors and driver may disagree about who owns a vbucket for as long as a cluster is torn apart.
+        # While a cluster is partitioned, executors and driver may disagree about the owner of a vbucket.
         pauses = {vb: min(LONGEST_HOLD_S, 0.1 * 2 ** min(misses, 10)) for vb, misses in self._misses.items()}
         self._held = {vb: now + pause for vb, pause in pauses.items() if self._misses[vb] > 1}
 
@@ -237,7 +242,7 @@ class Driver:
         return {"highSeqnos": " ".join(str(highs.get(vb, 0)) for vb in range(len(positions))),
                 "lagPerVbucket": {str(vb): lag for vb, lag in behind.items()}, "lag": sum(behind.values())}  # fmt: skip
 
-    # ---------------------------------------------------------------------------------------------- who reads what
+    # ---------------------------------------------------------------------------------------------- the tasks
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[Task]:
         """The tasks of a batch, a new one or one that is replayed after a crash."""
@@ -248,7 +253,7 @@ class Driver:
         at = Offset.from_json(start)
         view = self._view or self._look(at)
         todo = ranges(at, goal, view, self.known, self._want(goal))
-        # From here on executors read: what the cluster said before says nothing about what they will get.
+        # Executors read from here on, so what the cluster said before no longer counts.
         self._view, self.known, self._ran = None, Known(), goal
         self._full = self._most is not None and sum(one.backlog for one in todo) >= self._most
         return self._pack(todo, follow=False)
@@ -285,11 +290,11 @@ class Driver:
         return [Task(tuple(group), channel, follow) for group, channel in zip(groups, channels, strict=True)]
 
     def _want(self, at: Offset | None = None) -> Wanted:
-        """What is to be read. A name that does not exist is an error at first; later on, its collection was dropped."""
+        """What to read. An unknown name is an error at the start; later it means that the collection was dropped."""
         if self._wanted is None:
             needed = self._filtered or (at is not None and at.filters not in ((), (EVERYTHING,)))
             if needed:
-                self._wanted = resolve(self.options, self.cluster.manifest(), strict=not self._resolved)
+                self._wanted = wanted_of(self.options, self.cluster.manifest(), strict=not self._resolved)
             else:
                 self._wanted = Wanted()
             self._resolved = True
@@ -314,4 +319,41 @@ def _position(wanted: Any, high: int, log: FailoverLog) -> Position:
         return Position.consistent_at(int(vbuuid, 16) if isinstance(vbuuid, str) else int(vbuuid), seqno).checked()
     except (KeyError, TypeError, ValueError) as error:
         example = '17, "earliest", "latest" or {"seqno": 17, "vbuuid": "a1b2"}'
-        raise ConfigError(f"{wanted!r} is no position in a vbucket; write {example}") from error
+        raise ConfigError(f"{wanted!r} is not a position in a vbucket; write {example}") from error
+
+
+def wanted_of(options: ReadOptions, manifest: Mapping[str, Any], *, strict: bool) -> Wanted:
+    """What the options name, by the ids in the manifest; with ``strict``, an unknown name is an error."""
+    names = Names.of_manifest(manifest)
+    scopes = {name: number for number, name in names.scopes.items()}
+    scope_of = {number: scopes[scope] for number, (scope, _) in names.collections.items()}
+    if options.collections:
+        return Wanted(Filter(collections=_collections(options, names, strict)), scope_of)
+    if not options.scope:
+        return Wanted(EVERYTHING, scope_of)
+    if options.scope not in scopes:
+        if strict:
+            raise ConfigError(f"no scope {options.scope}; there are {', '.join(sorted(scopes))}")
+        return Wanted(Filter(collections=frozenset()), scope_of)
+    return Wanted(Filter(scope=scopes[options.scope]), scope_of)
+
+
+def _collections(options: ReadOptions, names: Names, strict: bool) -> frozenset[int]:
+    wanted = {qualified(name, options.scope or "_default") for name in options.collections}
+    if strict and (unknown := wanted - set(names.collections.values())):
+        raise ConfigError(f"no collection {_listed(unknown)}; there are {_listed(names.collections.values())}")
+    return frozenset(names.ids_of(wanted))
+
+
+def _listed(paths: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(sorted(".".join(path) for path in paths))
+
+
+def qualified(name: str, scope: str) -> tuple[str, str]:
+    """Scope and collection of a name that may lack its scope.
+
+    >>> qualified("shop.orders", "_default"), qualified("orders", "shop")
+    (('shop', 'orders'), ('shop', 'orders'))
+    """
+    first, dot, second = name.partition(".")
+    return (first, second) if dot else (scope, first)

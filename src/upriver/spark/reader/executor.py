@@ -91,7 +91,7 @@ class TaskReader:
             self._sum_up(pump.feed, todo)
 
     def _give_up(self, todo: list[Range], error: Exception) -> None:
-        """A collection of the filter was dropped since the plan, or the node does not know it yet."""
+        """Leave ranges unread whose collection was dropped since the plan, or which the node does not know yet."""
         if self.options.on_rollback is OnRollback.FAIL:
             raise error
         self.summary.unread += [(one.vbucket, one.end) for one in todo]
@@ -109,9 +109,9 @@ class TaskReader:
         ]  # fmt: skip
 
     def _still_on_top(self, refused: list[Range]) -> set[int]:
-        """The vbuckets that were refused not because of a failover, but because tombstones beyond them were purged.
+        """The vbuckets that were refused because of purged tombstones, not because of a failover.
 
-        The driver cannot see that. They roll back to 0, and the offset must say so.
+        The driver cannot see the difference. They roll back to 0, and the offset must say so.
         """
         if not refused:
             return set()
@@ -136,8 +136,11 @@ class TaskReader:
                 pump.feed.taken(documents)
 
     def _made(self, pump: Pump) -> Iterator[Bundle]:
-        """Full batches if possible; smaller ones when nothing more comes, or when held rows take so much of the flow
-        control window that the producer would have to stop."""
+        """Full batches if possible.
+
+        Smaller ones are made when nothing more comes, or when the rows held fill so much of the flow control window
+        that the producer would have to stop.
+        """
         options, feed = self.options, pump.feed
         names = Names.of_manifest(self._ask(lambda db: db.manifest(), "read the collections"))
         maker = BatchMaker(feed, names, options.batch_rows, xattrs=options.xattrs, values=options.values_wanted)
@@ -185,7 +188,7 @@ class TaskReader:
         )  # fmt: skip
 
         def look_around() -> None:
-            with suppress(ConnectFailed):  # another node may know the new owner of the lost node's vbuckets
+            with suppress(ConnectFailed):  # another node may know the new owners
                 feed.use(database.refresh())
 
         kept = PooledConnections(POOL, (connect, content, options.xattrs))
@@ -202,8 +205,9 @@ class TaskReader:
 
 
 def freeze_imports() -> None:
-    """Exempt what is imported from garbage collection. Spark collects after every task, and the compiler behind the
-    kernels alone is a hundred thousand objects.
+    """Exempt everything imported from garbage collection.
+
+    Spark collects after every task, and the compiler of the kernels alone is a hundred thousand objects.
     """
     global _frozen
     if _frozen != len(sys.modules):

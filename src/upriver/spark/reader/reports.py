@@ -44,9 +44,7 @@ class TaskSummary:
     """What one task reports."""
 
     complete: list[tuple[int, int, int]] = field(default_factory=list)  # vbucket, vbuuid, seqno
-    unread: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # vbucket, and a seqno that it must go back to, or below
+    unread: list[tuple[int, int]] = field(default_factory=list)  # vbucket, and a seqno to go back to, or below
     rows: int = 0
     size_bytes: int = 0
 
@@ -114,7 +112,7 @@ class ReportServer:
         self._plan = ""
         self._begun: dict[int, list[str]] = {}
         self._ended: dict[tuple[int, str], dict[str, Any]] = {}
-        self._heard = False
+        self._any_report = False
         self._required = False  # whether an attempt without a report cannot have ended
         self.row_bytes = 0.0  # the size of a row; 0 until the first reports
         self.rows = 0  # of the last batch
@@ -124,8 +122,8 @@ class ReportServer:
         """Begin a new batch; reports on older ones are ignored from now on."""
         with self._lock:
             self._plan = secrets.token_urlsafe(16)
-            self._begun, self._ended, self._required = {}, {}, self._heard
-            return [Channel(self.host, self.port, self._plan, task, self._heard) for task in range(tasks)]
+            self._begun, self._ended, self._required = {}, {}, self._any_report
+            return [Channel(self.host, self.port, self._plan, task, self._any_report) for task in range(tasks)]
 
     def learn(self, known: Known) -> None:
         """Add what tasks reported about the batch that has just ended."""
@@ -176,7 +174,7 @@ class ReportServer:
         with self._lock:
             if not secrets.compare_digest(str(message["plan"]), self._plan):
                 return False
-            self._heard = True
+            self._any_report = True
             if message["what"] == "begin":
                 attempts = self._begun.setdefault(int(message["task"]), [])
                 attempts.extend(a for a in (str(message["attempt"]),) if a not in attempts)

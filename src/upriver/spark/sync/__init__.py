@@ -1,7 +1,8 @@
 """The sync: a streaming query that keeps the tables of a lake equal to a bucket.
 
-``source`` has tasks that write what they read into the change log; ``job`` commits each batch to the tables;
-``committed`` is what a sync has committed; ``run`` starts, watches and ends a run.
+The tasks of ``source`` write what they read into the change log. ``job`` commits each batch to the tables, and
+``executors`` runs large merges. ``committed`` is what a sync has committed. ``run`` starts, watches and ends a run;
+``plan`` says what a run would do.
 """
 
 from __future__ import annotations

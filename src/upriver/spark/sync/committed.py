@@ -1,7 +1,7 @@
 """What a sync has committed: ``<lake>/_upriver/offsets.json``, which tells late changes from lost ones.
 
-One JSON object, replaced as a whole after the log of a batch is committed. The log always has what it says; after a
-crash between the two, the log may be one batch ahead. Its members, to which later versions may add others:
+One JSON object, replaced as a whole after the log of a batch is committed. The log always has what this file says;
+after a crash between the two, the log may be one batch ahead. Its members, which later versions may add to:
 
 * ``batch``: the number of the newest batch whose log is committed.
 * ``query``: the id of the query, as Spark has it in ``<checkpoint>/metadata``. A checkpoint with another id does not
@@ -18,7 +18,7 @@ crash between the two, the log may be one batch ahead. Its members, to which lat
   next batch knows in any process what the tasks of this one reported.
 
 Before the log is committed, what tasks reported of the batch is stored in ``reports.json``. A batch that runs again
-after a crash finds part of its log committed by the first run, so only what both runs reported holds.
+after a crash finds part of its log committed by the first run, so only what both runs reported is true.
 
 Spark writes the end of batch N to ``<checkpoint>/offsets/N`` before it runs the batch, in the last line of the file.
 It writes ``<checkpoint>/commits/N`` when the batch is over.
@@ -148,7 +148,7 @@ def recall(root: str) -> Callable[[dict[str, Any]], Known | None]:
             return None
         positions = Offset.from_json(offset).positions
         complete = {vb: (positions[vb].vbuuid, positions[vb].seqno) for vb in found.reports.complete}
-        return Known(complete, dict(found.reports.unread), heard=True)
+        return Known(complete, dict(found.reports.unread), reported=True)
 
     return known
 

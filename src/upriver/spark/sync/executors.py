@@ -23,9 +23,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from upriver.lake.apply.epochs import Epochs
 from upriver.lake.apply.merge import MergeResult, MergeTask, run_inline, run_merge
 from upriver.lake.apply.policy import TableOptions
+from upriver.lake.apply.rollbacks import Epochs
 from upriver.lake.change_log import WrittenFiles, write_log
 from upriver.lake.collection import RunMerges
 from upriver.lake.files import bytes_in_memory, filesystem

@@ -213,8 +213,11 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def _reader(spark: SparkSession, options: SyncOptions) -> DataStreamReader:
-    """The stream whose tasks write the log themselves. In Spark Connect tasks do not know the number of their batch, so
-    the plain stream is used, and `collect` writes its rows."""
+    """The stream whose tasks write the log themselves.
+
+    In Spark Connect, tasks do not know the number of their batch, so the plain stream is used, and `collect` writes its
+    rows.
+    """
     if is_connect(spark):
         spark.dataSource.register(DcpSource)
         return spark.readStream.format(DcpSource.name())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from upriver.errors import UpriverError
 from upriver.lake import bucket
@@ -20,9 +21,9 @@ from upriver.lake.journal import Batch, Journal, Lag
 from upriver.lake.layout import Lake
 from upriver.lake.options import SyncOptions
 from upriver.lake.tables import Tables
+from upriver.protocol.offsets import Offset
 from upriver.spark.sync import committed
 from upriver.spark.sync.job import BETWEEN_BATCHES, Applier, clean_sometimes, is_connect, start
-from upriver.spark.sync.lag import LagWatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
 
 IDLE_S = 30.0
 FRESHEN_EVERY_S = 2.0
+ASK_EVERY_S = 1.0
 
 
 @dataclass
 class SyncProgress:
-    """What is known of a run while it goes on; given to ``on_progress`` about twice a second."""
+    """What is known of a run at work; passed to ``on_progress`` about twice a second."""
 
     expected: int = 0  # changes in the bucket when the run started
     lag: int | None = None  # changes that the bucket has and the tables lack
@@ -55,6 +57,65 @@ class SyncProgress:
             self.rows += batch.rows
             self.rollbacks += batch.rollbacks
             self.count += 1
+
+
+class LagWatch:
+    """Knows, inside its context, how many changes the bucket has that the tables lack.
+
+    A thread asks the bucket every second, beside the query, and asks again when the bucket does not answer. The source
+    only knows what it has not planned yet, which is nothing during a long batch.
+    """
+
+    def __init__(self, options: SyncOptions) -> None:
+        self._options = options
+        self._highs: dict[int, int] = {}
+        self._reached: dict[int, int] = {}
+        self._answered_at = time.monotonic()
+        self._trouble = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="upriver lag", daemon=True)
+
+    def __enter__(self) -> LagWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join(timeout=2 * ASK_EVERY_S)
+
+    def committed(self, progress: Mapping[str, Any]) -> None:
+        """Note the end of the last batch, from Spark's progress."""
+        sources = progress.get("sources") or [{}]
+        end = sources[0].get("endOffset")
+        if isinstance(end, str):
+            end = json.loads(end)
+        if end:
+            self._reached = {vb: at.seqno for vb, at in enumerate(Offset.from_json(end).positions)}
+
+    @property
+    def lag(self) -> int | None:
+        """Changes behind; None before both sides are known."""
+        highs, reached = self._highs, self._reached
+        if not highs or not reached:
+            return None
+        return sum(max(0, high - reached.get(vbucket, 0)) for vbucket, high in highs.items())
+
+    @property
+    def away(self) -> tuple[float, str]:
+        """For how many seconds the bucket has not answered (at most about one while it does), and the last error."""
+        return time.monotonic() - self._answered_at, self._trouble or "no answer yet"
+
+    def _ask(self) -> None:
+        while not self._ended.is_set():
+            try:
+                with bucket.database(self._options) as database:
+                    while not self._ended.is_set():
+                        self._highs = database.high_seqnos()
+                        self._answered_at, self._trouble = time.monotonic(), ""
+                        self._ended.wait(ASK_EVERY_S)
+            except (UpriverError, OSError) as error:
+                self._trouble = str(error)
+            self._ended.wait(ASK_EVERY_S)
 
 
 OnProgress = Callable[[SyncProgress], None]
@@ -85,7 +146,7 @@ def run(
         query = start(spark, options, applier)
         try:
             with LagWatch(options) as lag:
-                # In Spark Connect the server applies the batches, and nobody else may write meanwhile.
+                # In Spark Connect the server applies the batches, and no other process may write meanwhile.
                 freshen = None if is_connect(spark) else applier.freshen
                 _watch(query, lake, progress, lag, stop, on_progress, freshen)
         finally:

@@ -68,7 +68,7 @@ class DcpLogReader(DcpStreamReader):
 
         if partition.value is None:  # Spark's substitute for an empty list of partitions
             return
-        from upriver.lake.apply.epochs import Epochs
+        from upriver.lake.apply.rollbacks import Epochs
         from upriver.lake.change_log import write_log
         from upriver.lake.layout import Lake
         from upriver.spark.reader.executor import TaskReader

@@ -71,7 +71,7 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, without decimals."""
+    """A value as JSON has it, with floats for decimals."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, dict):

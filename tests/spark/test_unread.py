@@ -1,4 +1,4 @@
-"""Driver and executors that hold different maps, without Spark: what could not be read is read in the end."""
+"""Driver and executors with different maps, without Spark: what was left unread is read in a later batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from upriver.testing import node
 
 @pytest.fixture
 def other():
-    """What an executor finds where it believes the vbuckets to be: other branches, and none of the documents."""
+    """The node that an executor with a wrong map reaches: other branches, and none of the documents."""
     with node(vbuckets=4, enable_faults=True, lazy=True) as running, World(running) as made:
         yield made
 

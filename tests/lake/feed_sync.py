@@ -1,4 +1,4 @@
-"""A feed and the tables that follow it, with the word ``commit``."""
+"""A sync in miniature, without Spark: a made-up feed and the tables that follow it, batch by batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from upriver.lake.layout import Lake
 from upriver.lake.tables import Tables
 
 
-class Desk:
+class FeedSync:
     """A feed and the tables that follow it."""
 
     def __init__(self, root: Path, **options: Any) -> None:
@@ -24,7 +24,7 @@ class Desk:
         self.open()
 
     def open(self, **more: Any) -> None:
-        """As a new process would."""
+        """Open the tables anew, as a new process would."""
         self.tables = Tables(Lake(self.root), "app", self.options, **more)
 
     def commit(self) -> None:
@@ -33,7 +33,7 @@ class Desk:
         self.number += 1
 
     def change_half(self) -> list[int]:
-        """Twenty documents, and then new versions of every other one; returns where each vbucket was between."""
+        """Write twenty documents, then new versions of every other one; return the high seqnos in between."""
         for index in range(20):
             self.feed.put(f"k{index}", {"n": index})
         self.commit()

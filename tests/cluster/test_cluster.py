@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.by_id import ById
 from tests.cluster.chaos_clients import Client, Reader
+from tests.support.by_id import ById
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.client.changes import Mutation

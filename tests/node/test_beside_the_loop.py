@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, frame, ready
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.wire import Opcode
 from upriver.wire.messages import cluster, kv, session

@@ -210,3 +210,20 @@ def start_of(given: str) -> str | Positions:
     if found is None:
         raise ConfigError(f"--from: {given!r} is neither 'beginning', 'now' nor a checkpoint file")
     return found
+
+
+def parse_ranges(text: str) -> list[int]:
+    """Vbuckets as people write them: the numbers, in order and once each.
+
+    >>> parse_ranges("7,0-2")
+    [0, 1, 2, 7]
+    """
+    from upriver.errors import ConfigError
+
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(f"{text!r} does not name vbuckets; write 7 or 0-511 or 0-511,600")
+        found.update(range(int(first), int(last or first) + 1))
+    return sorted(found)

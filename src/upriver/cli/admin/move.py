@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments, login
+from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments, login, parse_ranges
 from upriver.cli.progress import Advance, progress_bar
-from upriver.cli.ranges import parse_ranges
 from upriver.errors import ConfigError
 from upriver.lake.report import counted
 

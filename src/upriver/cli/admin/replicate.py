@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments
-from upriver.cli.ranges import parse_ranges
+from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments, parse_ranges
 
 if TYPE_CHECKING:
     from rich.console import Console

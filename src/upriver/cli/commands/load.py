@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from upriver.cli.connecting import ConnectingCommand, connection_options
-from upriver.cli.undone import Undone, is_dumped
+from upriver.cli.rows import Undone, document_of, is_dumped, lacks_key
 from upriver.errors import ConfigError, KeyNotFound, UnknownCollection, UnknownScope
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def _load_file(
     writers: _Writers, undone: Undone, number: int, path: Path, kind: str, key_field: str, *, quiet: bool
 ) -> None:
     from upriver.cli.progress import progress_bar
-    from upriver.cli.rows import document_of, lacks_key
 
     before = 0
     with progress_bar(path.name, path.stat().st_size, quiet=quiet, unit="documents") as advance_to:

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from upriver.cli.capture import CAPTURE_MAGICS, read_capture
-from upriver.cli.follow import Excerpt, Follower
+from upriver.cli.capture import CAPTURE_MAGICS, Excerpt, Follower, read_capture
 from upriver.errors import ConfigError
 from upriver.wire.constants import Dialect, Magic
 from upriver.wire.inspect.conversation import CapturedConversation, DumpReader

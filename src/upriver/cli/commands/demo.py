@@ -1,7 +1,7 @@
 """``upriver demo``: the whole pipeline on this machine, with a node killed in the middle of it.
 
-Every step is what a user would run: nodes are processes, the sync is `upriver sync`, the check is `upriver verify`.
-Everything that is started here is stopped here.
+Every step is one that a user would run: nodes are processes, the sync is `upriver sync`, the check `upriver verify`.
+The demo stops everything that it starts.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Demo:
                 answering(self.manager.answer_proposals),
                 closing(converse(db.topology.nodes[0], db.options)) as connection,
             ):
-                connection.ask([SetManifest(manifest())])  # any node will do: it asks the manager, who tells them all
+                connection.ask([SetManifest(manifest())])  # any node will do: it asks the manager, which tells all
             for name, share in SHARES.items():
                 total = int(count * share)
                 task = bar.add_task(name, total=total)
@@ -134,7 +134,7 @@ class _Demo:
         self.say(f"writes go on; {self.sync.rows - before:,} more changes have arrived")
 
     def lose_history(self) -> None:
-        """Node a stops replicating, so what it acknowledges from now on is lost when it dies."""
+        """Node a stops replicating, so the writes that it acknowledges from now on are lost when it dies."""
         a, b = self.nodes
         name = f"replication:127.0.0.1:{a.kv_port}->127.0.0.1:{b.kv_port}:default"
         subprocess.run(  # noqa: S603
@@ -207,7 +207,7 @@ class _Demo:
         self.sync.stop()
 
     def _current_is_fresh(self) -> bool:
-        """Whether `current` alone has all that the fresh view has."""
+        """Whether `current` alone has everything that the fresh view has."""
         from deltalake import DeltaTable
 
         from upriver.lake import read
@@ -227,7 +227,7 @@ class _Demo:
 
 
 class SyncProcess:
-    """`upriver sync --json` in a process of its own, and what it has said so far."""
+    """An `upriver sync --json` process, and what it has reported so far."""
 
     def __init__(self, connection: str, directory: Path) -> None:
         self.lake = directory / "lake"

@@ -25,9 +25,14 @@ Row = dict[str, Any]
 @click.command(cls=ConnectingCommand)
 @connection_options
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path, dir_okay=False))
-@click.option("--format", "kind", type=click.Choice(["jsonl", "parquet", "csv"]), help="Instead of by the suffix.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["jsonl", "parquet", "csv"]),
+    help="[default: by the suffix]",
+)
 @click.option("--key", "key_field", default="id", show_default=True, help="Field that holds the document's key.")
-@click.option("--collection", default="", help="Into this scope.collection.")
+@click.option("--collection", default="", help="The scope.collection to write to.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON, and no progress bar.")
 def load(
     connect_to: ConnectOptions,
@@ -39,8 +44,8 @@ def load(
 ) -> None:
     """Write documents from FILES into a bucket.
 
-    Files of ``upriver dump`` are recognized: their documents go into the collections that they came from, deletions
-    included, and what a later file undoes is left out. Give all files of a dump, in order.
+    Files of `upriver dump` are recognized: their documents, deletions included, go into the collections that they came
+    from, and rows that a later file undoes are left out. Give all files of a dump, in order.
     """
     from upriver.client.blocking import connect
 
@@ -121,7 +126,7 @@ class _Writers:
         return self._by_name[name]
 
     def _known(self, name: str) -> Collection:
-        """A collection that exists, so that a wrong name is told before anything is written."""
+        """A collection that exists: a wrong name is reported before anything is written."""
         found = self._db.collection(name)
         found.high_seqnos()
         return found
@@ -150,7 +155,7 @@ def _path_of(row: Row) -> str:
 
 
 class _Writer:
-    """Writes documents in batches. A later version of a key, or its deletion, replaces the one that waits."""
+    """Writes documents in batches. A later version of a key, or its deletion, replaces the pending one."""
 
     def __init__(self, documents: Database | Collection, totals: dict[str, int]) -> None:
         self._documents, self._totals = documents, totals

@@ -1,4 +1,4 @@
-"""A replica that was promoted, at whatever moment, gives a new replica everything that it has itself."""
+"""A replica that is promoted at any moment gives a new replica everything that it has."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def answer_to(node: NodeThread, start: int, uuid: int) -> Any:
         connection.close()
 
 
-def test_a_reader_that_missed_purged_deletions_is_rolled_back_by_whoever_is_promoted(
+def test_a_reader_that_missed_purged_deletions_is_rolled_back_by_the_promoted_node(
     pair: tuple[NodeThread, NodeThread],
 ) -> None:
     first, second = pair

@@ -112,7 +112,7 @@ class Manager:
     # ---------------------------------------------------------------------------------------------- upkeep
 
     def watch(self) -> ClusterState:
-        """One round: push maps to nodes that came back, correct those that differ from the map, note complete replicas."""
+        """One round: push maps to nodes that came back, correct nodes that differ from it, note complete replicas."""
         with self._file.alone():
             try:
                 reports = self._caught_up()

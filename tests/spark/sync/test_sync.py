@@ -161,7 +161,7 @@ def test_a_following_sync_stops_between_batches(spark, lake: LakeWorld) -> None:
         if caught_up or time.time() - live.started > PATIENCE_S:
             stop.set()
 
-    live = upriver.spark.sync(spark, lake.options(once=False, every="200ms"), stop=stop, on_progress=watch)
+    live = upriver.spark.sync(spark, stop=stop, on_progress=watch, **lake.options(once=False, every="200ms"))
     assert live.rows == 150
     assert live.lag == 0
     assert Journal(lake.lake).lags()  # for the report
@@ -193,7 +193,7 @@ def test_deletions_reach_current_itself_when_a_run_ends_and_within_the_limit_whi
             stop.set()
 
     following = lake.options(once=False, every="200ms", share=1000.0, max_staleness="2s")
-    upriver.spark.sync(spark, following, stop=stop, on_progress=watch)
+    upriver.spark.sync(spark, stop=stop, on_progress=watch, **following)
     assert rows() == 8_994
     lake.assert_equal()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -76,6 +77,13 @@ def test_every_module_is_imported_or_is_a_door() -> None:
         )
     ]
     _none([dotted for dotted in dead if dotted != "upriver.testing"])
+
+
+def test_every_property_grows_with_the_nightly_profile() -> None:
+    """A plain number in ``@settings`` would keep ``make nightly`` as small as ``make test``."""
+    plain = re.compile(r"\bmax_examples=\d|\bderandomize=")
+    tests = [path for path in python_files() if path.name.startswith("test_") and path != Path(__file__)]
+    _none([str(path.relative_to(ROOT)) for path in tests if plain.search(path.read_text())])
 
 
 def _none(found: dict[str, object] | list[str]) -> None:

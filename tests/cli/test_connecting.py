@@ -116,7 +116,7 @@ def test_a_command_without_a_connection_is_called_wrongly(arguments: tuple[str, 
     assert "CONNECTION" in run(*arguments, exit_code=2).output
 
 
-def test_who_does_not_log_in_is_told_how(node: testing.RunningNode) -> None:
+def test_a_user_that_does_not_log_in_is_told_how(node: testing.RunningNode) -> None:
     assert "give --username" in run("buckets", "list", node.connection_string, exit_code=1).output
 
 
@@ -150,7 +150,7 @@ OUTSIDE = {"external": {"hostname": "db.example", "ports": {"kv": 31210, "mgmt":
     ("db.example", "default", False, 8091), ("proxy.example", "external", False, 38091),
     ("db.example", "auto", True, None),
 ])  # fmt: skip
-def test_the_management_port_is_that_of_the_network_that_we_came_in_by(
+def test_the_management_port_is_that_of_the_network_in_use(
     came_by: str, network: str, tls: bool, port: int | None
 ) -> None:
     other = {"hostname": "10.0.0.2", "services": {"kv": 1, "mgmt": 2}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tests.by_id import ById
+from tests.support.by_id import ById
 from upriver.cli.rendering import event_of
 from upriver.client.blocking import Database, collection_names
 from upriver.client.changes import Deletion, Mutation, RolledBack

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import upriver
-from tests.by_id import ById
 from tests.client.client_world import provoke, set_manifest
 from tests.client.feed_model import Log, documents_of
 from tests.client.losing_reader import until_persisted
+from tests.support.by_id import ById
 from upriver.client.blocking import Database, connect
 from upriver.client.positions import Positions
 from upriver.errors import HistoryLost

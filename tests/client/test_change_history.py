@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import upriver
-from tests.client.scripted_producer import BRANCH, Wire, marker, mutation
-from tests.client.scripted_server import VBUCKETS, Behaviour, Peer, serving
+from tests.support.scripted_producer import BRANCH, Wire, marker, mutation
+from tests.support.scripted_server import VBUCKETS, Behaviour, Peer, serving
 from upriver.client.blocking import Database, connect
 from upriver.client.changes import CollectionChanged, Mutation
 from upriver.errors import NotSupported

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import upriver
-from tests.client.scripted_producer import BRANCH, HOME, Wire, marker, mutation
-from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
+from tests.support.scripted_producer import BRANCH, HOME, Wire, marker, mutation
+from tests.support.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
 from upriver.client.blocking import Database, connect
 from upriver.client.options import ConnectOptions
 from upriver.errors import (

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import upriver
-from tests.by_id import ById
 from tests.client.client_world import keys_of, set_manifest
+from tests.support.by_id import ById
 from upriver.cli import cli
 from upriver.client.blocking import Database, connect
 from upriver.client.checkpoints import FileCheckpoint

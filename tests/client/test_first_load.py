@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.by_id import ById
 from tests.client.client_world import provoke, set_manifest
 from tests.client.reader_table import Table
+from tests.support.by_id import ById
 from upriver.client.blocking import Database, connect
 from upriver.net.blocking import Pipe
 from upriver.testing import RunningNode, node

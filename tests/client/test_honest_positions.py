@@ -1,23 +1,23 @@
 """Whatever is cut, lost or restarted: a reader that trusts its positions ends with the server's documents.
 
-The server here is a model: it keeps every version, deduplicates inside each snapshot as real ones do, and loses the
-tail of its history when it fails over. The reader is the real feed.
+The server is a model, which deduplicates inside each snapshot as real servers do. The reader is the real feed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.client.scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
+from tests.support.examples import examples
+from tests.support.model_vbucket import ModelVbucket, Write, latest
+from tests.support.scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
 from upriver.errors import HistoryLost, Status
-from upriver.model import Claim, FailoverLog, OnRollback
+from upriver.model import Claim, OnRollback
 from upriver.protocol.feed.events import FeedEvent, FeedRequest, FeedRows, RolledBack
-from upriver.protocol.history import Accept, History, decide
+from upriver.protocol.history import Accept
 from upriver.protocol.position import Position
 from upriver.wire.constants import StreamEndStatus
 from upriver.wire.messages.dcp import RollbackResponse, StreamEnd, StreamRequest
@@ -25,35 +25,24 @@ from upriver.wire.messages.dcp import RollbackResponse, StreamEnd, StreamRequest
 KEYS = [b"a", b"b", b"c", b"d"]
 
 
-@dataclass
-class Server:
-    """One vbucket with all its versions; ``None`` is a deletion."""
+class Server(ModelVbucket[bytes, bytes]):
+    """A vbucket that streams over a wire."""
 
-    log: FailoverLog = field(default_factory=lambda: FailoverLog.new(1))
-    versions: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
-    request: StreamRequest | None = None
-    sent: int = 0
-    end: int = 0
-    pending: list[bytes] = field(default_factory=list)
-    _next_uuid: int = 2
-    _written: int = 0
-
-    @property
-    def high(self) -> int:
-        return self.versions[-1][0] if self.versions else 0
-
-    @property
-    def documents(self) -> dict[bytes, bytes]:
-        latest = {key: value for _, key, value in self.versions}
-        return {key: value for key, value in latest.items() if value is not None}
+    def __init__(self) -> None:
+        super().__init__()
+        self.request: StreamRequest | None = None
+        self.sent = self.end = 0
+        self.pending: list[bytes] = []
+        self._next_uuid = 2
+        self._written = 0
 
     def write(self, key: bytes, deleted: bool) -> None:
         self._written += 1
-        self.versions.append((self.high + 1, key, None if deleted else b"v%d" % self._written))
+        self.writes.append(Write(self.high + 1, key, None if deleted else b"v%d" % self._written))
 
     def answer(self, producer: ScriptedProducer, request: StreamRequest) -> bytes:
         wanted = Claim(request.vbuuid, request.start_seqno, request.snap_start_seqno, request.snap_end_seqno)
-        decision = decide(History(self.log, self.high), wanted)
+        decision = self.decide(wanted)
         if not isinstance(decision, Accept):
             return RollbackResponse(decision.seqno, status=Status.ROLLBACK, opaque=request.opaque).encode()
         self.request, self.sent, self.end, self.pending = request, request.start_seqno, request.start_seqno, []
@@ -78,18 +67,15 @@ class Server:
         assert request is not None
         first = self.sent == request.start_seqno
         self.end = min(self.high, self.sent + max(1, snapshot))
-        latest = {key: (s, key, v) for s, key, v in self.versions if self.sent < s <= self.end}
         self.pending = [
-            deletion(request, s, key) if v is None else mutation(request, s, key, v)
-            for s, key, v in sorted(latest.values())
+            deletion(request, seqno, key) if value is None else mutation(request, seqno, key, value)
+            for seqno, key, value, _ in latest(write for write in self.writes if self.sent < write.seqno <= self.end)
         ]
         return marker(request, request.snap_start_seqno if first else self.sent + 1, self.end)
 
     def fail_over(self, lose: int) -> None:
-        """Go on from an earlier seqno, under a new branch."""
-        survived = max(0, self.high - lose)
-        self.versions = [version for version in self.versions if version[0] <= survived]
-        self.log = self.log.branch(self._next_uuid, survived)
+        """Lose the last writes, and the stream."""
+        self.branch(self._next_uuid, max(0, self.high - lose))
         self._next_uuid += 1
         self.request, self.pending = None, []
 
@@ -173,17 +159,17 @@ def play(reader: Reader, script: list[tuple[str, Any]]) -> Reader:
     return reader
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(actions)
 def test_the_reader_ends_with_the_servers_documents(script: list[tuple[str, Any]]) -> None:
     reader = play(Reader(Server()), script)
     for _ in range(3):
         reader.serve(10_000, 10_000)
-    assert reader.documents == reader.server.documents
+    assert reader.documents == reader.server.state()
     assert reader.feed.positions()[0].seqno == reader.server.high
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(actions)
 def test_a_reader_that_is_stopped_by_a_rollback_can_go_on_where_it_is_told(script: list[tuple[str, Any]]) -> None:
     reader = Reader(Server(), policy=OnRollback.FAIL)
@@ -198,7 +184,7 @@ def test_a_reader_that_is_stopped_by_a_rollback_can_go_on_where_it_is_told(scrip
                 at = reader.feed.table.position(0).rolled_back(lost.to_seqno)
                 reader = Reader(reader.server, {"starts": {0: at}, "changes": kept}, OnRollback.FAIL)
                 step = ("send", (10_000, 10_000))
-    assert reader.documents == reader.server.documents
+    assert reader.documents == reader.server.state()
 
 
 def test_the_example_of_the_design_document() -> None:
@@ -213,7 +199,7 @@ def test_the_example_of_the_design_document() -> None:
     reader.fail_over(40, quietly=True)
     reader.serve(1000, 1000)
     assert reader.documents[b"precious"] == b"v30"
-    assert reader.documents == server.documents
+    assert reader.documents == server.state()
 
 
 def test_a_claim_of_a_complete_snapshot_would_have_lost_the_document() -> None:
@@ -227,7 +213,7 @@ def test_a_claim_of_a_complete_snapshot_would_have_lost_the_document() -> None:
     liar = Reader(server, {"starts": {0: Position(1, 50, 50, 50)}, "changes": reader.changes})
     liar.serve(1000, 1000)
     assert b"precious" not in liar.documents
-    assert b"precious" in server.documents
+    assert b"precious" in server.state()
 
 
 @pytest.mark.parametrize("lose", [0, 1, 5, 10])
@@ -240,7 +226,7 @@ def test_a_rollback_goes_to_a_point_where_the_reader_was_consistent(lose: int) -
         reader.serve(10, 10)
     reader.fail_over(lose, quietly=True)
     reader.serve(10, 10)
-    assert reader.documents == server.documents
+    assert reader.documents == server.state()
 
 
 def test_a_shorter_snapshot_after_a_resume_does_not_shorten_the_claim() -> None:
@@ -255,4 +241,4 @@ def test_a_shorter_snapshot_after_a_resume_does_not_shorten_the_claim() -> None:
     assert reader.feed.positions()[0][:4] == (1, 60, 0, 100)
     reader.fail_over(30, quietly=True)
     reader.serve(1000, 1000)
-    assert reader.documents == server.documents
+    assert reader.documents == server.state()

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from tests.by_id import ById
 from tests.client.client_world import provoke, set_manifest
+from tests.support.by_id import ById
 from upriver.cli import cli
 from upriver.client.blocking import Database, connect
 from upriver.errors import KeyNotFound

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.scripted_producer import BRANCH
-from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
+from tests.support.scripted_producer import BRANCH
+from tests.support.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
 from upriver.client._feed.subscription import _chore
 from upriver.client._requests.operations import Ask, Operations
 from upriver.client.blocking import Database, connect

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 import upriver
-from tests.by_id import ById
-from tests.client.scripted_producer import ScriptedProducer, marker
-from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, serving
+from tests.support.by_id import ById
+from tests.support.scripted_producer import ScriptedProducer, marker
+from tests.support.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, serving
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.errors import Status, StatusError, UnknownCollection, UnknownScope

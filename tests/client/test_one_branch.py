@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from tests.client.scripted_producer import BRANCH, HOME, Wire, marker, mutation
+from tests.support.scripted_producer import BRANCH, HOME, Wire, marker, mutation
 from upriver.errors import Status
 from upriver.protocol.feed.events import FeedRequest
 from upriver.protocol.position import Position

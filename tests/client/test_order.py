@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.client.scripted_producer import (
+from tests.support.scripted_producer import (
     BRANCH,
     ELSEWHERE,
     HOME,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.client.scripted_producer import BRANCH, HOME, Wire, marker, mutation
+from tests.support.scripted_producer import BRANCH, HOME, Wire, marker, mutation
 from upriver.client._feed.arrow import BatchMaker
 from upriver.client._feed.outbox import Outbox
 from upriver.client.blocking import Database

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import upriver
-from tests.client.scripted_producer import mutation
-from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
+from tests.support.scripted_producer import mutation
+from tests.support.scripted_server import SEQNOS, VBUCKETS, Behaviour, Peer, everything, serving
 from upriver.client.blocking import connect
 from upriver.errors import ConnectFailed, RemoteProtocolError
 from upriver.wire.messages.dcp import StreamRequest

@@ -14,7 +14,7 @@ import pytest
 
 import upriver
 from tests.client.loopback_dns import name_server
-from tests.client.scripted_server import SEQNOS, VBUCKETS, Behaviour, everything, serving
+from tests.support.scripted_server import SEQNOS, VBUCKETS, Behaviour, everything, serving
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError, ConnectFailed
 from upriver.testing import RunningNode, node

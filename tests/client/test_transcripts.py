@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.client.scripted_producer import BRANCH, ELSEWHERE, HOME, Wire, config_json, deletion, marker, mutation
+from tests.support.scripted_producer import BRANCH, ELSEWHERE, HOME, Wire, config_json, deletion, marker, mutation
 from upriver.errors import HistoryLost, RemoteProtocolError, Status, StatusError, UnknownCollection
 from upriver.model import SEQNO_MAX, OnRollback
 from upriver.protocol.feed.events import (

@@ -1,4 +1,4 @@
-"""What must be true after any chaos, checked against the writers' memories and the nodes' files."""
+"""What must be true after any chaos run, checked against the writers' records and the nodes' files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Contents = dict[bytes, Row]
 
 
 class Holding(NamedTuple):
-    """A vbucket as a node has it: how far, on which branch, and the newest version of every key."""
+    """A vbucket on a node: its high seqno, its branch, and the newest version of every key."""
 
     high_seqno: int = 0
     uuid: int = 0
@@ -30,7 +30,7 @@ class Holding(NamedTuple):
 
 @dataclass
 class Findings:
-    """Problems, and figures that show that something happened at all."""
+    """The problems found, and figures that show how much happened."""
 
     steps: list[str]
     problems: list[str] = field(default_factory=list)
@@ -126,7 +126,7 @@ def _check_writer(findings: Findings, writer: Writer, actives: list[Holding]) ->
 
 
 def _check_key(findings: Findings, key: bytes, writes: list[Write], version: Row | None) -> None:
-    """It holds what was written, with what was written beside it."""
+    """The document holds the value and the metadata that were written."""
     value = version.value if version is not None else None
     if value not in allowed(writes):
         told = [(each.value and each.value[:24], each.level, each.outcome.name) for each in writes[-6:]]
@@ -149,7 +149,7 @@ def allowed(writes: list[Write]) -> set[bytes | None]:
 
 
 def _check_reader(findings: Findings, reader: Reader, actives: list[Holding]) -> None:
-    """A reader that followed the protocol through all of it has the same table."""
+    """A reader that followed the protocol throughout has the same table."""
     if reader.failure is not None or reader.is_alive():
         findings.problems.append(f"the reader did not end: {reader.failure!r}, behind {reader.behind}")
         return

@@ -24,14 +24,14 @@ from upriver.wire.message import Message, Response
 from upriver.wire.messages import kv
 
 GIVE_UP_S = 2.5
-REST_S = 0.004  # that a writer takes at most between two writes: nodes have other things to do, too
+REST_S = 0.004  # longest pause of a writer between two writes, so that nodes can do other work
 KEYS = 60
 _AGAIN = (Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.SYNC_WRITE_IN_PROGRESS, Status.DURABILITY_IMPOSSIBLE)
 
 
 class Outcome(Enum):
     ACKNOWLEDGED = auto()
-    NOT_DONE = auto()  # refused: it has left no trace
+    NOT_DONE = auto()  # refused, without any effect
     UNKNOWN = auto()
 
 
@@ -46,14 +46,14 @@ class Write(NamedTuple):
 
 
 class Client:
-    """Connections to whoever owns a key, and the patience to find out who that is."""
+    """Connections to the nodes; retries until it finds the owner of a key."""
 
     def __init__(self, connection_string: str, timeout_s: float = 2.0) -> None:
         self._database: Database = connect(connection_string, connect_timeout_s=1.0, request_timeout_s=timeout_s)
         self._connections: dict[Address, Conversation] = {}
 
     def send(self, key: bytes, message: Message) -> tuple[Outcome, Response | None]:
-        """What came of a request; a connection that breaks behind it leaves the outcome open."""
+        """The outcome of a request; it is unknown if the connection breaks before the answer."""
         deadline = time.monotonic() + GIVE_UP_S
         while time.monotonic() < deadline:
             connection = self._connection(key)
@@ -103,7 +103,7 @@ class Client:
 
 
 class Writer(threading.Thread):
-    """Writes its own keys, one at a time, and retires a key once it does not know what it holds."""
+    """Writes its own keys, one at a time, and retires a key whose value it no longer knows."""
 
     def __init__(self, connection_string: str, seed: int, number: int) -> None:
         super().__init__(daemon=True)
@@ -149,7 +149,7 @@ class Writer(threading.Thread):
             self._write(key, b'{"w":%d,"n":%d,"pad":"%s"}' % (self._number, self._serial, b"x" * 40), level)
 
     def _a_key(self) -> bytes:
-        """One of those whose last write we know the outcome of; a new one for each that is retired."""
+        """A key whose last write has a known outcome; a new key replaces each retired one."""
         known = [key for key, done in self.writes.items() if not done or done[-1].outcome is not Outcome.UNKNOWN]
         if len(known) < KEYS:
             key = b"w%d-%d" % (self._number, len(self.writes))
@@ -170,7 +170,7 @@ class Writer(threading.Thread):
         message.vbucket = self._vbucket(key)  # type: ignore[misc]
         outcome, response = self._client.send(key, message)
         if response is not None and response.status == Status.KEY_ENOENT and value is None:
-            outcome = Outcome.ACKNOWLEDGED  # an earlier write that was not durable is lost; the key is gone, as we wish
+            outcome = Outcome.ACKNOWLEDGED  # an earlier write that was not durable was lost; the key is gone, as wanted
         elif outcome is Outcome.ACKNOWLEDGED and response is not None and response.status != Status.SUCCESS:
             raise AssertionError(f"{key!r}: status 0x{response.status:02x}")
         self.outcomes[level, outcome.name] += 1
@@ -206,7 +206,7 @@ class Row(NamedTuple):
 
 
 class Reader(threading.Thread):
-    """Follows the change feed as a table would: a rollback takes back what came after it.
+    """Follows the change feed as a table would: a rollback undoes the changes above its seqno.
 
     With ``stays_s`` it leaves again and again after so long, and comes back with the positions that it had.
     """
@@ -234,10 +234,10 @@ class Reader(threading.Thread):
             self.failure = error
 
     def _visit(self, database: Database, positions: Any) -> Any:
-        """One stay with the feed; where it has got to."""
+        """Read the feed once; returns the position reached."""
         try:
             feed = database.changes(start=positions).__enter__()
-        except (ConnectFailed, StatusError):  # nobody to be read from just now
+        except (ConnectFailed, StatusError):  # no node can be read from just now
             time.sleep(0.05)
             return positions
         until = time.monotonic() + self._stays_s
@@ -267,7 +267,7 @@ class Reader(threading.Thread):
         return self._stopping.is_set() and not self.behind
 
     def catch_up(self, timeout_s: float = 30.0) -> None:
-        """Read up to what the cluster has now, then stop."""
+        """Read up to the cluster's current high seqnos, then stop."""
         with connect(self._connection_string) as database:
             self.highs = {vb: high for vb, high in database.high_seqnos().items() if high}
         self.behind = dict(self.highs)

@@ -37,7 +37,7 @@ PATIENCE_S = 0.7  # of the manager, with nodes that do not answer
 
 @cache
 def nursery() -> Nursery:
-    """One for all runs of this process."""
+    """The nursery that all runs of this process share."""
     return Nursery()
 
 
@@ -54,9 +54,9 @@ class Chaos:
         self.random = random.Random(seed)
 
     def run(self, seconds: float) -> None:
-        """Go on for so long; every step leaves the cluster able to work, though not at rest."""
+        """Run steps for this long; each leaves the cluster able to work, though not at rest."""
         while time.monotonic() - self.began < seconds:
-            self.random = random.Random(f"{self._seed}/{len(self.steps)}")  # whatever became of the steps before
+            self.random = random.Random(f"{self._seed}/{len(self.steps)}")  # independent of how earlier steps ended
             step = self.random.choice(STEPS)
             victim = self.random.randrange(NODES)
             self._pause_for(0.05, 0.3)
@@ -76,7 +76,7 @@ class Chaos:
     # ------------------------------------------------------------------------------------------ steps
 
     def _copies_are_complete(self) -> bool:
-        """A copy may be taken away only while there is another: what two nodes forget, nobody knows any more."""
+        """A copy may be lost only while there is another: a write that two nodes lose is lost for good."""
         try:
             self.cluster.sync(20.0)
         except UpriverError as error:
@@ -116,7 +116,7 @@ class Chaos:
             self._pause_for(0.0, 0.3)
 
     def lag_crash_and_fail_over(self, victim: int) -> None:
-        """The replicas hear nothing for a while, so that what is not durable dies with the node: history is lost."""
+        """The replicas receive nothing for a while, so writes that are not durable are lost with the node."""
         if self._copies_are_complete():
             source = self.cluster.nodes[victim].member
             for node in self.cluster.nodes:
@@ -132,12 +132,12 @@ class Chaos:
         self._fault(victim, "drop-connection", {})
 
     def cut(self, victim: int) -> None:
-        """The network cuts every connection to the node, in the middle of whatever is on its way."""
+        """The network cuts every connection to the node, in the middle of any message."""
         self.proxies[victim].cut(self.random.choice((0, 500, 20_000)))
         self._pause_for(0.0, 0.3)
 
     def hold(self, victim: int) -> None:
-        """Nothing gets through to the node for a while; then everything does, or the connections are gone."""
+        """Nothing reaches the node for a while; then everything does, or its connections break."""
         self.proxies[victim].hold(self.random.uniform(0.1, 0.8))
         cut = self.random.random() < 0.5
         self._pause_for(0.1, 0.8)
@@ -145,7 +145,7 @@ class Chaos:
             self.proxies[victim].cut(0)
 
     def roughen(self, victim: int) -> None:
-        """For a while everything to and from the node comes late and in pieces, over the next steps too."""
+        """For a while, also during the next steps, everything to and from the node is late and in pieces."""
         most = self.random.choice((7, 100, 1500))
         self.proxies[victim].roughen(self.random.uniform(0.3, 1.5), self.random.uniform(0.0, 0.03), most)
 
@@ -198,7 +198,7 @@ STEPS = (
 
 @contextlib.contextmanager
 def _cluster(seed: int, directory: Path) -> Iterator[tuple[LocalCluster, list[UnrulyProxy]]]:
-    """Three nodes that everybody, they themselves included, reaches through a proxy."""
+    """Three nodes, which clients and the other nodes reach through a proxy."""
     loop = ProxyLoop()
     proxies = {f"node-{number}": UnrulyProxy(loop, f"{seed}/{number}") for number in range(NODES)}
 
@@ -225,7 +225,7 @@ def _cluster(seed: int, directory: Path) -> Iterator[tuple[LocalCluster, list[Un
 def run(
     seed: int, seconds: float, say: Callable[[str], None] = lambda text: None, keep: Path | None = None
 ) -> Findings:
-    """The whole run, from an empty cluster to the verdict; files and logs of a bad one are copied to ``keep``."""
+    """The whole run, from an empty cluster to the verdict; files and logs of a failed run are copied to ``keep``."""
     with tempfile.TemporaryDirectory(prefix="upriver-chaos-") as directory:
         with _cluster(seed, Path(directory)) as (cluster, proxies):
             writers = [Writer(cluster.connection_string, seed, number) for number in range(WRITERS)]

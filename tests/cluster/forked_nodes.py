@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Nursery:
-    """The process that nodes are forked from. It ends, and they with it, when this one does."""
+    """The process that nodes are forked from. It and its nodes end when this process does."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -52,7 +52,7 @@ class Nursery:
 
 
 class ForkedProcess:
-    """As much of ``Popen`` as a ``RunningNode`` needs, for a process that is not our child."""
+    """The part of ``Popen`` that a ``RunningNode`` needs, for a process that is not our child."""
 
     def __init__(self, pid: int, stdout: BinaryIO) -> None:
         self.pid, self.stdout = pid, stdout
@@ -60,7 +60,7 @@ class ForkedProcess:
         self._handle = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """None while it runs; nobody but its parent hears the exit code, so 0 stands for any but a signal of ours."""
+        """None while it runs. Only its parent gets the exit code, so 0 stands for any except a signal of ours."""
         if not select.select([self._handle], [], [], 0)[0]:
             return None
         return -self._signal if self._signal == signal.SIGKILL else 0
@@ -78,7 +78,7 @@ class ForkedProcess:
 
 
 class ForkedNode(RunningNode):
-    """A node out of a nursery."""
+    """A node that is forked from a nursery."""
 
     def __init__(self, nursery: Nursery, data: Path, options: ServeOptions, kv_port: int = 0) -> None:
         self._nursery = nursery
@@ -94,7 +94,7 @@ class ForkedNode(RunningNode):
 
 
 def _serve_forks(requests: socket.socket) -> None:
-    """Import all that a node would import, and then fork for as long as somebody asks."""
+    """Import everything that a node imports, then fork on request."""
     import_module("uvloop")
     import_module("upriver.cli.admin.serve")
     import_module("upriver.node.server")

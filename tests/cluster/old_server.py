@@ -1,7 +1,7 @@
-"""A node that speaks to its clients as a server of version 6.0 does: what such a server was seen to do differently.
+"""A node that answers clients as a server of version 6.0 does, where such servers were seen to differ.
 
-It refuses the OPEN flag 0x100 and SET_VBUCKET with a state of one byte, and it turns the bytes of the stream's opaque
-in ADD_STREAM's answer round.
+It refuses the OPEN flag 0x100 and SET_VBUCKET with a state of one byte, and it reverses the bytes of the stream's
+opaque in the answer to ADD_STREAM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DELETED_USER_XATTRS = 0x100
 
 
 class OldServer:
-    """Listens on ``port``, before the node at ``target``."""
+    """Listens on ``port``, in front of the node at ``target``."""
 
     def __init__(self, loop: ProxyLoop) -> None:
         self.target = 0
@@ -62,6 +62,6 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pas
                 pass_on(frame)
             await writer.drain()
     except (ConnectionError, OSError):
-        pass  # whoever uses the connection hears of it
+        pass  # both users of the connection see it close
     finally:
         writer.close()

@@ -67,7 +67,7 @@ class SimulatedNode:
 
 
 class SimulatedNodes:
-    """What ``Nodes`` is to the manager: here some do not answer, and some answers get lost."""
+    """Stands in for the manager's ``Nodes``: some nodes do not answer, and some answers get lost."""
 
     def __init__(self, cluster: Simulation) -> None:
         self._cluster = cluster
@@ -120,12 +120,12 @@ class SimulatedNodes:
 
 
 class SimulatedFile(StateFile):
-    """A variable."""
+    """The manager's file, as a variable."""
 
     def __init__(self) -> None:
         super().__init__(Path("never-written"))
         self.text = ""
-        self.copies: list[str] = []  # that somebody may restore
+        self.copies: list[str] = []  # old contents that may be restored
         self._parsed: tuple[str, ClusterState | None] = ("", None)
 
     @contextlib.contextmanager
@@ -178,8 +178,8 @@ class Simulation:
         self.writes = 0
         self.said: list[str] = []
         self.busy = False
-        self.newest: ClusterState | None = None  # that any node was given
-        self.forked = False  # a manager went on from a copy while nobody who knew better could be reached
+        self.newest: ClusterState | None = None  # the newest map that any node was given
+        self.forked = False  # a manager continued from a copy while no node with a newer map could be reached
         loss, self.loss = self.loss, 0.0
         self.manager.create("b", [Member("node", n, n) for n in range(count)], 1, replicas)
         self.loss = loss
@@ -219,13 +219,13 @@ class Simulation:
         self._end_streams_of(node)
 
     def _end_streams_of(self, source: SimulatedNode) -> None:
-        """What was acknowledged on them is not heard any more."""
+        """Acknowledgements on these streams no longer arrive."""
         for other in self.nodes:
             if other.stream is not None and other.stream.source == source.number:
                 other.stream = None
 
     def end_stream(self, node: SimulatedNode) -> None:
-        """What it has acknowledged is on its way and may arrive."""
+        """Acknowledgements that it has sent may still arrive."""
         if node.stream is not None:
             self._deliver(node, self.random.randint(0, len(node.stream.acknowledged)))
         node.stream = None
@@ -237,7 +237,7 @@ class Simulation:
             node.copies[self.writes] = set()
 
     def replicate(self, node: SimulatedNode) -> None:
-        """Take a little of what the lead has, and say so."""
+        """Take some of the active's writes, and acknowledge them."""
         source = self._source_of(node)
         if source is None:
             self.end_stream(node)
@@ -257,7 +257,7 @@ class Simulation:
         return source if source is not None and source.leads and not source.frozen else None
 
     def _join(self, node: SimulatedNode, source: SimulatedNode) -> None:
-        """The stream request: history that the source does not have is taken back."""
+        """The stream request: roll back history that the source does not have."""
         for uuid, _ in [*node.log]:
             end = source.log.last_seqno_of(uuid, len(source.history))
             ours = node.log.last_seqno_of(uuid, len(node.history))
@@ -272,7 +272,7 @@ class Simulation:
             by.discard(node.number)
 
     def _roll_back(self, node: SimulatedNode, to: int) -> None:
-        """On disk at once, and with everything before it."""
+        """Persist a write at once, with everything before it."""
         if to < len(node.history):
             del node.history[to:]
             node.log = node.log.roll_back(to, self._uuid())
@@ -311,7 +311,7 @@ class Simulation:
         source.state = VbucketState.DEAD
         source.copies.clear()
         if self.random.random() < self.loss:
-            return False  # in the middle: nobody leads
+            return False  # interrupted: no node is active
         node.state, node.stream = VbucketState.ACTIVE, None  # on the same branch
         return True
 
@@ -337,7 +337,7 @@ class Simulation:
             file.restore(self.random.choice(file.copies), restart=self.random.random() < 0.5)
 
     def _others_know(self, node: SimulatedNode) -> bool:
-        """Whether everything acknowledged is kept by somebody of the chain: what all forget, nobody can save."""
+        """Whether some node of the chain still has every acknowledged write: a write that all lose cannot be saved."""
         kept: set[int] = set()
         for member in self.manager.state.owners[0]:
             if member != NOBODY:
@@ -388,7 +388,7 @@ class Simulation:
     # ------------------------------------------------------------------------------------------ the course of things
 
     def something_happens(self) -> None:
-        """Between two requests of the manager, too."""
+        """One random event; happens also between two requests of the manager."""
         while not self.busy and self.random.random() < 0.5:
             self._happen(self.random.choice((Simulation.write, Simulation.replicate, Simulation.acknowledge)))
 
@@ -403,7 +403,7 @@ class Simulation:
         self.heal()
 
     def heal(self) -> None:
-        """Everybody is back and answers; after a few rounds all agree."""
+        """All nodes are back and answer; after a few rounds they agree."""
         self.loss, self.busy = 0.0, True
         for node in self.nodes:
             node.alive, node.frozen = True, False
@@ -415,7 +415,7 @@ class Simulation:
                 self.acknowledge(node)
 
     def lost(self) -> set[int]:
-        """Writes that were acknowledged and that the lead does not have."""
+        """Acknowledged writes that the active does not have."""
         lead = self.nodes[self.manager.state.owners[0][0]]
         assert [node for node in self.nodes if node.leads] == [lead], "one node leads, and no other"
         return self.acknowledged - {*lead.history}

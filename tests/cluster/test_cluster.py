@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.by_id import ById
 from tests.cluster.chaos_clients import Client, Reader
+from tests.support.by_id import ById
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.client.changes import Mutation
@@ -104,7 +104,7 @@ def test_a_failover_that_could_lose_durable_writes_is_refused_unless_forced(pair
     pair.nodes[1].resume()
 
 
-def test_a_node_that_crashed_leads_again_only_where_ignore_has_more() -> None:
+def test_a_node_that_crashed_leads_again_only_where_no_replica_has_more() -> None:
     with local_cluster(3, 1, VBUCKETS, lazy=True) as cluster:
         cluster.sync()
         led = [vb for vb, chain in enumerate(cluster.state.owners) if chain[0] == 0]

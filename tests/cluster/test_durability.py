@@ -1,4 +1,4 @@
-"""Durable writes in a cluster of real processes: who must have a write before it is acknowledged, and what if not."""
+"""Durable writes in a cluster of real processes: which nodes must have a write, and what happens if they do not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def durability(level: int, timeout_ms: int = 5000) -> tuple[FrameInfo, ...]:
 
 
 def ask(client: Client, key: bytes, message: Message) -> int:
-    """The status, at once: nothing is tried again."""
+    """The status of the first try; nothing is retried."""
     message.vbucket = vbucket_of(key, VBUCKETS)  # type: ignore[misc]
     connection = client._connection(key)
     assert connection is not None
@@ -171,7 +171,7 @@ def three() -> Iterator[LocalCluster]:
 
 
 def put_in_memory_only(cluster: LocalCluster, key: bytes) -> None:
-    """A write that the lead acknowledges to the client, and then cannot have after a crash."""
+    """A write that the active acknowledges to the client and loses in a crash."""
     client = Client(cluster.connection_string)
     assert ask(client, key, Persistence.under(Opcode.STOP_PERSISTENCE)()) == 0
     assert put(client, key, b"[1]") == Status.SUCCESS
@@ -204,7 +204,7 @@ def test_a_node_that_crashed_does_not_lead_again_while_a_replica_has_what_it_for
     three.sync()
 
 
-def test_a_node_that_crashed_waits_until_those_are_asked_who_may_know_more(three: LocalCluster) -> None:
+def test_a_node_that_crashed_waits_until_the_nodes_that_may_have_more_are_asked(three: LocalCluster) -> None:
     key = key_led_by(three, 0, "waits-")
     three.nodes[1].kill()
     put_in_memory_only(three, key)  # on 0, which forgets it, and on 2
@@ -219,7 +219,7 @@ def test_a_node_that_crashed_waits_until_those_are_asked_who_may_know_more(three
     shown = json.loads(CliRunner().invoke(cli, command, catch_exceptions=False).stdout)
     assert [node["status"] for node in shown["nodes"]] == ["waiting for node 2", "waiting for node 2", "away"]
     with pytest.raises(UnsafeFailover):
-        three.fail_over(2)  # who leads nothing here, but may be the only one who knows
+        three.fail_over(2)  # active for nothing here, but perhaps the only one that has the write
     three.nodes[2].resume()
     three.manager.watch()
     assert read_when_possible(three, key) == b"[1]"
@@ -227,7 +227,7 @@ def test_a_node_that_crashed_waits_until_those_are_asked_who_may_know_more(three
 
 
 def test_a_fenced_replica_acknowledges_nothing_until_the_next_map(cluster: LocalCluster, client: Client) -> None:
-    """So that a node which only seems to be gone cannot be told that a write is durable, and then be replaced."""
+    """Otherwise a node that only seems to be gone could be told that a write is durable, and then be replaced."""
     key = key_led_by(cluster, 0, "fenced-")
     assert put(client, key, b"[1]") == 0
     state = cluster.state
@@ -237,7 +237,7 @@ def test_a_fenced_replica_acknowledges_nothing_until_the_next_map(cluster: Local
     after = cluster.manager.node_reports()[1]
     vb = vbucket_of(key, VBUCKETS)
     assert after.vbuckets[vb].high_seqno == report.vbuckets[vb].high_seqno
-    cluster.manager.watch()  # whoever fenced it has died: everybody goes on with a new map
+    cluster.manager.watch()  # the manager that fenced it has died: all nodes continue with a new map
     cluster.sync()
     assert put(client, key, b"[3]") == 0
 

@@ -1,4 +1,4 @@
-"""A replica that was promoted, at whatever moment, gives a new replica everything that it has itself."""
+"""A replica that is promoted at any moment gives a new replica everything that it has."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.cluster.peer_node import PeerNode
 from tests.cluster.test_unruly_wire import PIECES, VB, WRITES, Target, Wire, begin, compare, forget, write_all
+from tests.support.examples import examples
+from tests.support.node_thread import FAST_STORE, NodeThread
 from upriver.client._requests.connections import converse
 from upriver.client.options import ConnectOptions
 from upriver.errors import Status
 from upriver.model import VbucketState
 from upriver.node.dcp.consumer import BucketStore
+from upriver.node.options import NodeOptions
 from upriver.protocol.consumer.negotiation import replication_hello
 from upriver.protocol.topology import Address
 from upriver.wire.constants import OpenFlag
@@ -35,8 +37,11 @@ class InNode(BucketStore):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PeerNode, PeerNode]]:
-    first, second = (PeerNode(tmp_path_factory.mktemp(name), vbuckets=1) for name in ("first", "second"))
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeThread, NodeThread]]:
+    first, second = (
+        NodeThread(NodeOptions(data=tmp_path_factory.mktemp(name), kv_port=0, vbuckets=1, store=FAST_STORE))
+        for name in ("first", "second")
+    )
     yield first, second
     for node in (first, second):
         node.stop()
@@ -54,10 +59,10 @@ AFTER = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.lists(BEFORE, min_size=2, max_size=10), after=st.lists(AFTER, max_size=6))
 def test_a_promoted_replica_hands_on_everything(
-    pair: tuple[PeerNode, PeerNode], before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]
+    pair: tuple[NodeThread, NodeThread], before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]
 ) -> None:
     first, second = pair
     active, replica = first.call(lambda: begin(first)), begin_replica(second)
@@ -84,19 +89,19 @@ def test_a_promoted_replica_hands_on_everything(
             target.bucket.abandon()
 
 
-def begin_replica(node: PeerNode) -> Any:
+def begin_replica(node: NodeThread) -> Any:
     node.call(lambda: begin(node))
     node.call(lambda: node.bucket.delete_vbucket(VB))
     return node.call(lambda: node.bucket.set_state(VB, VbucketState.REPLICA))
 
 
-def carry(producer: PeerNode, target: Any, step: tuple[Any, ...]) -> None:
+def carry(producer: NodeThread, target: Any, step: tuple[Any, ...]) -> None:
     wire = Wire(producer, target)
     wire.carry(step[1], step[2])
     wire.cut()
 
 
-def purged(node: PeerNode) -> Any:
+def purged(node: NodeThread) -> Any:
     """Ten documents, of which eight were deleted and their tombstones purged; nothing of it is in memory."""
     vb = begin(node)
     for number in range(10):
@@ -109,7 +114,7 @@ def purged(node: PeerNode) -> Any:
     return vb
 
 
-def answer_to(node: PeerNode, start: int, uuid: int) -> Any:
+def answer_to(node: NodeThread, start: int, uuid: int) -> Any:
     """What a reader is told that comes with everything up to ``start``."""
     address = Address("127.0.0.1", node.node.kv_port)
     connection = converse(address, ConnectOptions.parse(f"couchbase://{address}"))
@@ -122,8 +127,8 @@ def answer_to(node: PeerNode, start: int, uuid: int) -> Any:
         connection.close()
 
 
-def test_a_reader_that_missed_purged_deletions_is_rolled_back_by_whoever_is_promoted(
-    pair: tuple[PeerNode, PeerNode],
+def test_a_reader_that_missed_purged_deletions_is_rolled_back_by_the_promoted_node(
+    pair: tuple[NodeThread, NodeThread],
 ) -> None:
     first, second = pair
     active = first.call(lambda: purged(first))

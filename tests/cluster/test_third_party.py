@@ -198,7 +198,7 @@ async def states(source: RunningNode, target: RunningNode, side: Side) -> list[V
     return found
 
 
-def test_whoever_moves_vbuckets_between_nodes_of_no_cluster_is_told_that_their_maps_do_not_change(
+def test_a_move_between_nodes_of_no_cluster_says_that_their_maps_do_not_change(
     nodes: tuple[RunningNode, RunningNode],
 ) -> None:
     source, target = nodes
@@ -249,7 +249,7 @@ def test_vbuckets_are_moved_and_replicated_between_servers_that_know_less(
         highs = database.high_seqnos()
     moved = run("move", ends[0], "--to", ends[1], "--vbucket", "0-3", "--json")
     assert json.loads(moved) == {"moved": 4, "map_updated": False}
-    assert {Opcode.DCP_OPEN, Opcode.SET_VBUCKET} == {*old[1].refused}  # it was put to the test
+    assert {Opcode.DCP_OPEN, Opcode.SET_VBUCKET} == {*old[1].refused}  # the old forms were really needed
     last = json.loads(run("replicate", *ends, "--vbuckets", "4-7", "--once", "--json").splitlines()[-1])
     assert (last["streaming"], last["lag"]) == (4, 0)
     with connect(target.connection_string) as database:

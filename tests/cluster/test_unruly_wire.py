@@ -19,12 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.cluster.chaos_checker import documents_of
-from tests.cluster.peer_node import PeerNode
+from tests.support.examples import examples
+from tests.support.node_thread import FAST_STORE, NodeThread
 from upriver.client._requests.connections import converse
 from upriver.client.options import ConnectOptions
 from upriver.errors import StatusError, SyncWriteInProgress
 from upriver.model import VbucketState
 from upriver.node.faults import _branch
+from upriver.node.options import NodeOptions
 from upriver.protocol.consumer.machine import Consumer
 from upriver.protocol.consumer.negotiation import ConsumerOptions, replication_hello
 from upriver.protocol.consumer.streams import Registry, StreamPhase
@@ -44,8 +46,8 @@ HEAL_S = 10.0  # until the test gives up; far less is needed
 
 
 @pytest.fixture(scope="module")
-def producer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerNode]:
-    node = PeerNode(tmp_path_factory.mktemp("producer"), vbuckets=1)
+def producer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeThread]:
+    node = NodeThread(NodeOptions(data=tmp_path_factory.mktemp("producer"), kv_port=0, vbuckets=1, store=FAST_STORE))
     yield node
     node.stop()
 
@@ -80,7 +82,7 @@ class Target:
 class Wire:
     """One connection between the two: what it carries is chopped into ``pieces`` and cut after ``length`` bytes."""
 
-    def __init__(self, producer: PeerNode, target: Target) -> None:
+    def __init__(self, producer: NodeThread, target: Target) -> None:
         options = ConnectOptions.parse(f"couchbase://127.0.0.1:{producer.node.kv_port}")
         self._connection = converse(Address("127.0.0.1", producer.node.kv_port), options)
         answers = self._connection.ask([replication_hello("unruly"), Open(0, FLAGS, b"unruly")])
@@ -169,20 +171,20 @@ STEPS = st.one_of(
 )
 
 
-def begin(producer: PeerNode) -> Any:
+def begin(producer: NodeThread) -> Any:
     """An empty vbucket with a new history."""
     if any(producer.bucket.store.existing()):
         producer.bucket.delete_vbucket(VB)
     return producer.bucket.set_state(VB, VbucketState.ACTIVE)
 
 
-def forget(producer: PeerNode) -> None:
+def forget(producer: NodeThread) -> None:
     """Everything is on disk, and nothing in memory: the next stream is a backfill."""
     producer.bucket.store.flush()
     producer.bucket.store.trim_memory(0)
 
 
-def act(producer: PeerNode, target: Target, step: tuple[Any, ...]) -> None:
+def act(producer: NodeThread, target: Target, step: tuple[Any, ...]) -> None:
     name, *rest = step
     vb = producer.bucket.store.vbucket(VB)
     if name == "write":
@@ -209,7 +211,7 @@ def plain(*names: int) -> tuple[str, list[tuple[bytes, str, int]]]:
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_version_that_was_deduplicated_away_comes_back_when_its_successor_is_lost(
-    producer: PeerNode, lost: int
+    producer: NodeThread, lost: int
 ) -> None:
     """A snapshot 1..6 without k0's first version is cut anywhere; then history ends where that version is alive."""
     for length in range(0, 1200, 31):
@@ -217,15 +219,15 @@ def test_a_version_that_was_deduplicated_away_comes_back_when_its_successor_is_l
         check(producer, trap)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=2, max_size=14), pieces=PIECES)
 def test_after_healing_the_consumer_has_what_the_producer_has(
-    producer: PeerNode, steps: list[tuple[Any, ...]], pieces: list[int]
+    producer: NodeThread, steps: list[tuple[Any, ...]], pieces: list[int]
 ) -> None:
     check(producer, steps, max(pieces))
 
 
-def check(producer: PeerNode, steps: Sequence[tuple[Any, ...]], piece: int = 5000) -> None:
+def check(producer: NodeThread, steps: Sequence[tuple[Any, ...]], piece: int = 5000) -> None:
     """Do all that, heal the wire, and compare."""
     with tempfile.TemporaryDirectory(prefix="unruly-") as directory:
         target = Target(Path(directory) / "bucket")
@@ -238,7 +240,7 @@ def check(producer: PeerNode, steps: Sequence[tuple[Any, ...]], piece: int = 500
             target.bucket.abandon()
 
 
-def compare(producer: PeerNode, target: Target, ours: Any, piece: int) -> None:
+def compare(producer: NodeThread, target: Target, ours: Any, piece: int) -> None:
     wire = Wire(producer, target)
     wire.carry([piece], None)
     theirs = target.vbucket(VB)

@@ -39,13 +39,13 @@ class Link:
         self.left: int | None = None
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One direction, until either side is gone; then both are."""
+        """Forward one direction until either side is gone; then close both."""
         try:
             while data := await reader.read(CHUNK):
                 await asyncio.sleep(max(0.0, self.wire.quiet_until - time.monotonic()))
                 await (self._deliver_roughly(data, writer) if self.wire.is_rough() else self._deliver(data, writer))
         except (ConnectionError, OSError):
-            pass  # the other direction breaks with it, and whoever uses the connection hears of it
+            pass  # the other direction breaks with it, and both users of the connection notice
         finally:
             self.cut()
 
@@ -109,7 +109,7 @@ class UnrulyProxy:
         self.wire.quiet_until = time.monotonic() + seconds
 
     def roughen(self, seconds: float, late_s: float, most: int) -> None:
-        """For a while everything is late and comes in pieces of at most so many bytes."""
+        """For a while everything is late and in pieces of at most ``most`` bytes."""
         self.wire.late_s, self.wire.most = late_s, most
         self.wire.rough_until = time.monotonic() + seconds
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lake.feed_sync import FeedSync
+from tests.support.examples import examples
 from upriver.lake.apply.rows import text_keys
 from upriver.lake.columns import evolve, observe, row_schema, to_columns, to_document
 from upriver.lake.options import ColumnType
@@ -34,7 +35,7 @@ names = st.sampled_from(["n", "N", "name", "_key", "with space", "a.b", "", "é"
 documents = st.lists(st.dictionaries(names, values, max_size=5), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(documents, documents)
 def test_every_document_comes_back_whatever_the_columns_were_made_for(first, later) -> None:
     shape = evolve({}, observe(first), len(first))

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.lake.feeds import Feed
+from tests.support.examples import examples
 from upriver.lake import read_documents
 from upriver.lake.apply.policy import MergePolicy, TableOptions
 from upriver.lake.apply.upkeep import fold_log, fold_tail
@@ -100,7 +101,7 @@ def replayed(tables: Tables, name: str) -> dict[str, bytes]:
     return {key: value for key, (_, value) in documents.items()}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ops, st.sampled_from(POLICIES), st.randoms(use_true_random=False))
 def test_tables_equal_the_bucket_after_every_batch(ops, policy, random) -> None:
     feed = Feed(collections=("orders", "users"))

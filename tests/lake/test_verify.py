@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.by_id import ById
 from tests.lake.synced import DEFAULT, Synced
+from tests.support.by_id import ById
 from upriver.cli import cli
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError

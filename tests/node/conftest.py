@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.node_thread import FAST_STORE, NodeThread
+from tests.support.node_thread import FAST_STORE, NodeThread
 from upriver.node.options import NodeOptions
 
 MakeNode = Callable[..., NodeThread]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, Raw, ready
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.wire import Message, decode
 from upriver.wire.checks import Context

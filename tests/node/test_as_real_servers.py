@@ -8,9 +8,9 @@ from struct import pack
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, BASIC, Raw, frame, ready
 from tests.node.streaming import OK, manifest, only, producer, stream, to_disk, whole, write
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.model import Datatype, VbucketState
 from upriver.wire import Opcode

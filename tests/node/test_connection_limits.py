@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.node.front_node import Served, serve
-from tests.node.node_thread import NodeThread, eventually
 from tests.node.raw import BASIC, Raw, frame, ready
+from tests.support.node_thread import NodeThread, eventually
 from upriver.node.access.auth import LONGEST_DELAY_S, Logins
 from upriver.node.access.connection_limits import GRACE_S, SLOWEST_BYTES_PER_S, NewConnections, Shares, Unread
 from upriver.node.access.users import Users

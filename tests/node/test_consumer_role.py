@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, Raw, frame, ready
+from tests.support.node_thread import NodeThread
 from upriver.client.options import ConnectOptions
 from upriver.cluster.connection import ReplicationConnection
 from upriver.cluster.relay import Side

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, BASIC, Raw, frame, ready
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.model import Datatype
 from upriver.wire import Opcode

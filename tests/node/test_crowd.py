@@ -12,9 +12,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.node.node_thread import NodeThread, eventually
 from tests.node.raw import ALL, BASIC, Raw, frame, ready
 from tests.node.streaming import producer
+from tests.support.node_thread import NodeThread, eventually
 from upriver.errors import Status
 from upriver.model import VbucketState
 from upriver.node.options import Limits

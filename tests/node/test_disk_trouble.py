@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from tests.node.node_thread import eventually
 from tests.node.raw import ready
+from tests.support.node_thread import eventually
 from upriver.errors import Status
 from upriver.store import Durability, StoreOptions
 from upriver.wire.messages import cluster, kv, session

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, BASIC, Raw, frame, ready
 from tests.node.streaming import manifest
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.node.options import Limits
 from upriver.wire import Magic, Opcode

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tests.node import live_fuzz
 from tests.node.front_node import serve
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, Raw, frame, ready
+from tests.support.examples import examples
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.wire import Magic, Opcode
 from upriver.wire.messages import dcp, session
@@ -67,7 +68,7 @@ def connect(node: NodeThread, as_producer: bool) -> Raw:
     return raw
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(frames=st.lists(FRAMES, min_size=1, max_size=10), as_producer=st.booleans())
 def test_nonsense_is_answered_or_refused_and_nothing_breaks(
     node: NodeThread, failures: list[str], frames: list[bytes], as_producer: bool

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.node.front_node import Served
-from tests.node.node_thread import FAST_STORE, NodeThread, eventually
 from tests.node.raw import ALL, ready
 from tests.node.streaming import manifest
+from tests.support.node_thread import FAST_STORE, NodeThread, eventually
 from upriver.cluster.collections import decided
 from upriver.errors import Status
 from upriver.node.options import NodeOptions

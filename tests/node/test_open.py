@@ -9,8 +9,8 @@ import contextlib
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, BASIC, Raw, frame, ready
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.wire import Opcode
 from upriver.wire.constants import Feature

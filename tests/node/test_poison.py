@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, BASIC, frame, ready
 from tests.node.streaming import OK, producer, take, to_disk, whole
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.model import Datatype
 from upriver.wire import Message, Opcode

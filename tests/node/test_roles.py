@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.node.front_node import UPRIVER, Served, serve
-from tests.node.node_thread import eventually
 from tests.node.raw import ALL, Raw
+from tests.support.node_thread import eventually
 from upriver.errors import ConfigError, Status
 from upriver.node.access import users
 from upriver.node.access.roles import Access, Privilege

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, frame, ready
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.store import bucket as store_bucket
 from upriver.wire import Opcode

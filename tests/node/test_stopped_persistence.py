@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, Raw, frame, ready
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.store import Durability, StoreOptions
 from upriver.wire import Opcode

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import Raw, frame, ready
 from tests.node.streaming import OK, is_end, only, producer, take, to_disk, write
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.model import VbucketState
 from upriver.node.options import Limits

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, BASIC, Raw, frame, ready
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.wire import Opcode

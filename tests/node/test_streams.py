@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import cramjam
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, BASIC, Raw, ready
 from tests.node.streaming import OK, is_end, manifest, only, producer, stream, take, to_disk, whole, write
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.model import Datatype
 from upriver.wire import Message

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.node.front_node import Served, serve
 from tests.node.raw import BASIC, Raw, frame, ready
+from tests.support.examples import examples
 from upriver.errors import Status
 from upriver.model import Datatype
 from upriver.wire import Frame, Opcode
@@ -452,7 +453,7 @@ stored = st.sampled_from([b"{}", b"[]", b'{"a":{"b":[1]},"c.d":5}', b"5", b"not 
 specs = st.lists(st.tuples(opcodes, path_flags, paths, fragments), min_size=1, max_size=4)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=stored, wanted=specs, doc_flags=st.none() | st.integers(0, 0x3F), deleted=st.booleans())
 def test_any_request_leaves_a_valid_document_and_is_answered_with_a_status(
     raw: Raw, content: bytes, wanted: list[tuple[int, int, bytes, bytes]], doc_flags: int | None, deleted: bool

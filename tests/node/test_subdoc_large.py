@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import BASIC, Raw, frame, ready
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.node.subdoc import commands as subdoc
 from upriver.node.subdoc import write as subdoc_write

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from upriver.errors import Status, StatusError
 from upriver.node.subdoc import paths
 from upriver.node.subdoc.paths import parse_path
@@ -225,7 +226,7 @@ def written(path: tuple[str | int, ...]) -> bytes:
     return out.encode()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(documents, layouts, values, st.data())
 def test_replace_and_remove_do_what_python_does_and_leave_the_rest_alone(
     document: dict[str, Any], layout: dict[str, Any], new: Any, data: st.DataObject
@@ -243,7 +244,7 @@ def test_replace_and_remove_do_what_python_does_and_leave_the_rest_alone(
     assert json.loads(removed) == document
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(documents, layouts, st.data())
 def test_large_objects_are_searched_by_patterns_with_the_same_result(
     document: dict[str, Any], layout: dict[str, Any], data: st.DataObject
@@ -258,7 +259,7 @@ def test_large_objects_are_searched_by_patterns_with_the_same_result(
         assert (outcome(paths.get, text, path[:1]), outcome(paths.get, text, path)) == simple
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(documents, layouts, values, st.data())
 def test_very_large_documents_are_changed_by_kernels_with_the_same_result(
     document: dict[str, Any], layout: dict[str, Any], new: Any, data: st.DataObject
@@ -300,7 +301,7 @@ def test_a_large_document_is_searched_and_changed() -> None:
     assert refusal(paths.get, text, ("k2000",)) == S.SUBDOC_PATH_ENOENT
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(values, max_size=4), layouts, values, st.data())
 def test_insertions_into_arrays_do_what_python_does(
     array: list[Any], layout: dict[str, Any], new: Any, data: st.DataObject

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.node.node_thread import NodeThread
 from tests.node.raw import ALL, Raw, ready
 from tests.node.streaming import producer, take
+from tests.support.node_thread import NodeThread
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.wire import Message

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.node.node_thread import NodeThread, eventually
 from tests.node.raw import ALL, Raw, frame, ready
+from tests.support.node_thread import NodeThread, eventually
 from upriver.errors import Status
 from upriver.wire import Frame, Magic, Opcode
 from upriver.wire.constants import Feature

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.protocol.consumer_talk import BRANCH, Store, Talk, marker, mutation, success
 from tests.protocol.test_consumer_setup import upr
+from tests.support.examples import examples
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, Datatype, VbucketState
 from upriver.protocol.consumer.machine import StateSet, StreamClosed
@@ -463,7 +464,7 @@ def test_collections_arrive_as_system_events(talk: Talk, flat: bool) -> None:
     assert talk.vb().manifest_uid == 1
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(cuts=st.lists(st.integers(1, 400), max_size=40))
 def test_it_does_not_matter_how_the_bytes_are_cut(tmp_path_factory: pytest.TempPathFactory, cuts: list[int]) -> None:
     store = Store(tmp_path_factory.mktemp("cut") / "bucket")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.protocol.consumer_talk import Store, Talk, marker, mutation, success
 from tests.protocol.test_consumer_receive import answers
 from tests.protocol.test_consumer_setup import upr
+from tests.support.examples import examples
 from upriver.errors import InvalidMessage, Status
 from upriver.model import Datatype
 from upriver.wire import Opcode
@@ -128,7 +129,7 @@ SECTIONS = st.lists(PAIRS, max_size=4).map(lambda found: section(*(pair(*each) f
 PLAIN = st.one_of(SECTIONS, st.tuples(SECTIONS, st.binary(max_size=8)).map(b"".join), st.binary(max_size=24))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from([0, SNAPPY, XATTR, SNAPPY | XATTR]), PLAIN, st.integers(-1, 30), st.integers(0, 255)),

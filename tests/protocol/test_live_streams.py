@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.protocol.producing import Link, Streamed, charged
 from tests.protocol.test_producer_properties import check_promises, contents, seqno_of
+from tests.support.examples import examples
 from upriver.model import VbucketState
 from upriver.protocol.producer.live import LIVE_BYTES
 from upriver.store import Bucket, StoreOptions
@@ -175,7 +176,7 @@ def act(reader: Reader, kind: str, vbucket: int) -> None:
         reader.open(vbucket)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS, windows=st.lists(st.sampled_from([0, 0, 200, 5000]), min_size=READERS, max_size=READERS))
 def test_every_follower_ends_with_the_contents_of_the_store(tmp_path: Path, steps: list[Any], windows: list[int]):
     crowd = Crowd(tmp_path / str(next(_paths)), windows)

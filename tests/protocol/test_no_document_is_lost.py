@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.spark.spark_model import Producer, Table
+from tests.support.examples import examples
+from tests.support.model_vbucket import ModelTable, RandomVbucket
 from upriver.client.positions import Positions
 from upriver.model import SEQNO_MAX, Claim
-from upriver.protocol.history import Accept, History, RollbackTo, decide
+from upriver.protocol.history import Accept, RollbackTo
 from upriver.protocol.offsets import Offset
 from upriver.protocol.position import POINTS_KEPT, Position
 
@@ -25,14 +26,14 @@ from upriver.protocol.position import POINTS_KEPT, Position
 class Reader:
     """A table, and the position that it has. ``mistake``: "claim" claims too much, "target" goes to R itself."""
 
-    def __init__(self, producer: Producer, rng: random.Random, mistake: str = "") -> None:
+    def __init__(self, producer: RandomVbucket, rng: random.Random, mistake: str = "") -> None:
         self.producer, self.rng, self.mistake = producer, rng, mistake
-        self.table, self.position = Table(), Position()
+        self.table, self.position = ModelTable(), Position()
 
     def connect(self) -> None:
         """Ask, and roll back, until the producer accepts."""
         for _ in range(40):
-            decision = decide(History(self.producer.log, self.producer.high), self._claim())
+            decision = self.producer.decide(self._claim())
             if isinstance(decision, Accept):
                 self.position = self.position.resume()._replace(vbuuid=self.producer.log.uuid)
                 return
@@ -89,7 +90,7 @@ class Reader:
 def run(seed: int, mistake: str = "") -> Reader:
     """A short history; a long one would overwrite what was lost."""
     rng = random.Random(seed)
-    reader = Reader(Producer(rng, keys=rng.choice((4, 20))), rng, mistake)
+    reader = Reader(RandomVbucket(rng, keys=rng.choice((4, 20))), rng, mistake)
     for _ in range(rng.randrange(3, 15)):
         for _ in range(rng.randrange(rng.choice((5, 20)))):
             reader.producer.write()
@@ -102,7 +103,7 @@ def run(seed: int, mistake: str = "") -> Reader:
     return reader
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(st.integers(0, 2**32))
 def test_whatever_happens_the_reader_ends_with_the_documents_of_the_source(seed: int) -> None:
     reader = run(seed)
@@ -118,7 +119,7 @@ def test_a_reader_that_breaks_one_rule_loses_documents(mistake: str) -> None:
     assert wrong
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_reader_was_consistent_at_every_point_that_it_keeps(seed: int) -> None:
     """What it held up to a point is the state of the source there, as long as the source has that history."""

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.producing import Link, Streamed
+from tests.support.examples import examples
 from upriver.errors import Status
 from upriver.model import VbucketState
 from upriver.protocol.consumer.machine import Consumer
@@ -144,7 +145,7 @@ class Replica:
 writes = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5), st.sampled_from(["set", "delete", "turn", "disk"])))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(before=writes, after=writes, piece=st.sampled_from([1, 7, 100, 1 << 20]))
 def test_a_consumer_joined_by_bytes_ends_with_an_equal_store(
     tmp_path_factory: pytest.TempPathFactory, before: list[tuple[int, int, str]], after: list[tuple[int, int, str]],

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.producing import Link, Streamed, charged
+from tests.support.examples import examples
 from upriver.errors import CorruptStore
 from upriver.model import DEFAULT_COLLECTION, Datatype, VbucketState
 from upriver.protocol.producer.controls import ProducerOptions
@@ -176,7 +177,7 @@ def apply(world: World, model: dict[tuple[int, bytes], bytes], step: int, write:
         vb.stream(vb.high_seqno, vb.high_seqno).close()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(before=WRITES, after=WRITES, chosen=FILTERS, window=st.sampled_from(["0", "1", "100", "5000"]))
 def test_every_stream_keeps_the_promises_and_ends_with_the_contents_of_the_store(
     tmp_path: Path, before: list[Any], after: list[Any], chosen: tuple[bool, bytes, tuple[int, ...]], window: str
@@ -197,7 +198,7 @@ def test_every_stream_keeps_the_promises_and_ends_with_the_contents_of_the_store
     world.bucket.abandon()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(before=WRITES, between=WRITES, chosen=FILTERS, window=st.sampled_from(["1", "100", "300", "5000"]))
 def test_a_reader_that_was_away_ends_with_the_contents_of_the_store(
     tmp_path: Path, before: list[Any], between: list[Any], chosen: tuple[bool, bytes, tuple[int, ...]], window: str

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from upriver.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
 from upriver.protocol import scram
 from upriver.protocol.scram import ScramClient, ScramServer
@@ -57,7 +58,7 @@ def test_server_writes_the_transcript_of_the_rfc(mechanism: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(username=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), password=st.text())
 def test_any_name_and_password_agree_with_themselves(mechanism: str, username: str, password: str) -> None:
     client, server = pair(mechanism, username, password, known=password)
@@ -88,7 +89,7 @@ def test_client_reports_what_the_server_says_is_wrong() -> None:
 
 
 @given(at=st.integers(0, 10_000), change=st.integers(1, 255))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_one_changed_byte_of_the_proof_is_refused(at: int, change: int) -> None:
     client, server = pair()
     final = bytearray(client.respond(server.challenge(client.first())))

@@ -7,6 +7,7 @@ import scramp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from upriver.errors import AuthenticationFailed
 from upriver.protocol import scram
 
@@ -16,7 +17,7 @@ words = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, 
 
 
 @pytest.mark.parametrize("mechanism", list(THEIR_NAMES))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(username=words, password=words)
 def test_our_client_logs_in_at_their_server(mechanism: str, username: str, password: str) -> None:
     theirs = scramp.ScramMechanism(THEIR_NAMES[mechanism])
@@ -31,7 +32,7 @@ def test_our_client_logs_in_at_their_server(mechanism: str, username: str, passw
 
 
 @pytest.mark.parametrize("mechanism", list(THEIR_NAMES))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(username=words, password=words)
 def test_their_client_logs_in_at_our_server(mechanism: str, username: str, password: str) -> None:
     credentials = scram.derive_credentials(mechanism, password, SALT, ITERATIONS)

@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.support.scripted_producer import ScriptedProducer
 from upriver.errors import AccessDenied, AuthenticationFailed, ConfigError, RemoteProtocolError, Status, StatusError
 from upriver.protocol.scram import Mechanism, ScramClient, ScramServer, derive_credentials
 from upriver.protocol.session import Credentials, FeedSettings, Session
-from upriver.wire import Message, Opcode, OtherResponse, Response
+from upriver.wire import Message, Opcode, OtherResponse
 from upriver.wire.messages.dcp import DcpControl
-from upriver.wire.messages.session import Hello, HelloResponse, SaslAuth, ValueResponse
+from upriver.wire.messages.session import SaslAuth, ValueResponse
 
 
 def scram(mechanism: str, username: str, password: str) -> ScramClient:
     return ScramClient(mechanism, username, password, "client-nonce")
 
 
-class Server:
-    """Accepts everything except what ``refuse`` names; checks passwords with SCRAM."""
+class Server(ScriptedProducer):
+    """Says yes to everything except the opcodes in ``refuse``; proves passwords with SCRAM."""
 
     def __init__(self, mechanisms: str = "SCRAM-SHA512 PLAIN", refuse: dict[int, Status] | None = None) -> None:
+        super().__init__(b"{}")
         self.mechanisms, self.refuse = mechanisms, refuse or {}
-        self.asked: list[Message] = []
         self.scram: ScramServer | None = None
 
     def run(self, session: Session) -> None:
         messages = session.start()
         while messages:
             [message] = messages
-            self.asked.append(message)
-            messages = session.receive(self.answer(message))
+            [answer] = self.take(message)
+            messages = session.receive(answer)
 
-    def answer(self, message: Message) -> Response:
+    def _answer(self, message: Message) -> Iterator[Message]:
         if message.opcode in self.refuse:
-            return OtherResponse(message.opcode, status=self.refuse[message.opcode], value=b"because")
-        if isinstance(message, Hello):
-            return HelloResponse(message.features)
-        if message.opcode == Opcode.SASL_LIST_MECHS:
-            return ValueResponse.under(Opcode.SASL_LIST_MECHS)(self.mechanisms.encode())
-        if isinstance(message, SaslAuth) and message.mechanism.startswith(b"SCRAM"):
-            return self.prove(message)
-        if message.opcode == Opcode.GET_CLUSTER_CONFIG:
-            return ValueResponse.under(Opcode.GET_CLUSTER_CONFIG)(b"{}")
-        return OtherResponse(message.opcode)
+            yield OtherResponse(message.opcode, status=self.refuse[message.opcode], value=b"because")
+        elif message.opcode == Opcode.SASL_LIST_MECHS:
+            yield ValueResponse.under(Opcode.SASL_LIST_MECHS)(self.mechanisms.encode())
+        elif isinstance(message, SaslAuth) and message.mechanism.startswith(b"SCRAM"):
+            yield self.prove(message)
+        else:
+            yield from super()._answer(message)
 
-    def prove(self, message: SaslAuth) -> Response:
+    def prove(self, message: SaslAuth) -> Message:
         answer = ValueResponse.under(message.opcode)
         if message.opcode == Opcode.SASL_AUTH:
             mechanism = Mechanism(message.mechanism.decode())
@@ -59,7 +59,7 @@ class Server:
 
     @property
     def opcodes(self) -> list[int]:
-        return [message.opcode for message in self.asked]
+        return [message.opcode for message in self.seen]
 
 
 def session(password: str = "", feed: FeedSettings | None = None, *, allow_plain: bool = False) -> Session:
@@ -83,9 +83,9 @@ def test_without_a_user_there_is_no_authentication() -> None:
 def test_the_strongest_mechanism_is_used_and_the_password_never_sent(offered: str, strongest: bytes) -> None:
     server = Server(offered)
     server.run(session("lovelace"))
-    used = {message.mechanism for message in server.asked if isinstance(message, SaslAuth)}
+    used = {message.mechanism for message in server.seen if isinstance(message, SaslAuth)}
     assert used == {strongest}
-    assert not any(b"lovelace" in message.encode() for message in server.asked)
+    assert not any(b"lovelace" in message.encode() for message in server.seen)
 
 
 def test_a_wrong_password_is_said_in_plain_words() -> None:
@@ -98,13 +98,13 @@ def test_plain_is_refused_unless_it_is_allowed() -> None:
         Server("PLAIN").run(session("lovelace"))
     server = Server("PLAIN")
     server.run(session("lovelace", allow_plain=True))
-    assert SaslAuth(b"PLAIN", b"\0ada\0lovelace") in server.asked
+    assert SaslAuth(b"PLAIN", b"\0ada\0lovelace") in server.seen
 
 
 def test_noop_comes_before_everything_else_of_a_feed() -> None:
     server = Server()
     server.run(session(feed=FeedSettings("name", noop_interval_s=0.5, compressed=True, controls=(("x", "y", False),))))
-    controls = [(m.key, m.value) for m in server.asked if isinstance(m, DcpControl)]
+    controls = [(m.key, m.value) for m in server.seen if isinstance(m, DcpControl)]
     assert controls[:2] == [(b"enable_noop", b"true"), (b"set_noop_interval", b"0.5")]
     assert (b"force_value_compression", b"true") in controls
     assert server.opcodes.index(Opcode.DCP_OPEN) < server.opcodes.index(Opcode.DCP_CONTROL)
@@ -114,9 +114,11 @@ def test_an_optional_control_may_be_refused_a_required_one_not() -> None:
     optional, required = ((("x", "y", needed),) for needed in (False, True))
 
     class Picky(Server):
-        def answer(self, message: Message) -> Response:
-            refused = isinstance(message, DcpControl) and message.key == b"x"
-            return OtherResponse(message.opcode, status=Status.EINVAL) if refused else super().answer(message)
+        def _answer(self, message: Message) -> Iterator[Message]:
+            if isinstance(message, DcpControl) and message.key == b"x":
+                yield OtherResponse(message.opcode, status=Status.EINVAL)
+            else:
+                yield from super()._answer(message)
 
     Picky().run(session(feed=FeedSettings("name", controls=optional)))
     with pytest.raises(StatusError, match="cannot set x=y"):
@@ -130,7 +132,7 @@ def test_a_refused_bucket_is_named() -> None:
 
 def test_a_server_that_skips_the_proof_is_found_out() -> None:
     class Impostor(Server):
-        def prove(self, message: SaslAuth) -> Response:
+        def prove(self, message: SaslAuth) -> Message:
             return ValueResponse.under(message.opcode)(b"welcome")
 
     with pytest.raises(RemoteProtocolError, match="too early"):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from upriver.errors import InvalidMessage
 from upriver.model import SEQNO_MAX, Datatype, signed, unsigned
 from upriver.records.batches import ChangeOptions, change_batch, row_batch, wire_batch
@@ -194,7 +195,7 @@ def test_u64_survives_the_signed_column(numbers: list[int]) -> None:
     assert [unsigned(signed(n)) for n in numbers] == numbers
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 4, 5, 6, 7]), st.binary(max_size=30)), max_size=12))
 def test_every_mixture_of_compression_and_attributes_is_unwrapped(documents: list[tuple[int, bytes]]) -> None:
     messages = []

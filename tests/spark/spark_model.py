@@ -1,8 +1,7 @@
-"""A vbucket and a micro-batch query in a few lines each, so that planning can be tried on thousands of histories.
+"""A model of a micro-batch query, small enough to try planning on thousands of histories.
 
-The producer keeps everything it ever wrote and deduplicates only while it sends, so that a failover brings back
-whatever had been hidden: as hostile as a real one can be. A vbucket may have two owners for a while, when the old one
-is cut off from the cluster but not from its clients. Then driver and executors may disagree about the owner.
+A vbucket may have two owners for a while, when its old owner is cut off from the cluster but not from its clients;
+driver and executors may then disagree about which of them is the owner.
 """
 
 from __future__ import annotations
@@ -10,12 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import random
-from dataclasses import dataclass, field
 from typing import Any
 
-from upriver.model import Claim, FailoverLog
+from tests.support.model_vbucket import ModelTable, RandomVbucket
 from upriver.protocol.filters import Filter, Wanted
-from upriver.protocol.history import Accept, History, decide
 from upriver.protocol.offsets import Offset
 from upriver.protocol.position import Position
 from upriver.spark.reader.planning import Known, Range, View, behind, look, plan, ranges
@@ -38,69 +35,15 @@ def lets_through(one: Range, key: str) -> bool:
     return COLLECTIONS[key] in ids and COLLECTIONS[key] not in one.without
 
 
-@dataclass(frozen=True)
-class Write:
-    seqno: int
-    key: str
-    value: int | None  # None: deleted
-    checkpoint: int
-
-
-class Producer:
-    """One vbucket."""
-
-    def __init__(self, rng: random.Random, keys: int = 4) -> None:
-        self.rng, self.keys = rng, keys
-        self.writes: list[Write] = []
-        self.log = FailoverLog.new(rng.getrandbits(48) | 1)
-        self.checkpoint = 0
-        self.values = 0
-
-    @property
-    def high(self) -> int:
-        return self.writes[-1].seqno if self.writes else 0
-
-    def write(self) -> None:
-        self.values += 1
-        value = None if self.rng.random() < 0.2 else self.values
-        self.writes.append(Write(self.high + 1, f"k{self.rng.randrange(self.keys)}", value, self.checkpoint))
-        if self.rng.random() < 0.2:
-            self.checkpoint += 1
-
-    def fail_over(self) -> None:
-        """Lose a tail of history, sometimes none of it."""
-        kept = self.rng.randint(0, self.high)
-        self.writes = [w for w in self.writes if w.seqno <= kept]
-        self.log = self.log.branch(self.rng.getrandbits(48) | 1, kept)
-        self.checkpoint += 1
-
-    def state(self) -> dict[str, int]:
-        latest = {w.key: w.value for w in self.writes}
-        return {key: value for key, value in latest.items() if value is not None}
-
-    def stream(self, at: Claim, end: int) -> list[tuple[int, list[Write]]] | None:
-        """Snapshots (their end, their writes) until ``end`` is passed; None for a rollback."""
-        if not isinstance(decide(History(self.log, self.high), at), Accept):
-            return None
-        ahead = [w for w in self.writes if w.seqno > at.seqno]
-        if self.rng.random() < 0.5:  # from disk: one snapshot up to the high seqno
-            groups = [ahead] if ahead else []
-        else:  # from memory: a snapshot per checkpoint
-            groups = [[w for w in ahead if w.checkpoint == c] for c in sorted({w.checkpoint for w in ahead})]
-        snapshots = [(g[-1].seqno, sorted({w.key: w for w in g}.values(), key=lambda w: w.seqno)) for g in groups]
-        reached = next((n for n, (last, _) in enumerate(snapshots) if last >= end), len(snapshots) - 1)
-        return snapshots[: reached + 1]
-
-
 class Cluster:
     """The owners of one vbucket: all but the last are former ones, and do not know it."""
 
     def __init__(self, rng: random.Random, keys: int = 4) -> None:
         self.rng = rng
-        self.owners = [Producer(rng, keys)]
+        self.owners = [RandomVbucket(rng, keys)]
 
     @property
-    def truth(self) -> Producer:
+    def truth(self) -> RandomVbucket:
         return self.owners[-1]
 
     def tear(self) -> None:
@@ -125,24 +68,6 @@ class Cluster:
             self.heal()
 
 
-@dataclass
-class Table:
-    """What a consumer of the rows holds: the changes, and a rollback forgets those above its seqno."""
-
-    changes: list[tuple[int, str, int | None]] = field(default_factory=list)
-
-    def apply(self, rows: list[tuple[str, int, str, int | None]]) -> None:
-        for event, seqno, key, value in rows:
-            if event == "rollback":
-                self.changes = [c for c in self.changes if c[0] <= seqno]
-            else:
-                self.changes.append((seqno, key, value))
-
-    def state(self) -> dict[str, int]:
-        latest = {key: value for _, key, value in self.changes}
-        return {key: value for key, value in latest.items() if value is not None}
-
-
 Rows = list[tuple[str, int, str, int | None]]
 
 
@@ -155,13 +80,13 @@ class Query:
 
     def __init__(self, cluster: Cluster, rng: random.Random, *, mistake: str = "", tears: bool = True) -> None:
         self.cluster, self.rng, self.mistake, self.tears = cluster, rng, mistake, tears
-        self.table = Table()
+        self.table = ModelTable()
         self.offset = Offset.earliest(1)
         self.known = Known(reported=True)
         self.map = 0  # a driver that lives never goes back to an older map
         self.rollbacks = 0
         self.last = (0, 0)
-        self.asked: Producer | None = None  # stands for the revision of the driver's map
+        self.asked: RandomVbucket | None = None  # stands for the revision of the driver's map
         self.wanted = Wanted(Filter(), SCOPE_OF)
 
     def refilter(self) -> None:
@@ -174,7 +99,7 @@ class Query:
         """The part of a state that the query reads."""
         return {key: value for key, value in state.items() if self.wanted.has(self.wanted.filter, COLLECTIONS[key])}
 
-    def owner(self) -> Producer:
+    def owner(self) -> RandomVbucket:
         """The vbucket's owner, as the driver sees it now."""
         self.map = self.rng.randrange(min(self.map, len(self.cluster.owners) - 1), len(self.cluster.owners))
         found = self.cluster.owners[self.map]

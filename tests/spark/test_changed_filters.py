@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.by_id import ById
 from tests.spark.spark_batches import Batches
 from tests.spark.spark_model import at
 from tests.spark.spark_world import DOCUMENT, World
+from tests.support.by_id import ById
 from upriver.errors import ConfigError
 from upriver.model import FailoverLog
 from upriver.protocol.filters import Filter, Missing, Wanted

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as f
 
-from tests.by_id import ById
 from tests.spark.spark_world import Collected, World, drain, read, stream
+from tests.support.by_id import ById
 
 pytestmark = pytest.mark.spark
 

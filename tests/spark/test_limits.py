@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.by_id import ById
 from tests.spark.spark_batches import Batches
 from tests.spark.spark_world import World, fold
+from tests.support.by_id import ById
 
 
 def test_a_limit_of_bytes_holds_from_the_first_batch_on(world: World):

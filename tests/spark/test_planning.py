@@ -8,7 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.spark.spark_model import Cluster, Producer, Query, at
+from tests.spark.spark_model import Cluster, Query, at
+from tests.support.examples import examples
+from tests.support.model_vbucket import RandomVbucket
 from upriver.errors import HistoryLost
 from upriver.model import SEQNO_MAX, Claim, FailoverLog
 from upriver.protocol.offsets import Offset
@@ -18,7 +20,7 @@ from upriver.spark.reader.planning import Known, Range, View, claimable, pack, p
 
 def run(
     seed: int, *, mistake: str = "", steps: int = 30, tears: bool = True, filters: bool = False
-) -> tuple[Query, Producer]:
+) -> tuple[Query, RandomVbucket]:
     rng = random.Random(seed)
     cluster = Cluster(rng, keys=12 if filters else 4)
     query = Query(cluster, rng, mistake=mistake, tears=tears)
@@ -38,7 +40,7 @@ def wrong(mistake: str, **more: bool) -> list[int]:
     return [seed for seed, (query, producer) in made.items() if query.table.state() != producer.state()]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.integers(0, 2**32))
 @example(18672083)  # a driver that died between plan and replay had forgotten that its start was consistent
 def test_after_any_history_the_table_equals_the_database(seed):
@@ -47,7 +49,7 @@ def test_after_any_history_the_table_equals_the_database(seed):
     assert query.offset.positions[0].seqno == producer.high
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.integers(0, 2**32))
 def test_after_any_change_of_the_filter_the_table_has_what_is_wanted(seed):
     query, producer = run(seed, filters=True)

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from tests.by_id import ById
 from tests.spark.spark_world import (
     PATIENCE_S,
     ClusterWorld,
@@ -20,6 +19,7 @@ from tests.spark.spark_world import (
     stream,
     wait_until,
 )
+from tests.support.by_id import ById
 from upriver.cluster.local import local_cluster
 from upriver.model import vbucket_of
 from upriver.protocol.offsets import Offset

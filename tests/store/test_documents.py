@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.store.store_support import SMALL, Clock, open_bucket
+from tests.support.examples import examples
 from upriver.errors import (
     BadDelta,
     InvalidArguments,
@@ -124,7 +125,7 @@ def test_appending_to_a_compressed_value_gives_a_plain_one(vb):
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_counters_wrap_upwards_and_stop_at_zero_downwards(tmp_path_factory, start, delta, decrement):
     with open_bucket(tmp_path_factory.mktemp("c")) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
@@ -390,7 +391,7 @@ def test_only_an_active_vbucket_serves_clients(bucket, vb):
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.binary(max_size=2000)), max_size=40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_bulk_writes_have_the_same_result_as_single_writes(tmp_path_factory, writes):
     with open_bucket(tmp_path_factory.mktemp("m"), SMALL) as bucket:
         one, many = bucket.set_state(0, VbucketState.ACTIVE), bucket.set_state(1, VbucketState.ACTIVE)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.store.old_formats import make_old
 from tests.store.store_support import SMALL, changes, open_bucket
+from tests.support.examples import examples
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
 from upriver.store.index import keyindex
@@ -111,7 +112,7 @@ class Tables(RuleBasedStateMachine):
 
 TestTables = Tables.TestCase
 TestTables.settings = settings(
-    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(30), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.store.store_support import SMALL, open_bucket, records
+from tests.support.examples import examples
 from upriver.errors import KeyNotFound
 from upriver.model import Claim, FailoverLog, VbucketState
 from upriver.protocol.history import Accept, History, RollbackTo, decide
@@ -353,5 +354,5 @@ def test_new_logs_are_independent() -> None:
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.store.store_support import SMALL, Record, open_bucket, records
+from tests.support.examples import examples
 from upriver.model import VbucketState
 from upriver.store import End, EndReason, NewSnapshot, Run, SnapshotStart, StreamEvent, VBucket, live_after
 from upriver.wire.bulk.decode import address_of
@@ -307,7 +308,7 @@ STEPS = st.one_of(
 
 
 @pytest.mark.parametrize("checkpoint_bytes", [500, 1 << 20])
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, min_size=10, max_size=80))
 def test_every_snapshot_of_every_reader_is_a_state_that_existed(tmp_path, checkpoint_bytes, steps):
     world = World(tmp_path / str(next(_folders)), checkpoint_bytes)

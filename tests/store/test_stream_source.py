@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.store.store_support import SMALL, changes, events, markers, open_bucket, records
+from tests.support.examples import examples
 from upriver.model import VbucketState
 from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, follow, live_after
 
@@ -329,7 +330,7 @@ def test_a_compaction_during_a_disk_scan_changes_nothing_for_its_reader(bucket, 
     assert got == [*range(1, 5001)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_marker_ranges_never_overlap_whatever_is_written_and_compacted_meanwhile(tmp_path_factory, data):
     """Each snapshot has the newest version of each key up to its end."""

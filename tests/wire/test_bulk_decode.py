@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.wire.bulk_oracle import by_objects, fuzz_bulk, in_bulk
 from upriver.errors import FramingError, LocalProtocolError
 from upriver.wire import Context, Dialect, Frame, FrameInfo, Magic, Message
@@ -104,7 +105,7 @@ def chopped(draw: st.DrawFn) -> list[bytes]:
     return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(chopped(), contexts)
 def test_columns_agree_with_objects_on_every_buffer(chunks: list[bytes], context: Context) -> None:
     expected = by_objects(chunks, context)
@@ -112,7 +113,7 @@ def test_columns_agree_with_objects_on_every_buffer(chunks: list[bytes], context
     assert in_bulk(chunks, context, receive=True) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(pieces, max_size=4).map(b"".join), contexts)
 def test_one_byte_at_a_time_makes_no_difference(data: bytes, context: Context) -> None:
     expected = by_objects([data], context)
@@ -121,7 +122,7 @@ def test_one_byte_at_a_time_makes_no_difference(data: bytes, context: Context) -
     assert in_bulk(single, context, receive=True) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=400))
 @example(b"")
 @example(b"\x00\x00" + bytes.fromhex("805700051f0002100000002900001210") * 3)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from upriver.errors import CorruptStore, LocalProtocolError
 from upriver.model import SEQNO_MAX
 from upriver.wire import Context, Dialect, FrameInfo, Message, packed
@@ -158,7 +159,7 @@ def frames(data: bytes) -> Iterator[bytes]:
         data = data[size:]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(runs(), options, st.integers(0, 6), st.one_of(st.just(SEQNO_MAX), st.integers(0, 40)), st.integers(1, 5000))
 def test_bulk_frames_equal_the_frames_of_the_objects(
     run: bytes, options: FrameOptions, after: int, upto: int, room: int
@@ -168,7 +169,7 @@ def test_bulk_frames_equal_the_frames_of_the_objects(
     assert in_bulk(run, options, after, upto, room, window=1) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(runs(), st.integers(1, 1023))
 def test_packed_to_frames_to_columns_to_packed_is_the_identity(run: bytes, vbucket: int) -> None:
     documents = b"".join(run[at : at + head.size] for at, head, _, _ in cut(run) if head.kind <= RecordKind.EXPIRATION)

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.wire.test_bulk_encode import by_objects, cut, mutations, options, runs
 from upriver.wire.bulk.decode import address_of
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer
@@ -90,7 +91,7 @@ def expected(given: list[Snapshot], window: int, room: int) -> tuple[bytes, int,
     return out, len(given), left_out, finished
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     given=st.lists(snapshots, min_size=1, max_size=VBUCKETS), window=st.one_of(st.just(10**9), st.integers(1, 3000)),
     room=st.one_of(st.just(1 << 17), st.integers(200, 3000)),

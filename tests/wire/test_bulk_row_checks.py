@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from upriver.model import SEQNO_MAX
 from upriver.wire.bulk.decode import BulkDecoder, Columns
 from upriver.wire.bulk.row_checks import SlotState, StreamTable
@@ -100,7 +101,7 @@ def test_seqno_advanced_only_moves_forward() -> None:
     assert streams.advance(rows((3, 5)), 0, 1) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), max_size=20),
     st.integers(0, 4), st.integers(4, 12),

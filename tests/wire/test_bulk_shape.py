@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from upriver.model import Datatype
 from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.frames import StreamFrames
@@ -104,7 +105,7 @@ def encode_all(encoder: ShapingEncoder, run: bytes, room: int, budget: int, fram
     raise AssertionError("it does not get on")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     made=st.lists(documents(), max_size=8), flags=st.sampled_from(FLAGS), snappy=st.booleans(), force=st.booleans(),
     room=st.sampled_from([64, 500, 1 << 16]), budget=st.sampled_from([1, 300, 1 << 40]),

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.wire.test_messages import frames
 from tests.wire.wire_vectors import MODERN, SEED
 from upriver.errors import FramingError
@@ -47,7 +48,7 @@ def test_the_object_of_an_example_has_the_header_and_the_declared_fields(vector)
             assert content == getattr(vector.expected, name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(frames, st.sampled_from(Dialect), st.sampled_from([None, False, True]))
 def test_any_frame_can_be_shown_and_a_broken_one_says_why(frame, dialect, collections):
     if not frame.magic.is_flexible:
@@ -63,7 +64,7 @@ def test_any_frame_can_be_shown_and_a_broken_one_says_why(frame, dialect, collec
         assert found["error"]["reason"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.binary(max_size=80), max_size=6), st.lists(st.booleans(), min_size=6, max_size=6))
 def test_any_bytes_with_gaps_can_be_shown(pieces, gaps):
     reader = DumpReader(CapturedConversation())

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "fuzz"))
 from targets import TARGETS, seeds
 
@@ -22,7 +24,7 @@ def mutated(draw, target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=examples(250), deadline=None)
 @given(data=st.data())
 def test_no_input_breaks_a_target(target, data):
     TARGETS[target](data.draw(mutated(target) | st.binary(max_size=120)))

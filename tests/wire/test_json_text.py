@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from upriver.wire.json_text import depth_of, find_member, is_json
 
 SIMPLE = st.one_of(
@@ -49,7 +50,7 @@ def test_json_is_accepted_in_every_spelling(value: Any, how: dict[str, Any]):
         assert depth_of(text) == depth(value)
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=examples(250))
 @given(
     value=VALUES, how=SPELLINGS, at=st.integers(0, 400), cut=st.integers(0, 2),
     put=st.one_of(st.binary(max_size=3), st.sampled_from([each.encode() for each in ',]}"\\0.e-u'])),
@@ -61,7 +62,7 @@ def test_damaged_json_is_judged_as_a_parser_judges_it(value: Any, how: dict[str,
     assert is_json(damaged) == parses(damaged)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(text=st.one_of(st.binary(max_size=40), st.text('[]{}",:\\u0019dDe.-+ntfrule \n', max_size=30).map(str.encode)))
 @example(b"")
 @example(b"[1,]")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.wire.wire_strategies import messages_of
 from tests.wire.wire_vectors import MODERN, SEED
 from upriver.errors import FramingError, LocalProtocolError, RemoteProtocolError
@@ -30,7 +31,9 @@ def named(cls: type) -> str:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=named)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 @given(data=st.data())
 def test_decode_undoes_encode(cls, data):
     message = data.draw(messages_of(cls))
@@ -81,7 +84,7 @@ def test_one_byte_at_a_time_gives_the_same_frames():
     assert splitter.pending == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(CONTEXTS))
 def test_arbitrary_bytes_raise_only_remote_errors(raw, context):
     with contextlib.suppress(RemoteProtocolError):
@@ -106,7 +109,7 @@ frames = st.builds(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(frames, st.sampled_from(CONTEXTS))
 def test_a_well_framed_frame_raises_only_remote_errors_with_field_and_offset(frame, context):
     if not frame.magic.is_flexible:

@@ -54,7 +54,7 @@ GROUPS = {
     "Learn more": {
         "demo": LazyCommand("commands.demo:demo", "Run the whole pipeline on this machine.", "spark"),
         "wire": LazyCommand("commands.wire:wire", "Take frames of the protocol apart."),
-        "compile": LazyCommand("commands.compile:compile_kernels", "Compile now what a first start would compile."),
+        "compile": LazyCommand("commands.compile:compile_kernels", "Compile the kernels now, not at the first start."),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
@@ -97,7 +97,7 @@ class LazyGroup(click.Group):
                 raise
             raise CommandFailed(str(error) or type(error).__name__) from error
         except OSError as error:
-            if ctx.params.get("debug") or error.errno == errno.EPIPE:  # click ends quietly when nobody reads on
+            if ctx.params.get("debug") or error.errno == errno.EPIPE:  # click exits quietly: nobody reads the pipe
                 raise
             raise CommandFailed(_about_file(error)) from error
 

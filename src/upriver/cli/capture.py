@@ -1,22 +1,27 @@
-"""TCP streams of a packet capture (pcap or pcapng): in order, without duplicates, with gaps marked.
+"""Reads a packet capture (pcap or pcapng): its TCP streams in order, and the frames that each connection carried.
 
-Segments are read in the order of the file and delivered in the order of their sequence numbers. A missing segment is
-skipped when more than ``MAX_WAITING_BYTES`` wait behind it, or at the end of the capture.
+Segments are read in the order of the file and delivered in the order of their sequence numbers, without duplicates and
+with gaps marked. A missing segment is skipped when more than ``MAX_WAITING_BYTES`` wait behind it, or at the end of the
+capture.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, NamedTuple
 
 from upriver.errors import ConfigError
+from upriver.wire.constants import Magic
+from upriver.wire.inspect.conversation import CapturedConversation, DumpReader
+from upriver.wire.inspect.dump import FrameDump
 
 MAX_WAITING_BYTES = 1 << 20
 CAPTURE_MAGICS = tuple(bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1", "0a0d0d0a"))
 _WRAP = 1 << 32
+_SYN, _ACK = 0x02, 0x10
 _IP_LINKS = (12, 14, 101, 228, 229)  # raw IP under the numbers that systems use for it
 
 
@@ -45,7 +50,7 @@ class CaptureEvent(NamedTuple):
     data: bytes = b""
     lost: int = 0
     opened: bool = False
-    fresh: bool = False  # opened by the client: whatever was on these ports before is another connection
+    fresh: bool = False  # opened by the client: what these ports carried before is another connection
     from_start: bool = True  # the capture has the direction's first byte
 
 
@@ -68,7 +73,7 @@ class Direction:
         return True
 
     def add(self, sequence: int, data: bytes) -> Iterator[bytes]:
-        """Take one segment; yields what is in order now."""
+        """Take one segment; yield the bytes that are in order now."""
         if self.expected is None:
             self.expected = sequence
         if len(data) > len(self.waiting.get(sequence, b"")):
@@ -77,7 +82,7 @@ class Direction:
         yield from self.in_order()
 
     def skip(self) -> int:
-        """Skip the missing bytes before the first segment that waits; how many there were."""
+        """Skip the missing bytes before the first waiting segment; returns how many."""
         if not self.waiting or self.expected is None:
             return 0
         nearest = min(self.waiting, key=lambda sequence: _ahead(sequence, self.expected or 0))
@@ -86,7 +91,7 @@ class Direction:
         return lost
 
     def in_order(self) -> Iterator[bytes]:
-        """Segments that wait and are next, or overlap with the next."""
+        """The waiting segments that come next, or overlap with the next byte."""
         assert self.expected is not None
         while ready := [each for each in self.waiting if _ahead(each, self.expected) <= 0]:
             sequence = max(ready, key=lambda each: _ahead(each, self.expected or 0))
@@ -130,9 +135,6 @@ def _deliver(direction: Direction, flow: Flow, time: float, segment: Any) -> Ite
         yield from _skip_gap(direction, flow, time)
 
 
-_SYN, _ACK = 0x02, 0x10
-
-
 def _skip_gap(direction: Direction, flow: Flow, time: float) -> Iterator[CaptureEvent]:
     yield CaptureEvent(flow, time, lost=direction.skip())
     for fresh in direction.in_order():
@@ -159,7 +161,7 @@ def _tcp_of(dpkt: Any, link: int, packet: bytes) -> tuple[Flow, Any] | None:
     try:
         inner = _ip_of(dpkt, link, packet)
     except dpkt.dpkt.UnpackError:
-        return None  # a packet cut short by the capture; what it carried shows as a gap
+        return None  # a packet cut short by the capture; its bytes show as a gap
     segment = getattr(inner, "data", None)
     if not isinstance(inner, dpkt.ip.IP | dpkt.ip6.IP6) or not isinstance(segment, dpkt.tcp.TCP):
         return None
@@ -181,3 +183,63 @@ def _ip_of(dpkt: Any, link: int, packet: bytes) -> Any:
     if link not in links:
         raise ValueError(f"link type {link} is not supported")
     return links[link](packet).data
+
+
+# ---------------------------------------------------------------------------------------------- conversations
+
+
+class Excerpt(NamedTuple):
+    """Something to print: a frame, or a remark about a connection (``lost`` bytes, or ``skipped`` and why)."""
+
+    dump: FrameDump | None
+    flow: Flow | None = None
+    time: float = 0.0
+    lost: int = 0
+    skipped: str = ""
+
+
+class Follower:
+    """Gives every connection a conversation and every direction a reader."""
+
+    def __init__(self, conversation: Callable[[], CapturedConversation]) -> None:
+        self._new = conversation
+        self._conversations: dict[frozenset[tuple[str, int]], CapturedConversation] = {}
+        self._readers: dict[Flow, DumpReader] = {}
+        self._foreign: set[Flow] = set()
+        self._last = 0.0
+
+    def take(self, event: CaptureEvent) -> Iterator[Excerpt]:
+        """What one event of the capture shows."""
+        self._last = event.time
+        reader = self._reader(event)
+        if event.flow in self._foreign:
+            return
+        if event.lost:
+            reader.gap()
+            yield Excerpt(None, event.flow, event.time, lost=event.lost)
+        if event.data and self._is_foreign(event, reader):
+            self._foreign.add(event.flow)
+            yield Excerpt(None, event.flow, event.time, skipped="it does not begin with a frame of this protocol")
+        elif event.data:
+            yield from (Excerpt(dump, event.flow, event.time) for dump in reader.receive(event.data))
+
+    def end(self) -> Iterator[Excerpt]:
+        """Frames whose end is not in the capture."""
+        for flow, reader in self._readers.items():
+            if flow not in self._foreign:
+                yield from (Excerpt(dump, flow, self._last) for dump in reader.receive_eof())
+
+    def _reader(self, event: CaptureEvent) -> DumpReader:
+        flow = event.flow
+        if event.fresh or flow.connection not in self._conversations:
+            self._conversations[flow.connection] = self._new()
+        if event.opened or flow not in self._readers:
+            self._foreign.discard(flow)
+            self._readers[flow] = DumpReader(self._conversations[flow.connection])
+            if not event.opened and not event.from_start:
+                self._readers[flow].gap()  # the capture began in the middle: look for a frame's start
+        return self._readers[flow]
+
+    def _is_foreign(self, event: CaptureEvent, reader: DumpReader) -> bool:
+        untouched = reader.pristine and event.from_start
+        return untouched and event.data[0] not in Magic._value2member_map_

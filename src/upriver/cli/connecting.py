@@ -1,7 +1,7 @@
-"""The arguments by which every command finds its bucket or node: CONNECTION, who we are, TLS, and a ``--config`` file.
+"""The arguments that tell a command where its bucket or node is: CONNECTION, login, TLS, and a ``--config`` file.
 
-A command declares them with ``connection_options`` and gets ``ConnectOptions``. The command line wins over the
-connection string's ``?query``, that over ``UPRIVER_...`` in the environment, and that over the file.
+A command declares them with ``connection_options`` and gets ``ConnectOptions``. In order of precedence: the command
+line, the ``?query`` of the connection string, ``UPRIVER_...`` in the environment, the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AnyCommand = Callable[..., Any]
 
 _LOGIN = (
     click.option("--username", metavar="NAME", help="Or UPRIVER_USERNAME."),
-    click.option("--password", metavar="TEXT", help="Better in UPRIVER_PASSWORD."),
+    click.option("--password", metavar="TEXT", help="Safer in UPRIVER_PASSWORD."),
     click.option("--password-file", metavar="FILE", help="File that holds the password."),
     click.option("--config", metavar="FILE", help="TOML file with any of these options, under their own names."),
 )
@@ -32,7 +32,7 @@ _OPTIONS = (
     click.option("--bucket", metavar="NAME", help="Or UPRIVER_BUCKET.  [default: default]"),
     *_LOGIN[:-1],
     click.option("--ca-file", metavar="FILE", help="PEM file of the authority that signed the nodes' certificates."),
-    click.option("--client-cert", metavar="FILE", help="PEM file of our own certificate."),
+    click.option("--client-cert", metavar="FILE", help="PEM file of your certificate."),
     click.option("--client-key", metavar="FILE", help="PEM file of its private key."),
     click.option("--network", type=click.Choice(["auto", "default", "external"]), help="Which addresses to use."),
     _LOGIN[-1],
@@ -47,10 +47,10 @@ _CONNECTION_HELP = ("CONNECTION", "couchbase://host or host:port; couchbases://h
 
 
 class ConnectingCommand(click.Command):
-    """A command with CONNECTION, which may stand in the ``--config`` file instead.
+    """A command with CONNECTION, which may be in the ``--config`` file instead.
 
     CONNECTION is the first argument. If it is left out, an empty one is inserted, so that the others keep their places.
-    The help lists the options of the connection in a section of their own.
+    The help lists the options of the connection in a separate section.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -98,7 +98,7 @@ def connection_arguments(function: AnyCommand) -> AnyCommand:
 
 
 def login_options(function: AnyCommand) -> AnyCommand:
-    """Declare the options that say who we are, for commands that find their nodes in a directory."""
+    """Declare the login options only, for commands that find their nodes in a directory."""
     for declare in reversed(_LOGIN):
         function = declare(function)
     return function
@@ -132,7 +132,7 @@ def connect_options(given: Given) -> ConnectOptions:
 
 
 def login(given: Given) -> tuple[str, str]:
-    """User name and password, from the command line, the environment and the file; empty without."""
+    """User name and password, from the command line, the environment and the file; empty if there are none."""
     values = with_config(given)
     environment = in_environment()
     username = values.get("username") or environment.get("username", "")
@@ -146,7 +146,7 @@ def _password(values: Given) -> str | None:
 
 
 def with_config(given: Given) -> Given:
-    """What was given, completed by the ``--config`` file; CONNECTION as a connection string."""
+    """The given options, completed by the ``--config`` file; CONNECTION as a connection string."""
     said = {name: value for name, value in given.items() if name != "config" and value not in (None, "")}
     file = read_config(given["config"]) if given.get("config") else {}
     above = said.keys() | in_environment().keys() | _in_query(said.get("connection") or file.get("connection", ""))
@@ -159,7 +159,7 @@ def with_config(given: Given) -> Given:
 
 
 def in_environment() -> dict[str, str]:
-    """Options as the environment has them, ``UPRIVER_BUCKET`` for instance."""
+    """Options from the environment, for instance ``UPRIVER_BUCKET``."""
     found = {name: os.environ.get(f"UPRIVER_{name.upper()}") for name in NAMES}
     return {name: value for name, value in found.items() if value and name not in ("connection", "config")}
 
@@ -210,3 +210,20 @@ def start_of(given: str) -> str | Positions:
     if found is None:
         raise ConfigError(f"--from: {given!r} is neither 'beginning', 'now' nor a checkpoint file")
     return found
+
+
+def parse_ranges(text: str) -> list[int]:
+    """Vbuckets as people write them: the numbers, in order and once each.
+
+    >>> parse_ranges("7,0-2")
+    [0, 1, 2, 7]
+    """
+    from upriver.errors import ConfigError
+
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(f"{text!r} does not name vbuckets; write 7 or 0-511 or 0-511,600")
+        found.update(range(int(first), int(last or first) + 1))
+    return sorted(found)

@@ -1,4 +1,4 @@
-"""The options that `upriver sync` and `upriver verify` share: where the bucket is, where the tables, and which."""
+"""The options that `upriver sync` and `upriver verify` share: where the bucket is, where the tables are, and which."""
 
 from __future__ import annotations
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from typing import Any
 
+from upriver.cli.rows import bytes_json, value_json
 from upriver.client._feed.arrow import kind_of
 from upriver.client.changes import Change, CollectionChanged, Deletion, Mutation, RolledBack
-from upriver.model import Datatype
 
 WIDTH = 100
 
@@ -39,7 +37,7 @@ def to_json(change: Change) -> dict[str, Any]:
     }  # fmt: skip
     if isinstance(change, CollectionChanged):
         return found
-    found |= _bytes("key", change.key) | {"cas": change.cas, "rev_seqno": change.rev_seqno}
+    found |= bytes_json("key", change.key) | {"cas": change.cas, "rev_seqno": change.rev_seqno}
     if isinstance(change, Mutation):
         found |= value_json(change.value, change.datatype)
         found |= {"expiry": change.expiry} if change.expiry else {}
@@ -48,26 +46,8 @@ def to_json(change: Change) -> dict[str, Any]:
     return found
 
 
-def value_json(value: bytes | None, datatype: int) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if datatype & Datatype.JSON:
-        try:
-            return {"value": json.loads(value)}
-        except ValueError:
-            pass  # the bit lies: shown as text
-    return _bytes("value", value)
-
-
-def _bytes(name: str, value: bytes) -> dict[str, str]:
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}
-
-
 def to_text(change: Change) -> tuple[str, str, str]:
-    """Where, what and the rest of a change, for a line of a terminal."""
+    """A change as three columns of a terminal: its place, its event, and the rest."""
     if isinstance(change, RolledBack):
         said = f"everything above is void; the branch {change.lost_branch:x} is gone"
         return f"{change.vbucket}:{change.to_seqno}", "rollback", said

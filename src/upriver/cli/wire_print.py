@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.text import Text
 
-from upriver.cli.capture import Flow
-from upriver.cli.follow import Excerpt
+from upriver.cli.capture import Excerpt, Flow
 from upriver.errors import FramingError, RemoteProtocolError, status_name
 from upriver.wire.inspect.dump import DumpRow, FrameDump, rows
 

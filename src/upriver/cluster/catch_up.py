@@ -1,7 +1,7 @@
 """Waiting until a vbucket can be handed over: the target has it on disk, and little is left to send.
 
-Uses only requests that every server of this protocol answers: high seqnos and the statistics ``dcp-vbtakeover`` at the
-source, SEQNO_PERSISTENCE at the target.
+Only requests that every server of this protocol answers are used: high seqnos and the statistics ``dcp-vbtakeover`` at
+the source, SEQNO_PERSISTENCE at the target.
 
 See docs/protocol/consumer.md#third-party.
 """
@@ -23,7 +23,7 @@ from upriver.wire.message import Response
 from upriver.wire.messages.cluster import GetAllVbSeqnos, GetAllVbSeqnosResponse, SeqnoPersistence
 from upriver.wire.messages.session import Stat, StatResponse
 
-FEW_ITEMS = 100  # that a takeover may still have to send
+FEW_ITEMS = 100  # a takeover may begin when this many are left to send
 LOOK_EVERY_S = 0.02
 STREAMING = ("in-memory", "backfilling")
 

@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.2
 def decided(
     manifest: Mapping[str, Any] | None, edits: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any] | None, dict[str, dict[str, Any]]]:
-    """The manifest after the edits, and the outcome of each: the uid of the manifest with it, or why it was refused."""
+    """The manifest after the edits, and the outcome of each edit: the uid of its manifest, or why it was refused."""
     outcomes: dict[str, dict[str, Any]] = {}
     current = json.dumps(manifest).encode() if manifest else Manifest().to_json()
     for name, edit in edits.items():
@@ -41,7 +41,7 @@ def answering(answer: Callable[[], None]) -> Iterator[None]:
             try:
                 answer()
             except (UpriverError, OSError):
-                continue  # no cluster yet, or no longer; the proposal times out at its member
+                continue  # no cluster yet, or none any more; the proposal times out at its member
 
     thread = threading.Thread(target=run, name="answering-proposals", daemon=True)
     thread.start()

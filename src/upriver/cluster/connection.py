@@ -30,7 +30,7 @@ from upriver.wire.messages.session import Stat
 READ_SIZE = 1 << 18
 T = TypeVar("T")
 _BASIC = OpenFlag.INCLUDE_XATTRS | OpenFlag.INCLUDE_DELETE_TIMES
-_FLAGS = (_BASIC | OpenFlag.INCLUDE_DELETED_USER_XATTRS, _BASIC)  # servers before 7.0 do not know the last one
+_FLAGS = (_BASIC | OpenFlag.INCLUDE_DELETED_USER_XATTRS, _BASIC)  # servers before 7.0 know only the basic ones
 
 
 class Endpoint:
@@ -59,7 +59,7 @@ class Endpoint:
 
 
 class ReplicationConnection:
-    """Opens both ends and forwards bytes until it is closed. ``on_event`` is called with what the relay sees."""
+    """Opens both ends and forwards bytes until it is closed; calls ``on_event`` with the events of the relay."""
 
     def __init__(self, producer: Endpoint, consumer: Endpoint, name: str) -> None:
         self.ends = {Side.PRODUCER: producer, Side.CONSUMER: consumer}
@@ -67,7 +67,7 @@ class ReplicationConnection:
         self.relay = Relay()
         self.on_event: Callable[[RelayEvent], None] | None = None
         self._answers: dict[int, asyncio.Future[list[Response]]] = {}
-        self._parts: defaultdict[int, list[Response]] = defaultdict(list)  # responses of answers that are not complete
+        self._parts: defaultdict[int, list[Response]] = defaultdict(list)  # responses of incomplete answers
         self._pumps: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -175,7 +175,7 @@ class ReplicationConnection:
         return dict(response.seqnos)
 
     async def _pump(self, side: Side) -> None:
-        """Forward one direction; the next read waits until the other side has taken this one."""
+        """Forward one direction; read on only when the other side has taken the bytes."""
         while True:
             data = await self.ends[side].read()
             for event in self.relay.receive(side, data):

@@ -41,7 +41,7 @@ class LocalNode:
         return Member("127.0.0.1", kv_port, self.process.http_port)
 
     def kill(self) -> None:
-        """SIGKILL: what was not on disk is gone."""
+        """SIGKILL: everything that was not on disk is lost."""
         self.is_running = False
         self.process.kill()
 
@@ -58,7 +58,7 @@ class LocalNode:
         os.kill(self.process.pid, signal.SIGCONT)
 
     def restart(self) -> None:
-        """Start it (again) and give it the current map."""
+        """Start the process, again if it runs, and give it the current map."""
         self.start()
         self._cluster.manager.watch()
 

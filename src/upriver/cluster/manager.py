@@ -1,7 +1,7 @@
 """The manager of a cluster: pushes maps, promotes replicas, moves vbuckets, and keeps the state in one file.
 
 Nodes do the rest by themselves: the newest map tells a node what to serve and what to replicate. Every step is safe to
-repeat, so if a manager dies in the middle, the next one does the same again. A lock beside the file keeps two managers
+repeat, so if a manager dies in the middle, the next one repeats the step. A lock beside the file keeps two managers
 apart.
 """
 
@@ -46,9 +46,9 @@ from upriver.model import VbucketState
 
 __all__ = ["STATE_FILE", "Manager", "StaleState", "UnsafeFailover"]
 
-STREAMED = 128  # vbuckets that are replicated to their new owners at the same time
+STREAMED = 128  # vbuckets that are replicated to their new owners in parallel
 DECISIONS_KEPT = 1000
-BATCH = 8  # of those, how many are handed over between two maps
+BATCH = 8  # how many of those are handed over between two maps
 
 
 class UnsafeFailover(ConfigError):
@@ -65,9 +65,9 @@ class Manager:
     def __init__(self, directory: Path, username: str = "", password: str = "", timeout_s: float = TIMEOUT_S) -> None:
         self._file = StateFile(directory)
         self._nodes = Nodes(username, password, timeout_s)
-        self.waits: dict[int, list[int]] = {}  # who waits for whom since the last ``watch``, see ``waiting``
+        self.waits: dict[int, list[int]] = {}  # which node waits for which, as of the last ``watch``; see ``waiting``
         self._decided: dict[str, Any] = {}  # the outcomes of the last proposals, by name
-        self.notes: list[str] = []  # for the operator; whoever shows a note removes it
+        self.notes: list[str] = []  # for the operator; the caller that shows a note removes it
 
     # ---------------------------------------------------------------------------------------------- state
 
@@ -86,7 +86,7 @@ class Manager:
             return state
 
     def _commit(self, state: ClusterState, welcome: int = -1) -> ClusterState:
-        """Save the state and push it to every node that can be reached; ``welcome`` is one that has crashed before."""
+        """Save the state and push it to every reachable node; ``welcome`` is a node that comes back from a crash."""
         state = self._file.save(state)
         self._push(state, range(len(state.members)), welcome)
         return state
@@ -112,7 +112,7 @@ class Manager:
     # ---------------------------------------------------------------------------------------------- upkeep
 
     def watch(self) -> ClusterState:
-        """One round: push maps to nodes that came back, correct nodes that differ from the map, note who is in sync."""
+        """One round: push maps to nodes that came back, correct nodes that differ from it, note complete replicas."""
         with self._file.alone():
             try:
                 reports = self._caught_up()
@@ -137,9 +137,10 @@ class Manager:
         return self.node_reports() if self._catch_up(reports) else reports
 
     def _catch_up(self, reports: dict[int, NodeReport]) -> bool:
-        """Adopt maps that nodes have and this state does not know (its file is an old copy); True if there were any.
+        """If the state's file is an old copy, adopt the newer maps that nodes have; True if there were any.
 
-        If an old state were pushed, vbuckets would have two actives, and what one of them acknowledged would be lost.
+        Pushing an old state would give vbuckets two actives, and the writes that one of them acknowledged would be
+        lost.
         """
         state = self.state
         known = {n: each for n, each in reports.items() if each.uuid == state.uuid}
@@ -148,16 +149,16 @@ class Manager:
         found = at_once([partial(self._nodes.newest_map, state.members[n], state.bucket) for n in known])
         maps = [each for each in found if isinstance(each, ClusterState)]
         if len(maps) < len(known):
-            raise StaleState(f"nodes know a newer map than {self._file.path}, and not all of them tell it: try again")
+            raise StaleState(f"nodes know a newer map than {self._file.path}, but not all could be asked: try again")
         new = self._commit(reconciled(state, maps))
         self.notes.append(
             f"the state in {self._file.path} (revision {state.revision}) was not what the nodes had been given: "
-            f"it goes on from theirs with revision {new.revision}"
+            f"the cluster continues from their map with revision {new.revision}"
         )
         return True
 
     def _note_synced(self, before: dict[int, NodeReport], after: Reports) -> ClusterState:
-        """Save which replicas are complete. Only actives that know this map already can tell."""
+        """Save which replicas are complete. Only actives that already have this map can tell."""
         state = newly_synced(self.state, self._current(before), after)
         if state != self.state:
             self._file.save(state)
@@ -189,7 +190,7 @@ class Manager:
         return {number: silent for number in crashed if (silent := recover(state, number, rows)[1])}
 
     def _mend(self, reports: dict[int, NodeReport]) -> None:
-        """Push the map to nodes that missed it, and a new one if a node does not do what its map says."""
+        """Push the map to nodes that missed it, and a new map if a node does not do what its map says."""
         state = self.state
         version = state.lineage.version
         behind = [n for n, report in reports.items() if report.is_member and report.version != version]
@@ -201,7 +202,7 @@ class Manager:
         self._mend_manifests({n: report.manifest_uid for n, report in current.items()})
 
     def _mend_manifests(self, uids: dict[int, int]) -> None:
-        """Push the manifest to nodes that lack it. Without one, adopt what nodes had before they were a cluster."""
+        """Push the manifest to nodes that lack it. If there is none, adopt one that a node already had."""
         state = self.state
         if state.manifest is not None:
             late = [state.members[n] for n, uid in uids.items() if uid < state.manifest_uid]
@@ -214,7 +215,7 @@ class Manager:
     def answer_proposals(self) -> None:
         """Decide on the changes of the manifest that members propose; answer once all reachable nodes have the new one.
 
-        An answer that was lost is given again: without that, a retry would be told that the collection exists already.
+        A lost answer is repeated; otherwise a retry would be told that the collection already exists.
         """
         state = self.state
         found = at_once([partial(self._nodes.proposals, member, state.bucket) for member in state.members])
@@ -285,14 +286,14 @@ class Manager:
             return self._commit(with_replicas(new, sorted(reports)) if len(reports) > 1 else new)
 
     def _fence(self, lost: Member) -> dict[int, NodeReport]:
-        """Make all other nodes stop consuming from a node, which may be slow and not gone; what they have then."""
+        """Stop all other nodes from consuming from a node, which may only be slow; returns their reports."""
         state = self.state
         others = [number for number, member in enumerate(state.members) if member != lost]
         found = at_once([partial(self._nodes.fence, state.members[n], state.bucket, lost) for n in others])
         return {n: each for n, each in zip(others, found, strict=True) if isinstance(each, NodeReport)}
 
     def _lift_fence(self, state: ClusterState, members: list[int]) -> None:
-        """Push a new map, with which nodes consume from the node again."""
+        """Push a new map, which makes nodes consume from the fenced node again."""
         again = self._file.save(replace(state, revision=state.revision + 1))
         self._push(again, members)
 
@@ -302,9 +303,9 @@ class Manager:
             self._caught_up()
             state = self.state
             if member in state.members:
-                raise ConfigError(f"{member} is a member already")
+                raise ConfigError(f"{member} is already a member")
             if self._nodes.report(member, state.bucket).manifest_uid > state.manifest_uid:
-                raise ConfigError(f"{member} has collections of its own: erase its data, and add it then")
+                raise ConfigError(f"{member} has its own collections: erase its data before you add it")
             new = self._file.save(replace(state, members=(*state.members, member), revision=state.revision + 1))
             *_, outcome = self._push(new, range(len(new.members)))
             if isinstance(outcome, NodeRefused):
@@ -326,7 +327,7 @@ class Manager:
     def rebalance(
         self, members: list[int] | None = None, on_move: Callable[[int, int, Move], None] | None = None
     ) -> int:
-        """Spread actives evenly over ``members`` (all that answer) and fill up replicas; how many vbuckets moved."""
+        """Spread actives evenly over ``members`` (all that answer) and add missing replicas; returns how many moved."""
         with self._file.alone():
             if members is None:
                 members = sorted(n for n, report in self._caught_up().items() if report.is_member)
@@ -342,7 +343,7 @@ class Manager:
     ) -> None:
         """Hand vbuckets over: replicate, wait for the disk, take over, and verify.
 
-        Many are replicated at the same time, but few change their owner between two maps: clients cannot write to those
+        Many are replicated in parallel, but few change their owner between two maps: clients cannot write to those
         until they have the next map.
 
         See docs/protocol/consumer.md#third-party.
@@ -371,7 +372,7 @@ class Manager:
             raise
 
     def _wait_until_caught_up(self, state: ClusterState, moves: list[Move], deadline: float) -> None:
-        """Return once little is left to stream and the targets have the rest on disk."""
+        """Return once little is left to stream and the targets have everything else on disk."""
         work = []
         for (source, target), pair in by_pair(moves).items():
             ends = state.members[source], state.members[target]
@@ -384,7 +385,7 @@ class Manager:
                 raise outcome
 
     def _hand_over(self, state: ClusterState, moves: list[Move], timeout_s: float) -> ClusterState:
-        """Take all of them over at the same time, then push the new map; raises if one of them did not happen."""
+        """Take all of them over in parallel, then push the new map; raises if a takeover failed."""
         by_target: defaultdict[int, list[int]] = defaultdict(list)
         for move in moves:
             by_target[move.target].append(move.vbucket)
@@ -406,7 +407,7 @@ class Manager:
     def _settle(self, moves: list[Move]) -> ClusterState:
         """After a failed takeover: targets that are active now own their vbuckets, the others go back to their sources.
 
-        Only targets that know this map count: any other is active by an older one, or was so before it crashed.
+        Only targets that have this map count: any other is active by an older map, or was so before it crashed.
         """
         reports = self._current(self.node_reports())
         done = [m for m in moves if _state_of(reports, m.target, m.vbucket) == VbucketState.ACTIVE]
@@ -429,7 +430,7 @@ def _state_of(reports: Reports, member: int, vbucket: int) -> int:
 
 
 def _leads_others(state: ClusterState, number: int, report: NodeReport) -> bool:
-    """Whether the vbuckets that are active at a node are not exactly those that the map gives it."""
+    """Whether a node's active vbuckets differ from those that the map gives it."""
     return any(
         (chain[0] == number) != (_state_of({number: report.vbuckets}, number, vb) == VbucketState.ACTIVE)
         for vb, chain in enumerate(state.owners)

@@ -25,15 +25,15 @@ from upriver.wire.messages.cluster import SeqnoPersistence
 from upriver.wire.messages.dcp import StreamEnd
 from upriver.wire.messages.upr import UprStreamEnd
 
-STREAMED = 64  # vbuckets that stream to their new owner at the same time
-AT_ONCE = 8  # of those, how many are handed over at the same time
+STREAMED = 64  # vbuckets that stream to their new owner in parallel
+AT_ONCE = 8  # how many of those are handed over in parallel
 TRIES = 3
 T = TypeVar("T")
 OnMoved = Callable[[int, "MoveOutcome"], None]
 
 
 class MoveOutcome(Enum):
-    """What became of a vbucket."""
+    """How the move of a vbucket ended."""
 
     MOVED = "moved"
     ALREADY_THERE = "already there"
@@ -125,7 +125,7 @@ class Mover:
             raise ConfigError(f"vbucket {vb} is active at both ends; make it a replica or dead at one of them first")
         if ours is None:
             raise ConfigError(f"vbucket {vb} is at neither end")
-        if ours is not VbucketState.ACTIVE:  # a takeover was interrupted, or it was switched off: its data is here
+        if ours is not VbucketState.ACTIVE:  # a takeover was interrupted, or it was made dead: its data is here
             await connection.set_vbucket(Side.PRODUCER, vb, VbucketState.ACTIVE)
         if theirs is not VbucketState.REPLICA:
             await connection.set_vbucket(Side.CONSUMER, vb, VbucketState.REPLICA)
@@ -139,7 +139,7 @@ class Mover:
                 raise
 
     async def _until_caught_up(self, connection: ReplicationConnection, vb: int) -> None:
-        """Return once little is left to send and the target has on disk what was sent."""
+        """Return once little is left to send and everything that was sent is on the target's disk."""
         deadline = time.monotonic() + self._timeout_s
         while not is_close(await connection.stat(Side.PRODUCER, takeover_stat(vb, connection.name))):
             if time.monotonic() > deadline:
@@ -149,7 +149,7 @@ class Mover:
             await connection.ask(Side.CONSUMER, SeqnoPersistence(seqno, vbucket=vb), self._timeout_s)
 
     async def _take_over(self, connection: ReplicationConnection, vb: int) -> None:
-        """Return when the takeover stream ends. The end of the stream before it may arrive meanwhile."""
+        """Return when the takeover stream ends. The end of the previous stream may arrive meanwhile."""
         opaque = (await connection.add_stream(vb, takeover=True)).stream_opaque
         await connection.wait_for(self._ends[_stream(opaque)], self._timeout_s)
 

@@ -34,9 +34,9 @@ class NodeRefused(UpriverError):
 class NodeReport:
     """What a node reports.
 
-    ``is_member``: it has had a map since it started; ``clean``: nothing was lost when it stopped before that;
-    ``fenced``: it was told to stop consuming from some node until the next map; ``version``: the newest map that it
-    ever had; ``uuid``: that of the bucket in that map.
+    ``is_member``: it was given a map since it started; ``clean``: it lost nothing when it last stopped; ``fenced``: it
+    was told to stop consuming from some node until the next map; ``version``: the newest map that it ever had;
+    ``uuid``: the bucket's uuid in that map.
     """
 
     version: Version
@@ -68,7 +68,7 @@ class Nodes:
         return _node_report(self.call(member, "GET", f"/upriver/cluster/{bucket}"))
 
     def fence(self, member: Member, bucket: str, source: Member) -> NodeReport:
-        """Make a member consume nothing more from ``source``; its report then covers all that it acknowledged to it."""
+        """Stop a member from consuming from ``source``; its report covers everything that it acknowledged to it."""
         return _node_report(self.call(member, "POST", f"/upriver/fence/{bucket}", {"source": str(source)}))
 
     def push(self, member: Member, bucket: str, state: dict[str, Any], *, welcome: bool = False) -> None:
@@ -86,7 +86,7 @@ class Nodes:
         self.call(member, "POST", f"/upriver/manifest/{bucket}", manifest)
 
     def proposals(self, member: Member, bucket: str) -> dict[str, Any]:
-        """Changes of the manifest that clients asked a member for, by name."""
+        """The changes of the manifest that clients asked a member for, by name."""
         return dict(self.call(member, "GET", f"/upriver/proposals/{bucket}"))
 
     def decide(self, member: Member, bucket: str, outcomes: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ def _report(state: int, high: int, persisted: int, consistent: int, branches: li
 
 
 def at_once(work: Sequence[Callable[[], T]]) -> list[T | UpriverError]:
-    """Do all of it at the same time. Results in order; an ``UpriverError`` is a result too."""
+    """Run all functions in parallel; results in order. An ``UpriverError`` is a result, too."""
 
     def outcome(each: Callable[[], T]) -> T | UpriverError:
         try:

@@ -1,4 +1,4 @@
-"""Who owns what: the cluster state as a value, and the states that follow from it. Pure.
+"""Which member owns which vbucket: the cluster state as a value, and the states that follow from it. Pure.
 
 A plan changes as little as possible: a failover promotes replicas, a rebalance moves only the surplus.
 """
@@ -124,12 +124,12 @@ class ClusterState:
         raise ConfigError(f"no node {name!r}; there are {', '.join(map(str, self.members))}")
 
     def with_owners(self, owners: list[Chain]) -> ClusterState:
-        """The next revision. A vbucket with another active, or with a replica less, has its replicas checked again."""
+        """The next revision. A vbucket that gets a new active or loses a replica has its replicas checked again."""
         synced = [self._still_synced(vb, chain) for vb, chain in enumerate(owners)]
         return replace(self, owners=tuple(owners), synced=tuple(synced), revision=self.revision + 1)
 
     def _still_synced(self, vb: int, chain: Chain) -> Chain:
-        """The replicas that still count as synced: none after a replica left that may be the only one with a write."""
+        """The replicas that still count as synced: none once a replica left that alone may have had a write."""
         before = self.owners[vb]
         stays = chain[0] == before[0] and {*before} <= {*chain, NOBODY}
         return self.synced[vb] if stays and vb < len(self.synced) else ()
@@ -168,10 +168,10 @@ def first_owners(members: int, vbuckets: int, replicas: int) -> tuple[Chain, ...
 
 
 def reconciled(state: ClusterState, given: Collection[ClusterState]) -> ClusterState:
-    """The state to go on with if nodes have maps that the manager's state does not know: the newest of theirs.
+    """The state to continue with if nodes have maps that the manager's state does not know: the newest of theirs.
 
     The manager's own revision may be higher although no node took it. Where maps have forked, a new epoch puts the
-    result above all of them. Who is in sync is found out again.
+    result above all of them. Which replicas are in sync is determined again.
     """
     known = [state, *given]
     newest = max(given, key=lambda each: (each.epoch, each.revision))
@@ -203,7 +203,7 @@ def best_replica(candidates: Mapping[int, VbucketReport]) -> int:
 def fail_over(state: ClusterState, lost: int, reports: Reports) -> ClusterState:
     """The state without a node: the best replica that answers becomes active.
 
-    A vbucket without such a replica stays with the lost node, and is away until that comes back.
+    A vbucket without such a replica stays with the lost node, and is unavailable until that node comes back.
     """
     chains = []
     for vb, chain in enumerate(state.owners):
@@ -224,7 +224,7 @@ def _copies(vb: int, members: Iterable[int], reports: Reports) -> dict[int, Vbuc
 
 
 def _candidates(state: ClusterState, vb: int, members: Iterable[int], reports: Reports) -> dict[int, VbucketReport]:
-    """Who may be promoted: only those in sync, if they are enough. Others may have more of an abandoned branch."""
+    """Members that may be promoted: those in sync, if these suffice. Others may have more of an abandoned branch."""
     found = _copies(vb, members, reports)
     if _every_majority_is_among(state, vb, found):
         return {member: report for member, report in found.items() if member in state.synced[vb]}
@@ -232,9 +232,10 @@ def _candidates(state: ClusterState, vb: int, members: Iterable[int], reports: R
 
 
 def unsafe_without(state: ClusterState, lost: int, reachable: Collection[int]) -> list[int]:
-    """Vbuckets of which a failover could lose a durable write, because it may be on no node that is left.
+    """Vbuckets of which a failover could lose a durable write, because it may be on none of the remaining nodes.
 
-    Not only those that are active at the lost node: where the active is away too, the lost replica may have the most.
+    These are not only the active vbuckets of the lost node: where the active is away too, the lost replica may have the
+    most.
     """
     left = {*reachable} - {lost}
     return [
@@ -254,9 +255,9 @@ def _every_majority_is_among(state: ClusterState, vb: int, asked: Collection[int
 
 
 def recover(state: ClusterState, crashed: int, reports: Reports) -> tuple[ClusterState, list[int]]:
-    """The state after a node comes back from a crash, and the replicas that must answer before it holds.
+    """The state after a node comes back from a crash, and the replicas that must answer before it is valid.
 
-    The node may lack what its replicas have acknowledged: where a replica has more, that one becomes active.
+    The node may lack writes that its replicas have acknowledged: where a replica has more, it becomes active.
     """
     chains, silent = [], set()
     for vb, chain in enumerate(state.owners):
@@ -274,7 +275,7 @@ def _led_by_the_best(chain: Chain, own: VbucketReport | None, others: Mapping[in
 
 
 def newly_synced(state: ClusterState, actives: Reports, followers: Reports) -> ClusterState:
-    """Note which replicas have what their active had in an earlier report, if that knew this map already."""
+    """Note which replicas have everything that their active had in an earlier report, made under this map."""
     rows = []
     for vb, chain in enumerate(state.owners):
         lead = actives.get(chain[0], {}).get(vb)

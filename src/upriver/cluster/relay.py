@@ -1,8 +1,8 @@
-"""Forwards the bytes between a producer and a consumer, with requests of its own among them.
+"""Forwards bytes between a producer and a consumer, and sends its own requests to both.
 
-Pure. The relay owns opaques from 0xD0000000 on, which consumers' small counters never reach; it keeps the answers to
-those for itself. It notes seqnos, and reports STREAM_END and SET_VBUCKET_STATE as they pass. It never answers for one
-of the two, not even noops, so that each notices when the other is dead.
+Pure. Its own requests have opaques from 0xD0000000 on, which consumers' small counters never reach, and it does not
+forward the answers to them. It notes seqnos, and reports STREAM_END and SET_VBUCKET_STATE as they pass. It never
+answers in place of one of the two, not even noops, so that each notices when the other is dead.
 
 See docs/protocol/consumer.md#third-party.
 """
@@ -44,7 +44,7 @@ class Answered:
 
 @dataclass(slots=True)
 class SeenMessage:
-    """A message from ``side`` was forwarded that others may want to know of: a stream end, or a step of a takeover."""
+    """A message from ``side`` was forwarded that callers may need to know of: a stream end, or a step of a takeover."""
 
     side: Side
     message: Message
@@ -77,7 +77,7 @@ class Relay:
         self._out[side].append(message.encode())
 
     def receive(self, side: Side, data: bytes) -> Iterator[RelayEvent]:
-        """Take bytes from one side; all but answers to our own requests goes to the other."""
+        """Take bytes from one side; everything except answers to our own requests goes to the other."""
         self.bytes_from[side] += len(data)
         for interesting, span in self._splitters[side].receive(data):
             event = self._look(side, span) if interesting else None

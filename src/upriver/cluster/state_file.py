@@ -1,7 +1,7 @@
 """The manager's file: the newest state of the cluster, written whole, by one manager at a time.
 
-Every state is on a branch, and a branch belongs to one process. As soon as the process finds anything in the file that
-it has not written itself, another manager's state or a restored copy, it begins a new branch. So two managers never
+Every state is on a branch, and a branch belongs to one process. As soon as the process finds something in the file that
+it has not written itself (another manager's state, or a restored copy), it begins a new branch. So two managers never
 write different states under one version (``Version``).
 """
 
@@ -32,12 +32,12 @@ class StateFile:
         self.forget()
 
     def forget(self) -> None:
-        """Begin as a new process would."""
+        """Start as a new process would, without a branch."""
         self._branch = self._written = ""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock: no other manager, in this process or another, changes anything meanwhile."""
+        """Hold the lock, so that no other manager in this process or another changes anything meanwhile."""
         with self._mutex:
             if self._held:
                 yield

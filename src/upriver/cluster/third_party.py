@@ -23,8 +23,8 @@ from upriver.wire.messages.dcp import StreamEnd
 from upriver.wire.messages.upr import UprStreamEnd
 
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
-MISSING_S = 30.0  # how long a vbucket may be active nowhere because it moves
-AT_ONCE = 128  # stream handshakes at the same time
+MISSING_S = 30.0  # how long a vbucket may be active nowhere while it moves
+AT_ONCE = 128  # stream handshakes in parallel
 Pair = tuple[Address, Address]
 
 
@@ -108,7 +108,7 @@ class ThirdParty:
                     self.progress.passed[vb] = seqno
 
     def _look_for_missing(self, missing: set[int]) -> None:
-        """Raise if one of our vbuckets has been active nowhere for too long to be on the move."""
+        """Raise if one of our vbuckets has been active nowhere for longer than a move takes."""
         self.progress.missing = missing
         if not missing:
             self._missing_since = time.monotonic()
@@ -116,7 +116,7 @@ class ThirdParty:
             raise UpriverError(f"vbucket {min(missing)} is active at no node of the source")
 
     async def _keep_up(self, pair: Pair, vbuckets: list[int]) -> None:
-        """Keep one pair of nodes connected, again and again."""
+        """Keep one pair of nodes connected: reconnect whenever the connection ends."""
         delay = RETRY_S
         while True:
             began = time.monotonic()
@@ -153,7 +153,7 @@ class ThirdParty:
             ended.put_nowait(event.message.vbucket)
 
     async def _renew(self, connection: ReplicationConnection, ended: asyncio.Queue[int]) -> None:
-        """Open streams again that end, until the connection closes."""
+        """Reopen streams that end, until the connection closes."""
         gone = asyncio.ensure_future(connection.wait_closed())
         try:
             while True:

@@ -12,8 +12,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from tests.by_id import ById
 from tests.spark.spark_world import World, drain, stream
+from tests.support.by_id import ById
 from upriver.errors import ConfigError
 from upriver.lake.reading import _VIEW
 from upriver.lake.sql import (

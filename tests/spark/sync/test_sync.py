@@ -13,9 +13,9 @@ import pytest
 from deltalake import DeltaTable
 
 import upriver.spark
-from tests.by_id import ById
 from tests.spark.spark_world import PATIENCE_S, World
 from tests.spark.sync.lakes import DEFAULT, LakeWorld
+from tests.support.by_id import ById
 from upriver.client.blocking import connect
 from upriver.errors import ConfigError, UpriverError
 from upriver.lake import compare, read, read_documents

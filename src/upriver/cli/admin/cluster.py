@@ -1,4 +1,4 @@
-"""``upriver cluster``: start a cluster, on this machine or of given nodes, and manage it."""
+"""``upriver cluster``: start a cluster of local processes or of given nodes, and manage it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HOST_AND_PORTS = re.compile(r"(.+):(\d+):(\d+)")
 
 
 def _cluster_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Declare what every command on a cluster takes; the function gets ``manager`` and ``as_json``."""
+    """Declare the options of every command on a cluster; the function gets ``manager`` and ``as_json``."""
 
     @wraps(function)
     def run(data: Path, **given: Any) -> None:
@@ -48,7 +48,7 @@ def _cluster_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(cls=ConnectingGroup)
 def cluster() -> None:
-    """Run a cluster, and manage it."""
+    """Run and manage a cluster."""
 
 
 # ---------------------------------------------------------------------------------------------- start
@@ -60,19 +60,19 @@ def cluster() -> None:
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(0, 3), help="Of each vbucket.")
 @click.option("--vbuckets", default=1024, show_default=True, type=click.IntRange(1, 65535), help="Of the bucket.")
 @click.option("--bucket", default="default", show_default=True, help="Created at the first start.")
-@click.option("--member", "members", multiple=True, metavar="NODE", help="A node that runs already; may be repeated.")
-@click.option("--restart", is_flag=True, help="Start nodes again that died.")
+@click.option("--member", "members", multiple=True, metavar="NODE", help="A node that already runs; may be repeated.")
+@click.option("--restart", is_flag=True, help="Restart nodes that die.")
 @click.option("--enable-faults", is_flag=True, help="Allow `upriver fault`, for testing consumers.")
-@click.option("--lazy", is_flag=True, help="Sync less: faster, survives kill -9 but perhaps not a power failure.")
+@click.option("--lazy", is_flag=True, help="Sync less often: faster, survives kill -9 but perhaps not a power failure.")
 @login_options
 def start(
     data: Path, nodes: int, replicas: int, vbuckets: int, bucket: str, members: tuple[str, ...], restart: bool,
     enable_faults: bool, lazy: bool, **who: Any,
 ) -> None:  # fmt: skip
-    """Start nodes and keep their map up to date until Ctrl-C; a cluster that was in --data comes back as it was.
+    """Start nodes and keep their map up to date until Ctrl-C; a cluster in --data is resumed as it was.
 
-    With --member no process is started: those nodes (couchbase://HOST:PORT or HOST:PORT), which run with `upriver serve
-    --member`, become the cluster.
+    With --member no process is started: the nodes it names (couchbase://HOST:PORT or HOST:PORT), which must run with
+    `upriver serve --member`, become the cluster.
     """
     from upriver.cluster.collections import answering
     from upriver.cluster.local import local_cluster
@@ -112,7 +112,7 @@ def _ready(state: ClusterState) -> None:
 
 
 def _watch(manager: Manager, stop: threading.Event, first: Callable[[], None] = lambda: None) -> None:
-    """Run the manager every second; a node that waits for others is reported once, and again when that changes."""
+    """Run the manager every second. Report a node that waits for others once, and again when that changes."""
     _ready(manager.watch())
     told: dict[int, list[int]] = {}
     while not stop.wait(1.0):
@@ -121,7 +121,7 @@ def _watch(manager: Manager, stop: threading.Event, first: Callable[[], None] = 
         for number, needs in manager.waits.items():
             if told.get(number) != needs:
                 others = ", ".join(map(str, needs))
-                click.echo(f"node {number} has crashed and waits for node {others}, which may know more", err=True)
+                click.echo(f"node {number} has crashed and waits for node {others}, which may have more", err=True)
         told = manager.waits
         while manager.notes:
             click.echo(manager.notes.pop(0), err=True)
@@ -157,7 +157,7 @@ def _node_row(
 ) -> dict[str, Any]:
     report = reports.get(number)
     word = "away" if report is None else "ok" if report.is_member else "waiting for its map"
-    if needs:  # it crashed, and these may have durable writes that it lost
+    if needs:  # it crashed, and those nodes may have durable writes that it lost
         word = f"waiting for node {', '.join(map(str, needs))}"
     if report is not None and report.is_member and report.version != state.lineage.version:
         word = f"has revision {report.revision}"

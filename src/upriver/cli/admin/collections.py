@@ -51,10 +51,10 @@ def _rows(scope: dict[str, Any]) -> Iterator[tuple[str, str]]:
     "--max-ttl",
     type=click.IntRange(-1, 2**31 - 1),
     default=0,
-    help="Seconds that a document lives at most; 0: what the bucket says, -1: for ever.",
+    help="Seconds until a document expires, at most; 0: as the bucket says, -1: never.",
 )
 def create(connect_to: ConnectOptions, path: str, max_ttl: int) -> None:
-    """Create a scope, or a collection and its scope, if that is missing. PATH is SCOPE or SCOPE.COLLECTION."""
+    """Create a scope, or a collection together with its scope if that is missing. PATH is SCOPE or SCOPE.COLLECTION."""
     scope, collection = _split(path)
     node, bucket = Management.of(connect_to), connect_to.bucket
     known = {each["name"] for each in node.get(*BUCKETS, bucket, "scopes")["scopes"]}
@@ -69,10 +69,10 @@ def create(connect_to: ConnectOptions, path: str, max_ttl: int) -> None:
 @collections.command("alter", short_help="Change a collection.")
 @connection_options
 @click.argument("path", metavar="SCOPE.COLLECTION")
-@click.option("--max-ttl", type=click.IntRange(-1, 2**31 - 1), help="0: what the bucket says, -1: for ever.")
-@click.option("--history/--no-history", default=None, help="Whether changes are kept for readers of history.")
+@click.option("--max-ttl", type=click.IntRange(-1, 2**31 - 1), help="0: as the bucket says, -1: never.")
+@click.option("--history/--no-history", default=None, help="Whether to keep changes for readers of history.")
 def alter(connect_to: ConnectOptions, path: str, max_ttl: int | None, history: bool | None) -> None:
-    """Change a collection; what is not given stays as it is."""
+    """Change a collection; settings that are not given stay as they are."""
     scope, collection = _split(path)
     if not collection or (max_ttl is None and history is None):
         raise ConfigError("give SCOPE.COLLECTION and --max-ttl, --history or --no-history")

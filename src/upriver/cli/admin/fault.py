@@ -24,7 +24,7 @@ _name = click.option("--name", default="", help="Name of the DCP connection.  [d
 def fault() -> None:
     """Make the node at CONNECTION misbehave, to test its consumers.
 
-    The node must run with --enable-faults. What is done is printed as JSON.
+    The node must run with --enable-faults. Prints what was done as JSON.
     """
 
 

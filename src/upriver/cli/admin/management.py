@@ -1,6 +1,6 @@
-"""A node's management port as commands use it; a refusal is a ``ConfigError`` in the node's own words.
+"""Requests to a node's management port; a refusal is a ``ConfigError`` in the node's own words.
 
-The port is found as SDKs find it: the data service of the node has it in its cluster map.
+The port is found as SDKs find it: in the cluster map that the node's data service sends.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _management_port(seed: Address, options: ConnectOptions) -> int:
     with closing(converse(seed, replace(options, bucket=""))) as connection:
         [answer] = connection.ask([GetClusterConfig()])
     if answer.status == Status.EACCESS and not options.username:
-        raise AccessDenied(f"{seed}: the node wants a login: give --username, and the password in UPRIVER_PASSWORD")
+        raise AccessDenied(f"{seed}: the node requires a login: give --username, and the password in UPRIVER_PASSWORD")
     if answer.status != Status.SUCCESS:
         raise StatusError.of(answer.status, f"{seed}: cannot get the cluster map")
     port = port_in(config_json(getattr(answer, "value", b"")), seed.host, options.network, tls=options.tls)
@@ -136,8 +136,8 @@ def port_in(config: Any, seen_host: str, network: str = "auto", *, tls: bool = F
 
 
 def _services(node: Mapping[str, Any], seen_host: str, network: str) -> Mapping[str, int]:
-    """The ports of a node, in the network that we came in by."""
+    """The ports of a node in the network that we reach it through."""
     external = node.get("alternateAddresses", {}).get("external", {})
-    came_outside = network == "external" or (network == "auto" and external.get("hostname") == seen_host)
-    found: Mapping[str, int] = (external.get("ports") if came_outside else None) or node.get("services", {})
+    is_external = network == "external" or (network == "auto" and external.get("hostname") == seen_host)
+    found: Mapping[str, int] = (external.get("ports") if is_external else None) or node.get("services", {})
     return found

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments, login
+from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments, login, parse_ranges
 from upriver.cli.progress import Advance, progress_bar
-from upriver.cli.ranges import parse_ranges
 from upriver.errors import ConfigError
 from upriver.lake.report import counted
 
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
     from upriver.client.options import ConnectOptions
 
 _NO_MAP = (
-    "note: {source} and {target} are not members of a cluster, so their cluster maps are as before: each names itself "
-    "for every vbucket. Tell clients where to go; with `upriver cluster` they follow by themselves."
+    "note: {source} and {target} are not members of a cluster, so their cluster maps do not change: each names "
+    "itself for every vbucket. Tell clients where to go; with `upriver cluster` they follow by themselves."
 )
 
 
 @click.command(cls=ConnectingCommand)
 @connection_arguments
-@click.option("--vbucket", "vbuckets", required=True, help="Which, like 0-511,600.")
+@click.option("--vbucket", "vbuckets", required=True, help="Which vbuckets, such as 0-511,600.")
 @click.option("--to", "target", required=True, help="The node that takes over.")
 @click.option("--data", type=click.Path(path_type=Path), help="Directory of the cluster that both are members of.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -33,8 +32,8 @@ def move(vbuckets: str, target: str, data: Path | None, as_json: bool, **connect
     """Move vbuckets from the node at CONNECTION to the node --to, by takeover.
 
     In a cluster (--data) the vbuckets leave the members that own them, and every node gets the new map. Between two
-    nodes of no cluster this command carries the bytes itself; run it again if it is interrupted. Clients are not told
-    then: the cluster map of each node still names that node for every vbucket.
+    nodes that are in no cluster, this command carries the bytes itself; run it again if it is interrupted. Clients are
+    not told of such a move: the cluster map of each node still names that node for every vbucket.
     """
     wanted = parse_ranges(vbuckets)
     if data is not None and connecting["connection"]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments
-from upriver.cli.ranges import parse_ranges
+from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments, parse_ranges
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 @click.command(cls=ConnectingCommand)
 @connection_arguments
 @click.argument("target")
-@click.option("--vbuckets", help="Only these, like 0-511,600.  [default: all]")
-@click.option("--demote", is_flag=True, help="Make active vbuckets of the target replicas; undoes what only they have.")
-@click.option("--once", is_flag=True, help="Stop when everything that the source has is there.")
+@click.option("--vbuckets", help="Only these, such as 0-511,600.  [default: all]")
+@click.option("--demote", is_flag=True, help="Make the target's active vbuckets replicas; undoes what only they have.")
+@click.option("--once", is_flag=True, help="Stop when the target has everything that the source has.")
 @click.option("--lag", "show_lag", is_flag=True, help="Show how far each vbucket is behind.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per second.")
 def replicate(
@@ -34,7 +33,7 @@ def replicate(
     """Stream the vbuckets of CONNECTION into replicas at TARGET until Ctrl-C.
 
     The target asks for the streams itself and resumes where it stopped, or rolls back if its history has diverged. This
-    process only forwards bytes, unchanged, in both directions. The connection options hold for both ends.
+    process only forwards bytes, unchanged, in both directions. The connection options apply to both ends.
     """
     from upriver.cluster.third_party import ThirdParty
     from upriver.net.aio import run
@@ -96,7 +95,7 @@ def _display(as_json: bool, show_lag: bool) -> Iterator[Callable[[ReplicationPro
 
 @contextmanager
 def _whole_lines(console: Console) -> Iterator[None]:
-    """End the last line also without a terminal, where ``Live`` does not."""
+    """End the last line even without a terminal; ``Live`` does so only with one."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""``upriver serve``: run a node until it is told to stop."""
+"""``upriver serve``: run a node until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_KV_PORT, DEFAULT_HTTP_PORT = 11210, 8091
 COLLECT_S = 60.0
-MANY_STREAMS, MANY_ROUNDS = 5_000, 30  # with so many streams only every thirtieth time
+MANY_STREAMS, MANY_ROUNDS = 5_000, 30  # with this many streams, collect only every thirtieth time
 NEVER = 1 << 30
 SILENT_START_S = 4.0
 
@@ -30,7 +30,7 @@ SILENT_START_S = 4.0
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Directory of the buckets.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--kv-port", default=DEFAULT_KV_PORT, show_default=True, help="0 picks a free one.")
-@click.option("--advertised-kv-port", type=int, help="The port that others reach --kv-port under, through a proxy.")
+@click.option("--advertised-kv-port", type=int, help="Port of the proxy through which others reach --kv-port.")
 @click.option(
     "--http-port", type=int, help="Management port; 0 picks a free one.  [default: 8091 beside --kv-port 11210, else 0]"
 )
@@ -40,15 +40,15 @@ SILENT_START_S = 4.0
 @click.option("--client-ca", type=click.Path(path_type=Path), help="Accept client certificates signed by this CA.")
 @click.option("--bucket", default="default", show_default=True, help="Created at the first start.")
 @click.option("--vbuckets", default=1024, show_default=True)
-@click.option("--username", default="", help="A user while the node runs; `upriver user` makes lasting ones.")
-@click.option("--password", default="", envvar="UPRIVER_PASSWORD", help="Better in UPRIVER_PASSWORD.")
+@click.option("--username", default="", help="A user for this run only; `upriver user` adds permanent ones.")
+@click.option("--password", default="", envvar="UPRIVER_PASSWORD", help="Safer in UPRIVER_PASSWORD.")
 @click.option("--no-plain", is_flag=True, help="Refuse passwords in clear text without TLS.")
 @click.option("--default-bucket", default="", help="Bucket of clients that never select one.")
-@click.option("--member", is_flag=True, help="Of a cluster: wait for the map that its manager pushes.")
+@click.option("--member", is_flag=True, help="Be a member of a cluster: wait for its manager to push a map.")
 @click.option("--enable-faults", is_flag=True, help="Allow `upriver fault`, for testing consumers.")
 @click.option("--enable-flush", is_flag=True, help="Allow clients to empty a bucket.")
 @click.option("--quota-mib", default=256, show_default=True, help="Memory for each bucket.")
-@click.option("--lazy", is_flag=True, help="Sync less: faster, survives kill -9 but perhaps not a power failure.")
+@click.option("--lazy", is_flag=True, help="Sync less often: faster, survives kill -9 but perhaps not a power failure.")
 @click.option("--log-level", default="warning", show_default=True, type=click.Choice(["info", "warning", "error"]))
 def serve(**options: Any) -> None:
     """Serve DCP and the key-value protocol; prints "ready couchbase://HOST:PORT" once it does.
@@ -97,7 +97,7 @@ async def _serve(options: NodeOptions) -> None:
 
 
 async def _started(starting: asyncio.Future[Node]) -> Node:
-    """Wait for a node to start, and say so if that takes long: the first start on a machine compiles."""
+    """Wait for a node to start; say so if it takes long, because the first start on a machine compiles."""
     await asyncio.wait([starting], timeout=SILENT_START_S)
     if not starting.done():
         click.echo("still starting: the first start on a machine compiles, which may take a minute", err=True)
@@ -105,9 +105,9 @@ async def _started(starting: asyncio.Future[Node]) -> Node:
 
 
 async def _collect_rarely(node: Node) -> None:
-    """Run full garbage collections once a minute, and less often with many streams: they stop all clients meanwhile.
+    """Run full garbage collections, during which all clients wait, once a minute, and less often with many streams.
 
-    Objects that exist by now are left out of them for good. Closed connections and streams are freed without them.
+    Objects that exist by now are excluded for good. Closed connections and streams are freed without a collection.
     """
     from upriver.node.dcp.producer import ProducerRole
 

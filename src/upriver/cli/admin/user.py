@@ -1,5 +1,7 @@
-"""``upriver user``: who may log in to a node, and what they may do; kept in its data directory, passwords as salted
-hashes."""
+"""``upriver user``: who may log in to a node, and what they may do.
+
+Users are kept in the node's data directory, their passwords as salted hashes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _roles = click.option(
 
 @click.group()
 def user() -> None:
-    """Manage the users of a node. A running node notices the change by itself."""
+    """Manage the users of a node. A running node notices changes by itself."""
 
 
 @user.command("add")
@@ -32,7 +34,7 @@ def user() -> None:
 def add(name: str, data: Path, roles: tuple[str, ...], password_stdin: bool) -> None:
     """Add a user, or give one a new password.
 
-    Without --role a new user is an administrator, and an old one keeps their roles.
+    Without --role a new user is an administrator, and an existing user keeps their roles.
     """
     from upriver.node.access import users
     from upriver.node.access.roles import Access
@@ -88,7 +90,7 @@ def list_users(data: Path, with_roles: bool, as_json: bool) -> None:
 @_data
 @_roles
 def grant(name: str, data: Path, roles: tuple[str, ...]) -> None:
-    """Give a user other roles, instead of those they have. Open connections follow within a second."""
+    """Replace the roles of a user. Open connections follow within a second."""
     from upriver.node.access import users
 
     if not roles:

@@ -9,7 +9,7 @@ import click
 
 @click.command("compile")
 def compile_kernels() -> None:
-    """Compile now what the first start of a node or the first read would compile.
+    """Compile now what would otherwise be compiled when a node first starts, or at the first read.
 
     Useful when a container image is built. The result is kept beside the installed package, or in the directory that
     NUMBA_CACHE_DIR names.

@@ -1,7 +1,7 @@
 """``upriver demo``: the whole pipeline on this machine, with a node killed in the middle of it.
 
-Every step is what a user would run: nodes are processes, the sync is `upriver sync`, the check is `upriver verify`.
-Everything that is started here is stopped here.
+Every step is one that a user would run: nodes are processes, the sync is `upriver sync`, the check `upriver verify`.
+The demo stops everything that it starts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import orjson
 
-from upriver.cli.demo_data import SHARES, documents, manifest
 from upriver.errors import UpriverError
 from upriver.lake.report import counted
 
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 VBUCKETS = 128
 STEPS = itertools.count(1)
+CITIES = ("Lisbon", "Kyoto", "Nairobi", "Oslo", "Quito", "Toronto", "Vienna", "Wellington")
+STATES = ("new", "paid", "shipped", "delivered", "returned")
+MODELS = ("thermostat", "camera", "lock", "speaker", "meter")
+SHARES = {"users": 0.3, "orders": 0.5, "devices": 0.2}
 
 
 @click.command()
@@ -102,7 +106,7 @@ class _Demo:
                 answering(self.manager.answer_proposals),
                 closing(converse(db.topology.nodes[0], db.options)) as connection,
             ):
-                connection.ask([SetManifest(manifest())])  # any node will do: it asks the manager, who tells them all
+                connection.ask([SetManifest(manifest())])  # any node will do: it asks the manager, which tells all
             for name, share in SHARES.items():
                 total = int(count * share)
                 task = bar.add_task(name, total=total)
@@ -130,7 +134,7 @@ class _Demo:
         self.say(f"writes go on; {self.sync.rows - before:,} more changes have arrived")
 
     def lose_history(self) -> None:
-        """Node a stops replicating, so what it acknowledges from now on is lost when it dies."""
+        """Node a stops replicating, so the writes that it acknowledges from now on are lost when it dies."""
         a, b = self.nodes
         name = f"replication:127.0.0.1:{a.kv_port}->127.0.0.1:{b.kv_port}:default"
         subprocess.run(  # noqa: S603
@@ -203,7 +207,7 @@ class _Demo:
         self.sync.stop()
 
     def _current_is_fresh(self) -> bool:
-        """Whether `current` alone has all that the fresh view has."""
+        """Whether `current` alone has everything that the fresh view has."""
         from deltalake import DeltaTable
 
         from upriver.lake import read
@@ -223,7 +227,7 @@ class _Demo:
 
 
 class SyncProcess:
-    """`upriver sync --json` in a process of its own, and what it has said so far."""
+    """An `upriver sync --json` process, and what it has reported so far."""
 
     def __init__(self, connection: str, directory: Path) -> None:
         self.lake = directory / "lake"
@@ -329,3 +333,54 @@ def _upriver(*arguments: str) -> list[str]:
 def _chunks(pairs: Iterator[tuple[bytes, bytes]], size: int) -> Iterator[dict[bytes, bytes]]:
     while chunk := dict(itertools.islice(pairs, size)):
         yield chunk
+
+
+# ---------------------------------------------------------------------------------------------- documents
+
+
+def user(number: int, rng: random.Random) -> dict[str, object]:
+    return {
+        "name": f"user {number}",
+        "email": f"user{number}@example.com",
+        "city": rng.choice(CITIES),
+        "age": rng.randint(18, 90),
+        "tags": rng.sample(("vip", "newsletter", "beta", "b2b"), rng.randint(0, 2)),
+        "address": {"street": f"{rng.randint(1, 99)} High Street", "zip": f"{rng.randint(10000, 99999)}"},
+    }
+
+
+def order(number: int, rng: random.Random) -> dict[str, object]:
+    return {
+        "user": f"user::{rng.randint(0, 60_000)}",
+        "status": rng.choice(STATES),
+        "total": round(rng.uniform(5, 500), 2),
+        "items": rng.randint(1, 9),
+        "city": rng.choice(CITIES),
+        "note": "" if rng.random() < 0.9 else "please ring twice",
+    }
+
+
+def device(number: int, rng: random.Random) -> dict[str, object]:
+    reading: float | int = round(rng.uniform(-5, 35), 1) if rng.random() < 0.8 else rng.randint(0, 30)
+    return {"model": rng.choice(MODELS), "reading": reading, "online": rng.random() < 0.95, "firmware": "2.1"}
+
+
+_MAKERS = {"users": user, "orders": order, "devices": device}
+
+
+def documents(collection: str, count: int, seed: int = 7) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and JSON of the first ``count`` documents of a collection: made up, and the same in every run."""
+    rng = random.Random(f"{seed}{collection}")
+    make = _MAKERS[collection]
+    for number in range(count):
+        yield f"{collection[:-1]}::{number}".encode(), orjson.dumps(make(number, rng))
+
+
+def manifest(uid: int = 2) -> bytes:
+    """A scope ``shop`` with the three collections."""
+    collections = [{"name": name, "uid": f"{8 + n:x}"} for n, name in enumerate(SHARES)]
+    scopes = [
+        {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]},
+        {"name": "shop", "uid": "8", "collections": collections},
+    ]
+    return orjson.dumps({"uid": f"{uid:x}", "scopes": scopes})

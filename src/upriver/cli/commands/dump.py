@@ -1,7 +1,7 @@
 """``upriver dump``: all changes of a bucket up to now, into Parquet or JSON-lines files; can be resumed.
 
 The directory holds numbered parts and ``checkpoint.json``, which says how many parts it covers, and of which
-collections. A dump that was killed goes on after its last covered part; parts that the checkpoint does not cover are
+collections. A dump that was killed continues after its last covered part; parts that the checkpoint does not cover are
 written again. A part is on disk before a checkpoint covers it.
 """
 
@@ -36,7 +36,11 @@ _NAME = re.compile(r"part-\d{6,}\.(parquet|jsonl|unfinished)")
 @click.option("--scope", default="", help="Only this scope.")
 @click.option("--collection", "collections", multiple=True, help="Only scope.collection; may be repeated.")
 @click.option(
-    "--part-rows", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Rows of one file, about."
+    "--part-rows",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="Approximate rows per file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON, and no progress bar.")
 def dump(
@@ -66,7 +70,7 @@ def _number(part: Path) -> int:
 
 
 def _parts(out: Path) -> list[Path]:
-    """The files that a dump wrote; other programs name their files part-something, too."""
+    """The files that a dump wrote. Other programs also name their files part-something."""
     return [path for path in out.glob("part-*.*") if _NAME.fullmatch(path.name)]
 
 
@@ -158,7 +162,7 @@ class _Dump:
             sync_folder(self._out)
             self._sink, self._in_part = None, 0
             self._next, self._parts = self._next + 1, self._parts + 1
-        if not self._feed.catching_up:  # or a dump that dies now would write these parts twice
+        if not self._feed.catching_up:  # otherwise a dump that dies now would write these parts twice
             self._checkpoint.save(self._feed.positions(), {"parts": self._next - 1})
 
     def _with_progress(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

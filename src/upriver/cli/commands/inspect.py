@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from upriver.cli.connecting import ConnectingCommand, connect_options, connection_arguments, split_options
-from upriver.cli.inspect_store import check_directory
+from upriver.cli.progress import progress_bar
 from upriver.errors import ConfigError
+from upriver.lake.report import counted
 
 if TYPE_CHECKING:
     from upriver.client.blocking import Database
     from upriver.client.positions import Positions
     from upriver.model import FailoverLog
+    from upriver.store.upkeep.check import CheckedAmount, StoreFinding
 
 
 @click.command(cls=ConnectingCommand)
@@ -44,7 +48,7 @@ def inspect(**options: Any) -> None:
     if rest["as_json"]:
         click.echo(json.dumps(found, indent=2))
     else:
-        _print(found)
+        _print_vbuckets(found)
 
 
 def _saved(path: Path | None) -> Positions | None:
@@ -59,7 +63,7 @@ def _saved(path: Path | None) -> Positions | None:
 
 
 def report(db: Database, only: tuple[int, ...], saved: Positions | None) -> dict[str, Any]:
-    """All of it as one JSON value."""
+    """What the command shows, as one JSON value."""
     topology, seqnos = db.topology, db.high_seqnos(complete=False)
     wanted = [vb for vb in (only or range(topology.vbuckets)) if vb in seqnos]
     logs = db.failover_logs(wanted)
@@ -91,7 +95,7 @@ def _vbucket(db: Database, vb: int, high: int, log: FailoverLog, saved: Position
     return entry
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print_vbuckets(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -110,3 +114,48 @@ def _print(found: dict[str, Any]) -> None:
     console.print(table)
     if lag:
         console.print(f"lag: {found['lag']:,} seqnos; {found['rolled_back']} vbuckets will roll back", highlight=False)
+
+
+# ---------------------------------------------------------------------------------------------- --check
+
+
+def check_directory(path: Path, as_json: bool) -> bool:
+    """Print what is damaged in the data directory of a node or of one bucket; True if nothing is."""
+    from upriver.store.upkeep.check import CheckedAmount, check_bucket
+
+    buckets = _buckets(path)
+    looked = CheckedAmount()
+    findings: list[StoreFinding] = []
+    with progress_bar("checking", 1000 * len(buckets), quiet=as_json, unit="bytes") as advance:
+        for number, bucket in enumerate(buckets):
+            at_this, found = check_bucket(bucket, partial(_advance, advance, 1000 * number))
+            looked = looked.plus(at_this)
+            findings += found
+            advance(1000 * (number + 1), at_this.size_bytes)
+    _print_damage(len(buckets), looked, findings, as_json)
+    return not findings
+
+
+def _advance(advance: Callable[[int, int], None], begin: int, done: int, total: int) -> None:
+    advance(begin + 1000 * done // max(1, total), 0)
+
+
+def _buckets(path: Path) -> list[Path]:
+    if (path / "data.mdb").exists():
+        return [path]
+    found = sorted(each.parent for each in path.glob("*/upriver.bucket")) if path.is_dir() else []
+    if not found:
+        raise ConfigError(f"--check: {path} is neither the data directory of a node nor that of a bucket")
+    return found
+
+
+def _print_damage(buckets: int, looked: CheckedAmount, findings: list[StoreFinding], as_json: bool) -> None:
+    if as_json:
+        checked = {"buckets": buckets, **looked._asdict()}
+        click.echo(json.dumps({"checked": checked, "damage": [each._asdict() for each in findings]}, indent=2))
+        return
+    for each in findings:
+        where = f"bucket {each.bucket}" + (f", vbucket {each.vbucket}" if each.vbucket is not None else "")
+        click.secho(f"{where}: {each.what} ({each.file})", fg="red")
+    sizes = f"{looked.vbuckets:,} vbuckets, {looked.blocks:,} blocks, {looked.tables:,} key tables"
+    click.echo(f"{counted(buckets, 'bucket')}, {sizes}: {len(findings) or 'nothing'} damaged")

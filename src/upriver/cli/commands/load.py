@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from upriver.cli.connecting import ConnectingCommand, connection_options
-from upriver.cli.undone import Undone, is_dumped
+from upriver.cli.rows import Undone, document_of, is_dumped, lacks_key
 from upriver.errors import ConfigError, KeyNotFound, UnknownCollection, UnknownScope
 
 if TYPE_CHECKING:
@@ -25,9 +25,14 @@ Row = dict[str, Any]
 @click.command(cls=ConnectingCommand)
 @connection_options
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path, dir_okay=False))
-@click.option("--format", "kind", type=click.Choice(["jsonl", "parquet", "csv"]), help="Instead of by the suffix.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["jsonl", "parquet", "csv"]),
+    help="[default: by the suffix]",
+)
 @click.option("--key", "key_field", default="id", show_default=True, help="Field that holds the document's key.")
-@click.option("--collection", default="", help="Into this scope.collection.")
+@click.option("--collection", default="", help="The scope.collection to write to.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON, and no progress bar.")
 def load(
     connect_to: ConnectOptions,
@@ -39,8 +44,8 @@ def load(
 ) -> None:
     """Write documents from FILES into a bucket.
 
-    Files of ``upriver dump`` are recognized: their documents go into the collections that they came from, deletions
-    included, and what a later file undoes is left out. Give all files of a dump, in order.
+    Files of `upriver dump` are recognized: their documents, deletions included, go into the collections that they came
+    from, and rows that a later file undoes are left out. Give all files of a dump, in order.
     """
     from upriver.client.blocking import connect
 
@@ -77,7 +82,6 @@ def _load_file(
     writers: _Writers, undone: Undone, number: int, path: Path, kind: str, key_field: str, *, quiet: bool
 ) -> None:
     from upriver.cli.progress import progress_bar
-    from upriver.cli.rows import document_of, lacks_key
 
     before = 0
     with progress_bar(path.name, path.stat().st_size, quiet=quiet, unit="documents") as advance_to:
@@ -122,7 +126,7 @@ class _Writers:
         return self._by_name[name]
 
     def _known(self, name: str) -> Collection:
-        """A collection that exists, so that a wrong name is told before anything is written."""
+        """A collection that exists: a wrong name is reported before anything is written."""
         found = self._db.collection(name)
         found.high_seqnos()
         return found
@@ -151,7 +155,7 @@ def _path_of(row: Row) -> str:
 
 
 class _Writer:
-    """Writes documents in batches. A later version of a key, or its deletion, replaces the one that waits."""
+    """Writes documents in batches. A later version of a key, or its deletion, replaces the pending one."""
 
     def __init__(self, documents: Database | Collection, totals: dict[str, int]) -> None:
         self._documents, self._totals = documents, totals

@@ -37,10 +37,10 @@ TELL_AGAIN_S = 60.0
 @lake_options
 @click.option("--checkpoint", help="Directory of Spark's checkpoint, which belongs to the tables.  [default: in --to]")
 @click.option("--format", type=click.Choice(["delta"]), help="[default: delta]")
-@click.option("--once", is_flag=True, default=None, help="Bring the tables up to the bucket, and end.")
+@click.option("--once", is_flag=True, default=None, help="Bring the tables up to date with the bucket, then stop.")
 @click.option(
     "--give-up-after",
-    help="End when the bucket has not answered for so long: 90s, 10m.  [default: never; 60s with --once]",
+    help="Stop when the bucket has not answered for this long: 90s, 10m.  [default: never; 60s with --once]",
 )
 @click.option("--every", help="How often to look for changes: 500ms, 5s, 1m.  [default: 1s]")
 @click.option("--history", is_flag=True, default=None, help="Also keep every version with its validity (SCD type 2).")
@@ -54,11 +54,11 @@ TELL_AGAIN_S = 60.0
 @click.option("--log-retention", help="How far back the change log reaches.  [default: for ever]")
 @click.option("--max-staleness", help="How long a change may wait before it reaches `current`.  [default: 5m]")
 @click.option("--max-rows", type=int, help="Changes per batch, at most.  [default: 1000000]")
-@click.option("--max-bytes", type=int, help="Bytes of changes per batch, about.  [default: 1073741824]")
-@click.option("--adopt", is_flag=True, default=None, help="Go on with a bucket that was deleted and created again.")
+@click.option("--max-bytes", type=int, help="Bytes of changes per batch, approximately.  [default: 1073741824]")
+@click.option("--adopt", is_flag=True, default=None, help="Continue with a bucket that was deleted and created again.")
 @click.option("--partitions", type=int, help="Tasks per batch.  [default: one per core]")
-@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs, unless spark-submit says it.")
-@click.option("--ui", is_flag=True, help="Serve Spark's own web page; its address is printed.")
+@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs, unless spark-submit sets it.")
+@click.option("--ui", is_flag=True, help="Serve Spark's web UI and print its address.")
 @click.option("--dry-run", is_flag=True, help="Explain what would be done, and do nothing.")
 @click.option("--report", type=click.Path(), help="Draw the run into this HTML file.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per batch on stdout.")
@@ -66,7 +66,7 @@ TELL_AGAIN_S = 60.0
 def sync(master: str, ui: bool, dry_run: bool, report: str | None, as_json: bool, verbose: bool, **given: Any) -> None:
     """Keep Delta tables equal to the bucket at CONNECTION (couchbase://host, or host:port).
 
-    The first run loads what is there; every run goes on where the last one stopped. Ctrl-C stops between batches.
+    The first run loads the whole bucket; later runs continue where the last one stopped. Ctrl-C stops between batches.
     """
     options = sync_options(given)
     logging.basicConfig(level="ERROR", stream=sys.stderr, format="%(asctime)s %(message)s")
@@ -90,13 +90,13 @@ def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool, ui: bo
 
     stop = threading.Event()
     shown = JsonLines() if as_json else Display(options)
-    check(options)  # a wrong password or name is told before Spark has started
+    check(options)  # report a wrong password or name before Spark starts
     shown.say("starting Spark ...")
     with nullcontext() if verbose else _stderr_to(options):
         spark = sync_session(master, ui=ui)
     if ui:
         shown.say(f"Spark's page is at {spark.sparkContext.uiWebUrl}")
-    # Only now: Spark sets a handler of its own, which would cancel the batch that is running.
+    # Only now, because Spark sets its own handler, which would cancel the running batch.
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         live = upriver.spark.sync(spark, options, stop=stop, on_progress=shown)
@@ -113,7 +113,7 @@ def _run(options: SyncOptions, master: str, as_json: bool, verbose: bool, ui: bo
 
 @contextmanager
 def _stderr_to(options: SyncOptions) -> Iterator[None]:
-    """Send the stderr of what starts now, the JVM and its workers, to a log file beside the tables."""
+    """Send the stderr of the JVM and its workers, which start meanwhile, to a log file beside the tables."""
     if "://" in options.to:
         yield
         return
@@ -145,7 +145,7 @@ class JsonLines:
 
 
 class Display:
-    """For people: a bar while much is to be loaded, then one line that stays up to date.
+    """For people: a bar during the first load, then one line that stays up to date.
 
     Without a terminal, each line is complete and has its time; that the bucket is away is repeated once a minute.
     """

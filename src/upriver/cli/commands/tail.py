@@ -22,7 +22,7 @@ _COLOURS = {"mutation": "green", "deletion": "red", "expiration": "magenta", "ro
 @click.command(cls=ConnectingCommand)
 @connection_options
 @click.option("--from", "start", default="beginning", show_default=True, help="beginning, now, or a checkpoint file.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for more at the end, instead of stopping there.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for new changes at the end instead of stopping.")
 @click.option("--scope", default="", help="Only this scope.")
 @click.option("--collection", "collections", multiple=True, help="Only scope.collection; may be repeated.")
 @click.option("--vbucket", "vbuckets", type=int, multiple=True, help="Only this vbucket; may be repeated.")
@@ -30,7 +30,7 @@ _COLOURS = {"mutation": "green", "deletion": "red", "expiration": "magenta", "ro
 @click.option("--key", "key_prefix", default="", help="Only keys that start with this.")
 @click.option("--keys-only", is_flag=True, help="Do not fetch values.")
 @click.option("--xattrs", is_flag=True, help="Fetch extended attributes.")
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many changes.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many changes.")
 @click.option("--on-rollback", type=click.Choice(["emit", "fail", "rewind"]), default="emit", show_default=True,
               help="Print that history was rolled back, stop there, or begin again silently.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")

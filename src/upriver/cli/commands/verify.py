@@ -1,4 +1,4 @@
-"""``upriver verify``: do the tables equal the bucket?"""
+"""``upriver verify``: compare the tables with the bucket."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     type=click.Choice(["fresh", "current"]),
     default="fresh",
     show_default=True,
-    help="What to judge: current with its tail, or the plain Delta table alone.",
+    help="What to compare: current with its tail, or the Delta table alone.",
 )
-@click.option("--strict", is_flag=True, help="Rows that are only late count as differences, too.")
+@click.option("--strict", is_flag=True, help="Count late rows as differences, too.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per collection.")
 def verify(view: str, strict: bool, as_json: bool, **given: Any) -> None:
-    """Compare the tables with the bucket at CONNECTION, while both go on.
+    """Compare the tables with the bucket at CONNECTION, while both keep changing.
 
     A change after the offsets that the sync has committed counts as late, not as a difference. Exit code 0: equal; 1:
     something differs (its keys are shown), or could not be compared.

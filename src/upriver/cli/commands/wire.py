@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from upriver.cli.capture import CAPTURE_MAGICS, read_capture
-from upriver.cli.follow import Excerpt, Follower
+from upriver.cli.capture import CAPTURE_MAGICS, Excerpt, Follower, read_capture
 from upriver.errors import ConfigError
 from upriver.wire.constants import Dialect, Magic
 from upriver.wire.inspect.conversation import CapturedConversation, DumpReader
@@ -26,16 +25,16 @@ def wire() -> None:
 @wire.command(short_help="Show frames field by field.")
 @click.argument("source", metavar="HEX|FILE|-")
 @click.option("--dialect", type=click.Choice(["auto", "dcp", "upr"]), default="auto", show_default=True,
-              help="How to read what differs; auto goes by the size of each stream request.")  # fmt: skip
+              help="Dialect of the frames; auto goes by the size of each stream request.")  # fmt: skip
 @click.option("--collections/--no-collections", default=None,
-              help="Do keys begin with a collection id? Unless told, the HELLO response decides.")  # fmt: skip
-@click.option("--port", type=click.IntRange(1, 65535), help="Of a capture, only connections with this port.")
+              help="Whether keys begin with a collection id.  [default: as the HELLO response says]")  # fmt: skip
+@click.option("--port", type=click.IntRange(1, 65535), help="Only connections of a capture that use this port.")
 @click.option("--drawing", is_flag=True, help="Also draw the bytes, four in a row.")
-@click.option("--json", "json_lines", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "json_lines", is_flag=True, help="One JSON object per line.")
 def decode(
     source: str, dialect: str, collections: bool | None, port: int | None, drawing: bool, json_lines: bool
 ) -> None:
-    """Show frames field by field, and say which rule a broken one breaks.
+    """Show frames field by field, and name the rule that a broken frame breaks.
 
     Frames come as hex digits, in a file, or with - from standard input. A file holds frames in binary or as hex text,
     or is a packet capture (pcap, pcapng), whose TCP streams are followed in both directions.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.client.scripted_producer import ScriptedProducer, marker, mutation
+from tests.support.scripted_producer import ScriptedProducer, marker, mutation
 from upriver.wire import Message, Opcode
 from upriver.wire.constants import StreamEndStatus
 from upriver.wire.messages.cluster import GetManifest, ObserveSeqno, ObserveSeqnoResponse

@@ -6,11 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from upriver.node.buckets import NodeBucket
 from upriver.node.options import NodeOptions
 from upriver.node.server import Node, serve
-from upriver.store import Durability, StoreOptions
+from upriver.store import Durability, StoreOptions, VBucket
 
 T = TypeVar("T")
 FAST_STORE = StoreOptions(durability=Durability.LAZY, flush_delay_s=0.01)
@@ -20,13 +21,13 @@ def eventually(look: Callable[[], T], within_s: float = 60.0) -> T:
     """Call ``look`` until it returns something true, and return that."""
     deadline = time.monotonic() + within_s
     while not (seen := look()):
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, f"not true within {within_s:g} s"
         time.sleep(0.01)
     return seen
 
 
 class NodeThread:
-    """A running node; ``call`` runs a function on its loop."""
+    """A running node. ``call`` runs a function on its loop, where a test may touch the store."""
 
     def __init__(self, options: NodeOptions) -> None:
         self._loop = asyncio.new_event_loop()
@@ -38,14 +39,18 @@ class NodeThread:
     def port(self) -> int:
         return self.node.kv_port
 
+    @property
+    def bucket(self) -> NodeBucket:
+        return self.node.buckets.get("default")
+
     def call(self, function: Callable[[], T]) -> T:
         async def run() -> T:
             return function()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
-    def vbucket(self, number: int) -> Any:
-        return self.node.buckets.get("default").store.vbucket(number)
+    def vbucket(self, number: int) -> VBucket:
+        return self.bucket.store.vbucket(number)
 
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self.node.stop(), self._loop).result(60)

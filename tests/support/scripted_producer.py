@@ -1,6 +1,6 @@
-"""A scripted producer: it answers the handshake and leaves the streams to the test.
+"""A producer without a socket that answers the handshake and leaves the streams to the test.
 
-No sockets: ``Wire`` carries bytes between it and a ``ClusterFeed``, cut into pieces of any size.
+``Wire`` carries bytes between it and a ``ClusterFeed``, cut into pieces of any size.
 """
 
 from __future__ import annotations
@@ -58,11 +58,14 @@ class ScriptedProducer:
     def receive(self, data: bytes) -> bytes:
         answers = bytearray()
         for frame in self._splitter.receive(data):
-            message = decode(frame, COLLECTIONS)
-            self.seen.append(message)
-            for answer in self._answer(message):
+            for answer in self.take(decode(frame, COLLECTIONS)):
                 answers += answer.encode()
         return bytes(answers)
+
+    def take(self, message: Message) -> list[Message]:
+        """Remember a message; the answers to it."""
+        self.seen.append(message)
+        return list(self._answer(message))
 
     def _answer(self, message: Message) -> Iterator[Message]:
         if isinstance(message, StreamRequest):

@@ -217,7 +217,7 @@ def cpu_s() -> float:
 
 
 def disk_bytes() -> int:
-    """Bytes that this process has written, whoever counted them."""
+    """Bytes that this process has written, as the system counts them."""
     for line in Path("/proc/self/io").read_text().splitlines():
         if line.startswith("wchar"):
             return int(line.split()[1])

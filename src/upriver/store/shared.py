@@ -66,8 +66,8 @@ class Shared:
         self.disk_full = False
         self.failure = ""  # why nothing can be persisted until the bucket is reopened
         self.refused = False  # a write was refused, so ``on_room`` is due
-        self.wake_flusher: Callable[[], None] = _nobody
-        self.flush: Callable[[], None] = _nobody
+        self.wake_flusher: Callable[[], None] = _no_flusher
+        self.flush: Callable[[], None] = _no_flusher
         self.checkpoint_bytes = options.checkpoint_bytes
         self.log_bytes = options.log_bytes
         self._most_dirty_bytes = options.dirty_bytes
@@ -132,5 +132,5 @@ class Shared:
                 self.ages.append(oldest)
 
 
-def _nobody() -> None:
-    """Nobody flushes in the background."""
+def _no_flusher() -> None:
+    """Used until a flusher is attached."""

@@ -140,7 +140,7 @@ _SHOWN = 4096
 
 
 def find_frame(data: bytes | bytearray, limit: int = MAX_FRAME) -> int | None:
-    """Where the first plausible frame begins: its header makes sense, and a magic follows the frame."""
+    """Where the first plausible frame begins: its header makes sense, and bytes after it, if any, have a magic."""
     for at in range(len(data) - HEADER_SIZE + 1):
         if data[at] in Magic._value2member_map_ and _is_plausible(data, at, limit):
             return at

@@ -1,9 +1,9 @@
-"""Benchmark table ``client``: what it costs to read a change feed, beside only emptying the socket.
+"""Benchmark table ``client``: the cost of reading a change feed, compared with only draining the socket.
 
 Run it with ``python bench/client.py [--repeat 3] [--no-soak]``. A C program (``sender.c``, compiled with cc) sends
-64 vbuckets x 16,384 encoded mutations as fast as the socket takes them; each contender is a process of its own, and
-its CPU time is user and system time of that process. Figures are the best of the repetitions after a warm-up. A last
-table has ten times as many mutations on one connection, and shows that memory stays where it was.
+64 vbuckets x 16,384 encoded mutations as fast as the socket takes them; each contender is a separate process,
+and its CPU time is user and system time of that process. Figures are the best of the repetitions after a warm-up. A
+last table has ten times as many mutations on one connection, and shows that memory does not grow.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def sender(binary: Path, corpus: Path, rounds: int = 1) -> Iterator[int]:
 
 
 def raw_drain(port: int, total: int, rounds: int) -> int:
-    """Only empty the socket."""
+    """Only drain the socket."""
     buffer, left = memoryview(bytearray(1 << 20)), total
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.sendall(b"R")

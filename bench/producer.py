@@ -1,8 +1,8 @@
-"""Benchmark table ``producer``: how fast a node streams, from disk and live, and what key-value clients feel of it.
+"""Benchmark table ``producer``: how fast a node streams, from disk and live, and how that affects KV clients.
 
-Run it with ``python bench/producer.py [--quick]``. The node is a process of its own; its peers are ``sink.c``, compiled
-with ``cc`` if there is one, else a Python client that only counts. CPU is the node's own, user and system, so the
-figure per million mutations holds on a busy machine too; mutations/s is wall clock.
+Run it with ``python bench/producer.py [--quick]``. The node is a separate process. Its peers are ``sink.c``, compiled
+with ``cc`` if there is one, else a Python client that only counts. CPU is the node's user and system time, so the
+figure per million mutations is valid on a busy machine too; mutations/s is wall clock.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def backfill(node: testing.RunningNode, sink: list[str], vbuckets: int, size: in
 def live(
     sink: list[str], vbuckets: int, size: int, sets: int, peers: int = 1, rate: int = 0
 ) -> tuple[Result, LiveFigures]:
-    """One client sets as fast as it is answered (or at ``rate``) while streams follow over all vbuckets."""
+    """One client sets as fast as it is answered, or at ``rate``, while streams follow all vbuckets."""
     with testing.node(vbuckets=vbuckets, lazy=True, quota_mib=1024) as node:
         followers = [follow(sink, node.kv_port, f"follower-{n}", vbuckets, sets) for n in range(peers)]
         cpu = cpu_seconds(node.pid)

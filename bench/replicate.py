@@ -1,7 +1,7 @@
-"""The ``replicate`` table: how fast one node feeds another, directly and through the third party, and how a move goes.
+"""Benchmark table ``replicate``: how fast one node feeds another, directly or through the third party, and a move.
 
-Rates are by the clock, from the first stream until the target has everything; CPU is what each process used for one
-document, which does not mind neighbours. The move hands every vbucket to another node while writers go on.
+Rates are wall clock, from the first stream until the target has everything; CPU is what each process used per document,
+which is valid on a busy machine too. The move hands every vbucket to another node while clients write.
 ``python bench/replicate.py --full`` moves 1024 vbuckets with a million documents under 5,000 writes a second.
 """
 
@@ -111,7 +111,7 @@ class Moving(NamedTuple):
 
 
 def move(size: Size) -> Moving:
-    """Every vbucket goes to the other one of two nodes, and the writer is asked how that was."""
+    """Move every vbucket to the other of two nodes, and report what the writer saw."""
     with (
         tempfile.TemporaryDirectory() as directory,
         local_cluster(2, 0, size.moved_vbuckets, data=Path(directory)) as cluster,
@@ -126,7 +126,7 @@ def move(size: Size) -> Moving:
 
 
 def _move_all(manager: Manager) -> None:
-    """The first half over, the second half the other way."""
+    """Swap the owners: each half of the vbuckets goes to the other node."""
     owners = manager.state.owners
     manager.move_all([Move(vb, chain[0], 1 - chain[0]) for vb, chain in enumerate(owners)])
 

@@ -1,9 +1,8 @@
-"""Benchmark table ``spark``: reading a bucket through ``format("dcp")``, beside the same rows already in memory.
+"""Benchmark table ``spark``: reading a bucket through ``format("dcp")``, compared with the same rows in memory.
 
 Run it with ``python bench/spark.py [--rows 400000] [--repeat 3] [--part throughput|batches|visible|growth]``. The
-ceiling is a
-Python data source in the same session whose workers hold the very same Arrow batches and only hand them over: what
-Spark itself can take. The node runs on the same machine, so its work is in the figures; CPU seconds are of all
+ceiling is a Python data source in the same session whose workers hold the same Arrow batches and only hand them over:
+the most that Spark itself can take. The node runs on the same machine, so its work is included; CPU seconds are of all
 processes together. Figures are the best of the repetitions after a warm-up.
 """
 
@@ -38,7 +37,7 @@ _held: dict[str, list[pa.RecordBatch]] = {}
 
 
 class InMemory(DataSource):
-    """The same rows, pre-built: each worker reads its file once and then only yields what it has."""
+    """The same rows, pre-built: each worker reads its file once and then only yields its batches."""
 
     @classmethod
     def name(cls) -> str:
@@ -218,7 +217,7 @@ class Timed:
 
 
 def batch_latency(spark: Any, rows: int = 100_000, batches: int = 6) -> None:
-    """A batch without rows is never made; the smallest there is has one, in one task whatever ``partitions`` says."""
+    """Spark never makes an empty batch; the smallest has one row, in one task whatever ``partitions`` says."""
     print(f"\n{'partitions':>10} {'1 row ms':>9} {'100 k rows ms':>14}   (median time of a micro-batch into noop)")
     with node(vbuckets=64, lazy=True) as running:
         with connect(running.connection_string, "default") as database:
@@ -231,7 +230,7 @@ def batch_latency(spark: Any, rows: int = 100_000, batches: int = 6) -> None:
 
 
 def _triggers(spark: Any, running: RunningNode, db: Database, place: Path, most: int, rows: int) -> tuple[float, float]:
-    """First large batches one after the other, out of what is there; then small ones as they come."""
+    """First large batches from existing rows, one after the other; then small ones as rows are written."""
     source = spark.readStream.format("dcp").option("connection", running.connection_string)
     source = source.options(partitions=str(most), pollMilliseconds="0", maxRowsPerTrigger=str(rows))
     query = source.load().writeStream.format("noop").option("checkpointLocation", str(place)).start()

@@ -1,21 +1,21 @@
-"""The ``store`` table: what one bucket of 1024 vbuckets takes, keeps and hands out.
+"""Benchmark table ``store``: how fast one bucket of 1024 vbuckets writes, streams and opens, and its size.
 
-Writes are counted until everything is durable; in brackets the CPU of one in microseconds: on average, and as it is in
-half of the portions of 100,000 (some have key tables to write; and a neighbour on the same host can double a portion's
-CPU). The backfill runs through the bulk encoder into DCP frames, on one core.
+Writes are timed until everything is durable. In brackets is the CPU per write in microseconds: the mean, and the median
+over portions of 100,000 (some portions write key tables, and a neighbour on the same host can double a portion's CPU).
+The backfill runs through the bulk encoder into DCP frames, on one core.
 ``python bench/store.py --documents 10000,100000,1000000`` (10000000 on request: it needs some 15 GB of disk).
-``--repeat 3`` measures every row so often, in turn, and shows of each figure the one in the middle: on a shared host
-one run says little. ``--detail`` adds where the CPU of every run went: the thread that writes, the flusher, the system,
-and what they asked of it.
+``--repeat 3`` measures every row three times, in turn, and shows the median of each figure: on a shared host one run
+says little. ``--detail`` adds where the CPU of every run went (the writing thread, the flusher, the system), and page
+faults and bytes written.
 
-Rows are compared with each other, so each is measured over many operations: a small one loads several buckets, and
-overwrites its documents (deletes them, with the rest of the clock stopped while they come back) again and again. Half a
-second of work would show the start-up of a process. The collector is told what ``upriver serve`` tells it; else a pass
-over all that numba has loaded falls into some row.
+Rows are compared with each other, so each is measured over many operations: a small row loads several buckets, and
+overwrites or deletes its documents again and again (the clock stops while deleted ones are restored). Half a second of
+work would mostly show the start-up of a process. The garbage collector has the same settings as in ``upriver serve``;
+otherwise a pass over everything that numba has loaded would fall into some row.
 
 A virtual machine that gives free memory back to its host pays several microseconds to get each page again. A small row
-finds pages enough that are still there, a large one does not, and would show the machine's cost as ours. So ``Ballast``
-holds pages from before the clock starts and lets go of as many as the next documents need; ``--cold`` goes without.
+finds enough pages still in place, a large one does not and would show the machine's cost as ours. So ``Ballast`` holds
+pages from before the clock starts and releases as many as the next documents need; ``--cold`` does without it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from upriver.store import Bucket, Run, StoreOptions, VBucket
 from upriver.wire.bulk.encode import FrameOptions, PackedEncoder, SendBuffer, Stop
 
 VBUCKETS = 1024
-CHUNK = 100_000  # documents that a loader has in hand at a time; no more than the rows to be compared have
+CHUNK = 100_000  # documents that a loader holds at a time; no more than the smallest row has
 MEASURED = 1_000_000  # overwrites and deletes of a row, and new documents of a small one
 MOST_ROUNDS = 20
 KEY_BYTES = 100  # of the store's memory for each document, beside itself
@@ -53,10 +53,10 @@ Batches = list[tuple[int, list[bytes]]]
 
 
 class Ballast:
-    """A file that fills the page cache: what is cut off its end is there at once for whoever needs pages next."""
+    """A file that fills the page cache: pages cut off its end are free for the next user at once."""
 
     def __init__(self, file: Path, size: int, quota_bytes: int, phases: list[int]) -> None:
-        """For so many documents in each phase; a phase begins with a bucket just opened, whose memory is empty."""
+        """``phases`` are numbers of documents; each phase begins with a newly opened bucket, whose memory is empty."""
         self._on_disk = size + 150
         self._quota_bytes = self._memory_left = quota_bytes
         self._size = sum(self._needed(documents, quota_bytes) for documents in phases)
@@ -75,7 +75,7 @@ class Ballast:
         self._memory_left = self._quota_bytes
 
     def release(self, documents: int) -> None:
-        """Let go of what so many documents need, in the page cache and in the store's memory."""
+        """Release the pages that so many documents need, in the page cache and in the store's memory."""
         released = self._needed(documents, self._memory_left)
         self._memory_left -= released - documents * self._on_disk
         self._size = max(0, self._size - released)
@@ -111,7 +111,7 @@ class Spent(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Documents a second by the clock, and microseconds of CPU for each: the second does not mind neighbours."""
+    """Documents per second of wall clock, and microseconds of CPU for each, which is valid on a busy machine too."""
 
     documents: int
     portions: list[Spent]  # of equal size
@@ -154,7 +154,7 @@ class Row(NamedTuple):
 
 
 def typical(rows: list[Row]) -> Row:
-    """Of each figure the one in the middle; for rates by CPU."""
+    """The median of each figure; for rates, by CPU."""
     middle = len(rows) // 2
     return Row(*(sorted(figures, key=_by_cpu)[middle] for figures in zip(*rows, strict=True)))
 
@@ -191,7 +191,7 @@ def patiently(bucket: Bucket, vb: VBucket, keys: list[bytes], value: bytes | Non
 
 
 def write(bucket: Bucket, numbers: range | list[int], value: bytes | None, ballast: Ballast | None) -> Iterator[Spent]:
-    """Until all are durable, portion by portion; making the keys does not count."""
+    """Write portion by portion until all is durable; making the keys does not count."""
     for batches in chunks(numbers):
         if ballast is not None:
             ballast.release(min(CHUNK, len(numbers)))
@@ -235,7 +235,7 @@ def warm_up(folder: Path) -> None:
     """Load every kernel, so that the smallest row does not pay for it."""
     measure(folder, 10_000, 64, StoreOptions(), cold=True, rounds=1)
     with Bucket.open(folder, name="bench", vbuckets=VBUCKETS) as bucket:
-        for value in (bytes(256), None):  # long runs have a kernel of their own
+        for value in (bytes(256), None):  # long runs have a separate kernel
             patiently(bucket, bucket.vbucket(0), [b"%d" % number for number in range(1000)], value)
     shutil.rmtree(folder)
     gc.collect()
@@ -274,7 +274,7 @@ def measure(folder: Path, documents: int, size: int, options: StoreOptions, cold
 def load(
     folder: Path, documents: int, value: bytes, options: StoreOptions, ballast: Ballast | None, rounds: int
 ) -> tuple[list[Spent], float]:
-    """New documents into one new bucket after the other, of which the last stays; and how large that is for each."""
+    """Write new documents into one new bucket after the other and keep the last; also its bytes per document."""
     new: list[Spent] = []
     for _ in range(rounds):
         shutil.rmtree(folder, ignore_errors=True)
@@ -333,7 +333,9 @@ def main() -> None:
     parser.add_argument("--documents", default="10000,100000,1000000")
     parser.add_argument("--sizes", default="64,256,1024")
     parser.add_argument("--quota-mb", type=int, default=1024)
-    parser.add_argument("--cold", action="store_true", help="fresh memory costs what this machine asks for it")
+    parser.add_argument(
+        "--cold", action="store_true", help="without ballast: fresh memory costs what it costs on this machine"
+    )
     parser.add_argument("--repeat", type=int, default=1, help="how often to measure every row")
     parser.add_argument("--detail", action="store_true", help="which thread the CPU went to, and page faults")
     parser.add_argument("--folder", type=Path, default=None, help="where the files go (a temporary directory)")

@@ -1,8 +1,8 @@
-"""Benchmark table ``sync``: what it costs to keep tables equal to a bucket, as they grow.
+"""Benchmark table ``sync``: the cost of keeping tables equal to a bucket as they grow.
 
 Run it with ``python bench/sync.py [load] [steady] [lag] [repair] [--rows 1000000] [--full]``. ``--full`` adds 10 M
-rows. Beside ours stand a plain delta-rs MERGE per batch, and Spark writing the same rows to Parquet with no source at
-all. CPU is that of the process that works (and its children), so it holds on a busy machine; rows/s is wall clock.
+rows. It is compared with a plain delta-rs MERGE per batch, and with Spark writing the same rows to Parquet without a
+source. CPU is that of the working process and its children, so it is valid on a busy machine; rows/s is wall clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from upriver.store import Bucket, StoreOptions
 
 VBUCKETS = 64
 LAG_S = 30.0
-SPREAD = 500_000  # keys that are written: with fewer, a feed that keeps only the latest of each has an easy time
+SPREAD = 500_000  # distinct keys: with fewer, deduplication would leave little to send
 NAME = "_default._default"
 console = Console(width=120)
 
@@ -167,7 +167,7 @@ def parquet_ceiling(rows: int, size: int) -> float:
 
 
 class Changes:
-    """Batches of the change feed, made up here, so that only the tables are measured."""
+    """Synthetic batches of the change feed, so that only the tables are measured."""
 
     def __init__(self, size: int) -> None:
         self.size, self.seqno, self.version = size, 0, 0
@@ -225,7 +225,7 @@ def disk_bytes() -> int:
 
 
 class Steady:
-    """A table of some size, and what batches of random changes cost it."""
+    """A table of some size, and the cost of applying batches of random changes."""
 
     def __init__(self, root: Path, rows: int, changed: int) -> None:
         self.root, self.rows, self.changed = str(root), rows, changed
@@ -240,7 +240,7 @@ class Steady:
         for first in range(0, self.rows, 250_000):
             numbers = np.arange(first, min(first + 250_000, self.rows))
             self.apply(numbers, lag=self.rows - int(numbers[-1]) - 1)
-        collection = self.tables.collection(NAME)  # the load's own debts are not those of the changes
+        collection = self.tables.collection(NAME)  # work left over from the load must not count for the changes
         collection.advance(self.number - 1, force=True)
 
     def apply(self, numbers: Any, lag: int = 0) -> None:
@@ -277,7 +277,7 @@ class Steady:
 
 
 def steady(sizes: list[int], changed: int, merge_up_to: int, batches: int) -> None:
-    """All sizes take turns, batch by batch, so that a busy machine is as busy for each of them."""
+    """All sizes take turns, batch by batch, so that a busy machine affects all of them alike."""
     table = Table(
         "rows",
         "CPU us/change",
@@ -303,7 +303,7 @@ def steady(sizes: list[int], changed: int, merge_up_to: int, batches: int) -> No
 
 
 def _merge(rows: int, changed: int) -> tuple[str, str]:
-    """The obvious way: append nothing, MERGE every batch into one table by key."""
+    """The obvious way: MERGE every batch into one table by key."""
     with tempfile.TemporaryDirectory(prefix="upriver-bench-") as root:
         changes = Changes(256)
         names = ["key", "vbucket", "seqno", "epoch", "cas", "value"]
@@ -325,7 +325,7 @@ def _merge(rows: int, changed: int) -> tuple[str, str]:
 
 
 def following(node: testing.RunningNode, seconds: float, during: Callable[[float], None]) -> list[dict[str, Any]]:
-    """Batches of a sync that follows a node while something happens to it, without its first ones."""
+    """The batches, without the first ones, of a sync that follows a node while something happens to it."""
     with tempfile.TemporaryDirectory() as lake:
         command = [sys.executable, "-c", "from upriver.cli import main; main()", "sync", node.connection_string]
         process = subprocess.Popen(
@@ -412,7 +412,7 @@ def repair(sizes: list[int]) -> None:
 
 
 def _repair(root: str, rows: int) -> tuple[float, float, int]:
-    """CPU seconds of a batch of a hundred changes, and of the batch that takes them back."""
+    """CPU seconds of a batch of a hundred changes, and of the batch that rolls them back."""
     changes = Changes(256)
     tables = Tables(Lake(root), "bench", TableOptions(vbuckets=VBUCKETS))
     for number, first in enumerate(range(0, rows, 50_000)):

@@ -1,7 +1,7 @@
-"""Benchmark table ``wire``: objects, bulk decode and bulk encode beside a memcpy of the same bytes.
+"""Benchmark table ``wire``: objects, bulk decode and bulk encode, compared with a memcpy of the same bytes.
 
-Run it with ``python bench/wire.py [--mib 64] [--repeat 15]``. Every figure is CPU time of the one thread, and the
-best of the repetitions, which take turns, so that a noisy neighbour hits all contenders alike.
+Run it with ``python bench/wire.py [--mib 64] [--repeat 15]``. Every figure is CPU time of one thread, and the
+best of the repetitions, which take turns so that a noisy neighbour affects all contenders alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One atheris fuzzer: ``python fuzz/run.py frames|value|bulk SECONDS``. An input that breaks it is kept in .fuzz/."""
+"""Runs one atheris fuzzer: ``python fuzz/run.py frames|value|bulk SECONDS``. Inputs that fail are kept in .fuzz/."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ except ImportError:
     sys.exit("atheris is not installed; it has wheels for CPython on Linux x86-64 only: pip install atheris")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-# numba compiles these from their bytecode, which must stay as it was written.
+# numba compiles these from their bytecode, so it must not be instrumented.
 KERNELS = ["upriver.wire.kernels.decode", "upriver.wire.kernels.intrinsics", "upriver.wire.kernels.encode"]
 
 with atheris.instrument_imports(include=["upriver"], exclude=KERNELS, enable_loader_override=False):

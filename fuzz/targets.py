@@ -1,4 +1,4 @@
-"""What the fuzzers run: functions that take any bytes and raise only if the code is wrong.
+"""The fuzz targets: functions that take any bytes and raise only if the code is wrong.
 
 ``make fuzz`` drives them with atheris; ``tests/wire/test_fuzz.py`` runs the same functions for a moment in CI.
 """
@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def fuzz_frames(data: bytes) -> None:
-    """Splitter, decoder and dump: only ``RemoteProtocolError``, the same frames however cut, and encode undoes decode.
+    """Splitter, decoder and dump raise only ``RemoteProtocolError``, find the same frames in any pieces, round-trip.
 
-    The first two bytes choose what was agreed on and how the rest is chopped.
+    The first two bytes choose the negotiated features and the size of the pieces.
     """
     if len(data) < 2:
         return
@@ -89,7 +89,7 @@ def _parse(data: bytes) -> None:
 
 
 def fuzz_bulk(data: bytes) -> None:
-    """Bulk and object readers agree on every byte stream."""
+    """The bulk decoder and the object decoder agree on every byte stream."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from tests.wire.bulk_oracle import fuzz_bulk as agree

@@ -1,8 +1,8 @@
-"""A writer that keeps its pace: documents are due at fixed times, whatever became of those before.
+"""A writer with a fixed pace: documents are due at fixed times, even if earlier ones are late.
 
-One process, one connection per node, everything pipelined. A write that a node refuses because the vbucket is not its
-own goes to the owner that the newest cluster map names, until it is taken. How late an answer is counts from the moment
-the write was due, so that a pause delays every write that falls into it.
+One process, one connection per node, everything pipelined. A write that a node refuses because it does not own
+the vbucket goes to the owner in the newest cluster map, until it is accepted. Latency counts from the moment the write
+was due, so that a pause delays every write that falls into it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SteadyWriter:
             self._topology: Topology = database.topology
         self._rate, self._prefix = rate, prefix
         self._pipes: dict[Address, Pipe] = {}
-        self._due: dict[int, float] = {}  # of the writes that are not acknowledged, by opaque
+        self._due: dict[int, float] = {}  # when each unacknowledged write was due, by opaque
         self._again: list[tuple[float, int]] = []
         self._late: list[float] = []
         self._refused = 0
@@ -153,5 +153,5 @@ class SteadyWriter:
 
 
 def write_steadily(connection: str, rate: float, prefix: bytes, told: Connection) -> None:
-    """For a process of its own: write until something comes through the pipe, then send the ``Outcome``."""
+    """The main function of a separate process: write until the pipe gets a message, then send the ``Outcome``."""
     told.send(asyncio.run(SteadyWriter(connection, rate, prefix).run(told)))

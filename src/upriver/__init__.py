@@ -6,8 +6,8 @@
         for change in db.changes(collections=["shop.orders"], end="now"):
             ...
 
-Everything that a program needs is an attribute of this package: what ``dir(upriver)`` lists, the errors in
-``upriver.errors``, the tables in ``upriver.lake``, Spark in ``upriver.spark``, and a node for tests in
+Everything that a program needs is an attribute of this package; ``dir(upriver)`` lists it. Errors are in
+``upriver.errors``, tables in ``upriver.lake``, Spark is in ``upriver.spark``, and a node for tests in
 ``upriver.testing``. Importing it is cheap: numba, pyarrow and pyspark load only when a function that needs them runs.
 """
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from upriver.client.changes import Change, CollectionChanged, Deletion, Mutation, RolledBack
     from upriver.client.checkpoints import BucketCheckpoint, CheckpointStore, FileCheckpoint, SqliteCheckpoint
     from upriver.client.groups import Group, read_as_member
-    from upriver.client.metrics import FeedMetrics
     from upriver.client.options import ConnectKeywords, ConnectOptions
     from upriver.client.positions import Positions
     from upriver.client.reading import Content, FeedKeywords
     from upriver.client.shared_values import SharedDocument, SharedFile, SharedRow
+    from upriver.client.telemetry import FeedMetrics
     from upriver.model import Document, FailoverLog, OnRollback
     from upriver.protocol.position import Position
 
 _MODULES = ("aio", "errors", "lake", "spark", "testing")
 
-# Where each public name lives; loaded when it is first asked for.
+# The module of each public name; loaded when the name is first used.
 _EXPORTS = {
     "BucketCheckpoint": "upriver.client.checkpoints",
     "Change": "upriver.client.changes",
@@ -51,7 +51,7 @@ _EXPORTS = {
     "Document": "upriver.model",
     "FailoverLog": "upriver.model",
     "FeedKeywords": "upriver.client.reading",
-    "FeedMetrics": "upriver.client.metrics",
+    "FeedMetrics": "upriver.client.telemetry",
     "FileCheckpoint": "upriver.client.checkpoints",
     "Group": "upriver.client.groups",
     "Mutation": "upriver.client.changes",

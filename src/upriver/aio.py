@@ -1,4 +1,4 @@
-"""The door for asyncio: the same names as in ``upriver``, with the same parameters, to be awaited.
+"""The client for asyncio: the methods of ``upriver.connect`` with the same names and parameters, to be awaited.
 
 async with upriver.aio.connect("couchbase://localhost", "travel") as db:
     await db.set("greeting", b'{"hello": "world"}')

@@ -4,17 +4,17 @@ The tree::
 
     UpriverError
     ├── ProtocolError
-    │   ├── LocalProtocolError      we (or our caller) broke the rules
-    │   └── RemoteProtocolError     the peer did; names the field and the offset
+    │   ├── LocalProtocolError      we (or our caller) broke a rule
+    │   └── RemoteProtocolError     the peer broke a rule; names the field and the offset
     │       ├── FramingError        the byte stream is unusable: close the connection
     │       └── InvalidMessage      one message is wrong: answer with ``status``
     ├── StatusError                 the peer answered with a status other than success
-    │   └── Rollback, NotMyVbucket, KeyNotFound, ...   found by status
-    ├── StoreError                  the data on disk
+    │   └── Rollback, NotMyVbucket, KeyNotFound, ...   one class per status
+    ├── StoreError                  something is wrong with the data on disk
     │   └── NotOurFile, CorruptStore (DamagedVbucket), DiskFull, DirectoryInUse
     ├── ConnectFailed               no node answered
-    ├── HistoryLost                 a rollback, for callers who asked to be stopped by one
-    ├── CheckpointError             a saved position
+    ├── HistoryLost                 a rollback, for a reader with on_rollback='fail'
+    ├── CheckpointError             something is wrong with a saved position
     │   └── CorruptCheckpoint, ForeignCheckpoint
     └── ConfigError                 options that cannot work
 
@@ -118,7 +118,7 @@ class Status(IntEnum):
     SUBDOC_FIELD_NOT_BINARY_VALUE = 0xD8
 
 
-# Their value is a payload, never an error JSON (docs/protocol/status.md).
+# The value of a response with one of these is a payload, never an error's JSON (docs/protocol/status.md).
 PAYLOAD_STATUSES = frozenset(
     {
         Status.SUCCESS,
@@ -134,7 +134,7 @@ PAYLOAD_STATUSES = frozenset(
 
 
 def status_name(code: int) -> str:
-    """A status word for people: its name where it has one, and its number.
+    """A status for error messages: its name, if it has one, and its number.
 
     >>> status_name(0x23), status_name(0xff01)
     ('ROLLBACK 0x23', 'application status 0xff01')
@@ -146,19 +146,19 @@ def status_name(code: int) -> str:
 
 
 class UpriverError(Exception):
-    """Whatever upriver raises on purpose."""
+    """The base class of every error that upriver raises on purpose."""
 
 
 class ProtocolError(UpriverError):
-    """The rules of the protocol were broken."""
+    """A rule of the protocol was broken."""
 
 
 class LocalProtocolError(ProtocolError):
-    """We, or the code that called us, broke the rules; nothing was sent."""
+    """We, or the code that called us, broke a rule; nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the rules. ``field`` is what is wrong and ``offset`` where, in bytes from the frame's start."""
+    """The peer broke a rule. ``field`` names what is wrong; ``offset`` is its place in bytes from the frame's start."""
 
     def __init__(self, reason: str, field: str = "", offset: int = 0, status: Status = Status.EINVAL) -> None:
         super().__init__(reason, field, offset, status)
@@ -173,15 +173,15 @@ class RemoteProtocolError(ProtocolError):
 
 
 class FramingError(RemoteProtocolError):
-    """The bytes are not frames any more: nothing after this can be read, so close the connection."""
+    """The byte stream cannot be cut into frames from here on: close the connection."""
 
 
 class InvalidMessage(RemoteProtocolError):
-    """A well-framed message whose content breaks a rule: answer it with ``status`` and go on."""
+    """A well-framed message whose content breaks a rule: answer with ``status`` and keep the connection."""
 
 
 class StatusError(UpriverError):
-    """The peer refused a request. Subclasses are found by status: ``StatusError.of(0x07)`` is a ``NotMyVbucket``."""
+    """The peer refused a request. ``of`` finds the class by status: ``StatusError.of(0x07)`` is a ``NotMyVbucket``."""
 
     status: Status = Status.EINTERNAL
     _by_status: ClassVar[dict[int, type[StatusError]]] = {}
@@ -241,11 +241,11 @@ class InvalidArguments(StatusError, status=Status.EINVAL):
 
 
 class InvalidCas(StatusError, status=Status.CAS_VALUE_INVALID):
-    """The CAS that a document brings is a time too far in the future."""
+    """The document's CAS is a time too far in the future."""
 
 
 class NotStored(StatusError, status=Status.NOT_STORED):
-    """Nothing to append or prepend to."""
+    """There is no document to append or prepend to."""
 
 
 class BadDelta(StatusError, status=Status.DELTA_BADVAL):
@@ -253,7 +253,7 @@ class BadDelta(StatusError, status=Status.DELTA_BADVAL):
 
 
 class NotMyVbucket(StatusError, status=Status.NOT_MY_VBUCKET):
-    """This node does not own the vbucket; ask the one that the cluster map names."""
+    """This node does not own the vbucket; ask the node that the cluster map names."""
 
 
 class NoBucket(StatusError, status=Status.NO_BUCKET):
@@ -261,7 +261,7 @@ class NoBucket(StatusError, status=Status.NO_BUCKET):
 
 
 class Locked(StatusError, status=Status.LOCKED):
-    """The document is locked by someone else."""
+    """Another client has locked the document."""
 
 
 class NotLocked(StatusError, status=Status.NOT_LOCKED):
@@ -289,7 +289,7 @@ class Rollback(StatusError, status=Status.ROLLBACK):
 
 
 class AccessDenied(StatusError, status=Status.EACCESS):
-    """Not authenticated, or without the privilege."""
+    """The client has not logged in, or its user lacks the privilege."""
 
 
 class UnknownCommand(StatusError, status=Status.UNKNOWN_COMMAND):
@@ -305,7 +305,7 @@ class NotSupported(StatusError, status=Status.NOT_SUPPORTED):
 
 
 class InternalError(StatusError, status=Status.EINTERNAL):
-    """The node failed inside."""
+    """The node failed internally."""
 
 
 class Busy(StatusError, status=Status.EBUSY):
@@ -329,7 +329,7 @@ class UnknownScope(StatusError, status=Status.UNKNOWN_SCOPE):
 
 
 class NoCollectionsManifest(StatusError, status=Status.NO_COLLECTIONS_MANIFEST):
-    """The server has no collections, or they were not asked for in HELLO."""
+    """The server has no collections, or HELLO did not ask for them."""
 
 
 class CannotApplyManifest(StatusError, status=Status.CANNOT_APPLY_COLLECTIONS_MANIFEST):
@@ -341,7 +341,7 @@ class StreamIdInvalid(StatusError, status=Status.DCP_STREAM_ID_INVALID):
 
 
 class DurabilityImpossible(StatusError, status=Status.DURABILITY_IMPOSSIBLE):
-    """Too few replicas for the durability level."""
+    """There are too few replicas for the durability level."""
 
 
 class SyncWriteInProgress(StatusError, status=Status.SYNC_WRITE_IN_PROGRESS):
@@ -349,7 +349,7 @@ class SyncWriteInProgress(StatusError, status=Status.SYNC_WRITE_IN_PROGRESS):
 
 
 class SyncWriteAmbiguous(StatusError, status=Status.SYNC_WRITE_AMBIGUOUS):
-    """The durable write may or may not happen."""
+    """The durable write may or may not take effect."""
 
 
 class StoreError(UpriverError):
@@ -365,7 +365,7 @@ class CorruptStore(StoreError):
 
 
 class DamagedVbucket(CorruptStore, InternalError):
-    """Something that a vbucket has on disk is not what was written; only requests that need it fail."""
+    """Part of a vbucket's data on disk is damaged; only requests that need that part fail."""
 
     def __init__(self, vbucket: int, file: str, what: str) -> None:
         super().__init__(f"vbucket {vbucket} is damaged in {file}: {what}; `upriver inspect --check` lists all damage")
@@ -379,11 +379,11 @@ class DamagedVbucket(CorruptStore, InternalError):
 
 
 class DirectoryInUse(StoreError):
-    """Another process has this directory open; stop that one first."""
+    """Another process has this directory open; stop it first."""
 
 
 class DiskFull(StoreError):
-    """The disk is full: nothing was written, and everything acknowledged before is still there."""
+    """The disk is full: this write was not made, and every write acknowledged before is safe."""
 
 
 class ConfigError(UpriverError):
@@ -395,7 +395,7 @@ class ConnectFailed(UpriverError):
 
 
 class HistoryLost(UpriverError):
-    """What was read of a vbucket above ``to_seqno`` never happened: undo it, then go on from ``to_seqno``."""
+    """A vbucket lost its history above ``to_seqno``: undo the changes above it, then resume there."""
 
     def __init__(self, vbucket: int, to_seqno: int, lost_branch: int) -> None:
         super().__init__(vbucket, to_seqno, lost_branch)
@@ -406,8 +406,8 @@ class HistoryLost(UpriverError):
     def __str__(self) -> str:
         return (
             f"vbucket {self.vbucket} lost history: branch {self.lost_branch:x} is gone above seqno {self.to_seqno}; "
-            f"undo what you took of this vbucket above {self.to_seqno}, then resume there (on_rollback='emit' tells "
-            "you instead of stopping)"
+            f"undo this vbucket's changes above {self.to_seqno}, then resume there (on_rollback='emit' reports "
+            "rollbacks instead of stopping)"
         )
 
 
@@ -416,7 +416,7 @@ class CheckpointError(UpriverError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """A checkpoint cannot be read; delete it to read everything again from the beginning."""
+    """A checkpoint cannot be read; delete it to read everything from the beginning."""
 
 
 class ForeignCheckpoint(CheckpointError):
@@ -427,7 +427,7 @@ TEMPORARY = frozenset({Status.ETMPFAIL, Status.EBUSY, Status.ENOMEM, Status.NOT_
 
 
 def is_retryable(error: Exception) -> bool:
-    """Whether the same request may succeed later: the node is away, busy or starting, or another one owns the vbucket.
+    """Whether the request may succeed later: the node is down, busy or starting, or another node owns the vbucket.
 
     >>> is_retryable(ConnectFailed("refused")), is_retryable(NotMyVbucket()), is_retryable(KeyNotFound())
     (True, True, False)

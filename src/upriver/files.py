@@ -1,4 +1,4 @@
-"""Small files that are replaced whole."""
+"""Durable file writes: replace a small file atomically, and sync files and folders to disk."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str, *, private: bool = False) -> None:
-    """Replace the content of a file: a crash, even of the machine, leaves the old or the new; on return, the new.
+    """Replace a file's content atomically and durably.
 
-    A ``private`` file can be read by its owner only.
+    A crash, even of the machine, leaves either the old or the new content; after the return, the new. Only its owner
+    can read a ``private`` file.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     try:
-        with open(temporary, "x", opener=_private if private else None) as file:
+        with open(temporary, "x", opener=_open_private if private else None) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -28,17 +29,17 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """The content of a file is on disk when this returns; for its name see ``sync_folder``."""
+    """Write a file's content to disk; ``sync_folder`` does the same for its name."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
-def _private(name: str, flags: int) -> int:
+def _open_private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
 def sync_folder(path: Path) -> None:
-    """The names in a folder are on disk when this returns: a new file is lost without its name."""
+    """Write a folder's file names to disk: without its name, a new file is lost in a crash."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

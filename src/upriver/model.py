@@ -1,6 +1,6 @@
-"""The nouns that every layer shares: vbucket states, failover logs, documents, claims.
+"""The values that every layer shares: vbucket states, failover logs, documents, claims.
 
-Plain immutable values without behaviour that touches the outside world.
+They are plain and immutable, and do no I/O.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 SEQNO_MAX = 0xFFFF_FFFF_FFFF_FFFF
 DEFAULT_COLLECTION = 0
-DEFAULT_SCOPE = 0
 MAX_FAILOVER_ENTRIES = 25
 
 
 class VbucketState(IntEnum):
-    """Who a vbucket answers to (numbers as DCP sends them; UPR swaps pending and replica)."""
+    """What a node may do with a vbucket. The numbers are DCP's; UPR swaps pending and replica."""
 
     ACTIVE = 1
     REPLICA = 2
@@ -27,7 +26,7 @@ class VbucketState(IntEnum):
 
 
 class Datatype(IntFlag):
-    """What the value bytes are; any combination (docs/protocol/framing.md#datatype)."""
+    """What the bytes of a value are; the bits combine freely (docs/protocol/framing.md#datatype)."""
 
     RAW = 0
     JSON = 1
@@ -60,9 +59,9 @@ class FailoverLog:
 
     @classmethod
     def load(cls, entries: Iterable[tuple[int, int]]) -> FailoverLog | None:
-        """A log as it was stored or received, without the entries that cannot be right; None if nothing is left.
+        """A log as it was stored or received, without its invalid entries; None if none is left.
 
-        Dropped are entries with uuid 0 and those whose seqno is above that of the next newer entry
+        An entry is invalid if its uuid is 0 or its seqno is above that of the next newer entry
         (docs/protocol/rollback.md#failover-log).
         """
         kept: list[FailoverEntry] = []
@@ -72,7 +71,7 @@ class FailoverLog:
         return cls(tuple(kept)) if kept else None
 
     def branch(self, uuid: int, seqno: int, most: int = MAX_FAILOVER_ENTRIES) -> FailoverLog:
-        """History goes on under a new ``uuid`` from ``seqno``: what was above it belongs to a lost branch.
+        """The log after history branches at ``seqno`` under a new ``uuid``; newer entries belong to a lost branch.
 
         >>> log = FailoverLog.new(1).branch(2, 50).branch(3, 20)
         >>> [tuple(entry) for entry in log]
@@ -82,12 +81,12 @@ class FailoverLog:
         return FailoverLog((FailoverEntry(uuid, seqno), *kept)[:most])
 
     def roll_back(self, seqno: int, fresh_uuid: int) -> FailoverLog:
-        """After a rollback to ``seqno``; ``fresh_uuid`` is used only when no entry is left."""
+        """The log after a rollback to ``seqno``; ``fresh_uuid`` is used only if no entry is left."""
         kept = tuple(entry for entry in self.entries if entry.seqno <= seqno)
         return FailoverLog(kept) if kept else FailoverLog.new(fresh_uuid, seqno)
 
     def last_seqno_of(self, uuid: int, high_seqno: int) -> int | None:
-        """Where the branch ``uuid`` ends: at its newer neighbour's seqno, or at ``high_seqno``; None if unknown."""
+        """Where the branch ``uuid`` ends: at the next newer entry's seqno, or at ``high_seqno``; None if unknown."""
         for index in range(len(self.entries) - 1, -1, -1):
             if self.entries[index].uuid == uuid:
                 return self.entries[index - 1].seqno if index else high_seqno
@@ -114,24 +113,24 @@ class Document:
     expiry: int = 0
     datatype: int = 0
     deleted: bool = False
-    expired: bool = False  # the tombstone of a document whose time ran out
+    expired: bool = False  # the tombstone of a document that expired
     delete_time: int = 0
 
 
 class OnRollback(StrEnum):
-    """What a reader wants to happen when a vbucket loses history that it has read."""
+    """What to do when a vbucket loses history that the reader has read."""
 
-    EMIT = "emit"  # tell, then go on with the new branch
+    EMIT = "emit"  # report the rollback, then continue on the new branch
     FAIL = "fail"  # raise ``HistoryLost``
-    REWIND = "rewind"  # go on without a word: for readers that may see a change twice, or one that was undone
+    REWIND = "rewind"  # continue silently: for readers that tolerate repeated changes and changes that were undone
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a stream request says of a reader's position (``protocol.position``).
+    """What a stream request says about a reader's position (``protocol.position``).
 
-    It is honest if ``snap_end`` is at least the end of every snapshot that the reader took changes from, and
-    ``snap_start`` a seqno at which it had every key.
+    A claim is true if ``snap_end`` is at least the end of every snapshot that the reader took changes from, and
+    ``snap_start`` is a seqno at which the reader had every key.
     """
 
     vbuuid: int = 0
@@ -145,7 +144,7 @@ class Claim:
 
 
 def signed(number: int) -> int:
-    """A u64 as Arrow, Spark and the kernels have it: the same 64 bits, read as a signed number.
+    """A u64 as Arrow, Spark and the kernels store it: the same 64 bits, read as a signed number.
 
     >>> signed(2**64 - 1), signed(7)
     (-1, 7)

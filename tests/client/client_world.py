@@ -1,4 +1,4 @@
-"""What the client's tests know of the node that they share."""
+"""Helpers of the client's tests for the node that they share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def keys_of(changes: Any) -> set[bytes]:
 
 
 def read_until(feed: ChangeFeed, enough: Callable[[list[Any]], bool], within_s: float = 60.0) -> list[Any]:
-    """Changes until there are enough, however long that takes; and for a while longer, in case there are too many."""
+    """Read changes until there are enough, then a while longer, in case there are too many."""
     deadline = time.monotonic() + within_s
     found = list(feed.items(idle_s=0.3))
     while not enough(found) and time.monotonic() < deadline:
@@ -31,7 +31,7 @@ def read_until(feed: ChangeFeed, enough: Callable[[list[Any]], bool], within_s: 
 
 
 def read_keys(feed: ChangeFeed, wanted: set[bytes]) -> set[bytes]:
-    """The keys that come until all of these have, and for a while longer."""
+    """Read until all of these keys have come, then a while longer."""
     return keys_of(read_until(feed, lambda found: wanted <= keys_of(found)))
 
 

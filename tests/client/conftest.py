@@ -1,4 +1,4 @@
-"""One node for the whole folder: starting it costs more than most tests."""
+"""One node for the whole folder: starting a node takes longer than most tests."""
 
 from __future__ import annotations
 

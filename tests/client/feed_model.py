@@ -1,4 +1,4 @@
-"""What a reader that honours rollbacks, drops and flushes makes of a feed, whichever form the feed has."""
+"""A model reader that applies changes, rollbacks, drops and flushes, as objects or batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Documents = dict[tuple[int, bytes], bytes]
 
 
 class Log:
-    """Changes by vbucket and seqno, from which documents follow; so that any of them can be undone."""
+    """Changes by vbucket and seqno, so that any of them can be undone; documents are computed from them."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[int, int], tuple[int, bytes | None, bytes | None]] = {}
@@ -54,7 +54,7 @@ class Log:
         self._entries = {at: e for at, e in self._entries.items() if at[0] != vb or at[1] <= above}
 
     def keep_only(self, numbers: Iterable[int]) -> None:
-        """From now on only these collections are read: what is held of others would grow old."""
+        """Read only these collections from now on; forget the others, which would become stale."""
         kept = set(numbers)
         self._entries = {at: e for at, e in self._entries.items() if e[0] in kept}
 
@@ -71,7 +71,7 @@ class Log:
 
 
 def documents_of(db: Database, keys: Iterable[tuple[int, bytes]]) -> Documents:
-    """What key-value requests give, of collections that exist."""
+    """The documents according to key-value requests, in collections that exist."""
     existing, found = collection_names(db), {}
     for number, key in keys:
         if number in existing:

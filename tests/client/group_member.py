@@ -1,4 +1,4 @@
-"""Members of a consumer group as processes of their own, for ``test_groups.py``."""
+"""Members of a consumer group as separate processes, for ``test_groups.py``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from upriver.errors import CheckpointError
 
 
 def shared_value(kind: str, at: Path, connection: str) -> Any:
-    """Where the group is kept, opened by this process."""
+    """The group's shared value, opened by this process."""
     if kind == "file":
         return SharedFile(at / "group.json")
     return SharedRow(at / "group.db") if kind == "sqlite" else SharedDocument(connect(connection), at.name)
 
 
 def claim_and_let_go(kind: str, at: Path, connection: str, name: str, beats: int) -> None:
-    """Read vbuckets as the group says; each is a file that must not exist already. Exits with 1 if one does."""
+    """Read our share; create a file per vbucket, and exit with 1 if one exists already."""
     group = Group(shared_value(kind, at, connection), member=name, ttl_s=60)
     reading: set[int] = set()
     for n in range(beats):
@@ -38,7 +38,7 @@ def claim_and_let_go(kind: str, at: Path, connection: str, name: str, beats: int
 
 
 def stop_in_the_middle(kind: str, at: Path, connection: str) -> None:
-    """Take a batch, be stopped while working on it, and save after waking up. Exits with 7 if that was refused."""
+    """Take a batch, be suspended while processing it, and save after waking up; exit with 7 if that is refused."""
     group = Group(shared_value(kind, at, connection), member="sleeper", ttl_s=0.5)
     with connect(connection) as db:
         for feed, _ in read_as_member(db, group, rows=10):

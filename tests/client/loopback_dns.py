@@ -16,7 +16,7 @@ Record = tuple[int, int, int, str]  # priority, weight, port, target
 
 
 class NameServer:
-    """Where it listens, and what it was asked."""
+    """The server's address, and the questions it got."""
 
     def __init__(self, records: Mapping[str, list[Record]], *, answers: bool = True) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Readers that die at a step of their choice, and a node that loses history while they read."""
+"""Readers that die at a chosen step, and a node that loses history while they read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VBUCKETS, ROWS = 2, 3  # few and small, so that readers mostly die in the middle
 
 
 class Fate:
-    """When a life ends, and when the node loses history during it."""
+    """When a reader dies, and when the node loses history before that."""
 
     def __init__(self, http_port: int, die_at: tuple[str, int], lose_at: int, seed: int, most: int = 24) -> None:
         self.http_port, self.lose_at, self.most = http_port, lose_at, most
@@ -84,13 +84,13 @@ def truth(db: Database, keys: set[bytes]) -> dict[bytes, bytes]:
 
 
 def begin_now(db: Database, checkpoint: CheckpointStore) -> None:
-    """Nothing of what earlier readers were told matters to this one."""
+    """A fresh start: forget what earlier readers were told."""
     with db.changes(start="now") as feed:
         checkpoint.save(feed.positions())
 
 
 class Store:
-    """A checkpoint store outside of the reader's table, and the connection that it needs."""
+    """A checkpoint store outside the reader's table, and its connection."""
 
     def __init__(self, checkpoint: CheckpointStore, database: Database | None = None) -> None:
         self.checkpoint, self._database = checkpoint, database

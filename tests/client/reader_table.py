@@ -1,4 +1,4 @@
-"""What a careful reader makes of changes: a log in SQLite, committed together with the position."""
+"""A careful reader: keeps a log of changes in SQLite, committed together with the position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DOCUMENTS = ("mutation", "deletion", "expiration")
 
 
 class Table:
-    """A log by vbucket and seqno, from which documents follow."""
+    """A log by vbucket and seqno; documents are computed from it."""
 
     def __init__(self, path: Path) -> None:
         self.sql = sqlite3.connect(path, isolation_level=None)

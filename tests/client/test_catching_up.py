@@ -74,7 +74,7 @@ def purge(server: RunningNode) -> None:
 def test_a_rollback_of_what_was_lacking_brings_the_rest_again(
     server: RunningNode, db: Database, ids: tuple[int, int]
 ) -> None:
-    """The reader undoes all of a vbucket, also what it held before; a feed that went on behind that would lose it."""
+    """The reader undoes the whole vbucket; a feed that continued after its old position would lose documents."""
     fill(db, ids)
     log = Log()
     start = read(db, log, collections="shop.a")
@@ -84,7 +84,7 @@ def test_a_rollback_of_what_was_lacking_brings_the_rest_again(
     assert all(end[vb].epoch == 1 for vb, _ in log.rollbacks)
 
 
-def test_a_reader_that_stops_behind_such_a_rollback_begins_at_the_beginning(
+def test_a_reader_that_stops_after_a_rollback_to_0_begins_at_the_beginning(
     server: RunningNode, db: Database, ids: tuple[int, int]
 ) -> None:
     fill(db, ids)
@@ -124,7 +124,7 @@ def test_the_asynchronous_feed_brings_the_rest_again_too(
     assert agrees(db, log, ids)
 
 
-def test_who_is_told_by_an_error_can_go_on_from_the_position(
+def test_a_caller_that_gets_history_lost_can_resume_from_the_position(
     server: RunningNode, db: Database, ids: tuple[int, int]
 ) -> None:
     fill(db, ids)
@@ -149,7 +149,7 @@ def test_who_is_told_by_an_error_can_go_on_from_the_position(
 def test_older_points_of_a_position_do_not_count_for_what_was_read_later(
     server: RunningNode, db: Database, ids: tuple[int, int]
 ) -> None:
-    """Consistent in a at some seqno, the reader is not so in b, of which it has only newer versions."""
+    """A seqno at which the reader is consistent in a is not consistent in b, of which it has only newer versions."""
     a, b = ids
     log, start = Log(), None
     for n in range(4):

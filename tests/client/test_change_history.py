@@ -26,7 +26,7 @@ VERSIONS = [(1, b"a"), (2, b"b"), (3, b"a"), (5, b"a"), (6, b"b"), (7, b"a")]
 
 
 def versions(request: StreamRequest, second_start: int) -> bytes:
-    """What is kept of the older past, one version each; then history, with every version."""
+    """The old documents with one version each, then history with every version."""
     out = marker(request, 0, 3, DISK) + mutation(request, 2, b"b", b"2") + mutation(request, 3, b"a", b"3")
     out += marker(request, second_start, 7, HISTORY)
     return out + b"".join(mutation(request, seqno, key, b"%d" % seqno) for seqno, key in VERSIONS[3:])
@@ -53,7 +53,7 @@ def test_in_the_middle_of_history_the_position_claims_all_of_it() -> None:
 
 
 def speak(peer: Peer, request: StreamRequest) -> bytes:
-    """All versions, and news of a collection whose history was switched on."""
+    """All versions, and the event of a collection whose history was turned on."""
     at = {"vbucket": request.vbucket, "opaque": request.opaque}
     modified = SystemEvent.of(8, CollectionBegun("_default", 2, 0, 0, history=True, modified=True), flat=True, **at)
     told = versions(request, 4) + marker(request, 8, 8) + modified.encode()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from upriver.client.blocking import Database
 from upriver.client.checkpoints import BucketCheckpoint, FileCheckpoint, SqliteCheckpoint
-from upriver.client.filters import named
+from upriver.client.names import named
 from upriver.client.positions import Positions
 from upriver.errors import CheckpointError, CorruptCheckpoint, ForeignCheckpoint
 from upriver.model import SEQNO_MAX

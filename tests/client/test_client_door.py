@@ -36,7 +36,7 @@ SPECIAL = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__ai
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningNode]:
-    """A node of its own: others would see the collections that come and go here."""
+    """A separate node, because these tests create and drop collections."""
     with node(vbuckets=8) as running:
         yield running
 
@@ -78,7 +78,7 @@ def test_connect_is_called_the_same_way_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize("theirs", [theirs for _, theirs in PAIRS], ids=lambda cls: cls.__name__)
-def test_what_asks_a_node_is_awaited_and_nothing_else(theirs: type) -> None:
+def test_only_methods_that_send_requests_are_awaited(theirs: type) -> None:
     told_at_once = {
         "changes",
         "change_batches",
@@ -97,7 +97,7 @@ def test_what_asks_a_node_is_awaited_and_nothing_else(theirs: type) -> None:
 # ---------------------------------------------------------------------------------------------- names
 
 
-def test_everything_that_dir_shows_is_there() -> None:
+def test_every_name_in_dir_exists() -> None:
     assert dir(upriver) == sorted(upriver.__all__)
     assert {name for name in dir(upriver) if not hasattr(upriver, name)} == set()
     with pytest.raises(AttributeError, match="nope"):
@@ -198,7 +198,7 @@ def test_an_option_that_does_not_exist_is_told_at_once(db: upriver.Database) -> 
     misspelt: dict[str, Any] = {"colections": "shop.orders"}
     with pytest.raises(ConfigError, match="unknown option 'colections'; valid are start, end, vbuckets"):
         db.changes(**misspelt)
-    with pytest.raises(ConfigError, match="where: it takes one change at a time"):
+    with pytest.raises(ConfigError, match="where works on single changes"):
         db.change_batches(where=lambda change: True)
 
 

@@ -132,7 +132,7 @@ def test_dump_leaves_the_files_of_others_alone(run: Any, db: Database, tmp_path:
     assert list(tmp_path.glob("part-000001.parquet"))
 
 
-def test_whoever_misspells_a_bucket_is_not_only_told_to_log_in(run: Any) -> None:
+def test_the_error_for_a_misspelt_bucket_names_it(run: Any) -> None:
     told = run("tail", "--bucket", "nope", ok=False).output
     assert "there is no bucket 'nope' for you" in told
     assert "{" not in told

@@ -27,7 +27,7 @@ from upriver.errors import (
     Status,
     UpriverError,
 )
-from upriver.protocol.feed.cluster_feed import FeedRequest, RolledBack
+from upriver.protocol.feed.events import FeedRequest, RolledBack
 from upriver.protocol.position import Position
 from upriver.wire import Message, Opcode, OtherResponse
 from upriver.wire.messages.dcp import RollbackResponse
@@ -42,7 +42,7 @@ ALL = sorted((vb, n) for vb in range(VBUCKETS) for n in range(1, SEQNOS + 1))
 
 
 class Restarting(Peer):
-    """Refuses to select the bucket ``refusals`` times, from when a test says so."""
+    """Refuses to select the bucket, once for each status in ``refusals``."""
 
     refusals: list[Status] = []  # of the whole server
 
@@ -54,7 +54,7 @@ class Restarting(Peer):
 
 
 @pytest.mark.parametrize("status", [Status.KEY_ENOENT, Status.NO_BUCKET, Status.EACCESS])
-def test_a_bucket_that_is_not_there_again_yet_is_waited_for(status: Status) -> None:
+def test_a_feed_waits_for_a_bucket_that_a_restarting_node_does_not_have_yet(status: Status) -> None:
     with serving(everything, Behaviour(), make=Restarting) as connection, connect(connection) as db:
         db._drop(db.topology.nodes[0])
         Restarting.refusals = [status] * 3
@@ -99,7 +99,7 @@ def test_at_the_first_connect_a_missing_bucket_is_an_error_at_once(status: Statu
             Database(ConnectOptions.parse(connection), again=True)
 
 
-def test_whoever_gave_no_name_is_told_so() -> None:
+def test_the_error_says_that_no_username_was_given() -> None:
     with serving(everything, Behaviour(), make=Restarting) as connection:
         Restarting.refusals = [Status.EACCESS]
         with pytest.raises(AccessDenied, match="no username was given"):
@@ -110,7 +110,7 @@ def test_whoever_gave_no_name_is_told_so() -> None:
 
 
 class MixedUp(Peer):
-    """Answers a GET as if it were another."""
+    """Answers a GET with a wrong opaque."""
 
     def _answer(self, message: Message) -> Iterator[Message]:
         if isinstance(message, Get):
@@ -165,7 +165,7 @@ def talking(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def dripping(sock: socket.socket) -> None:
-    """One byte of a response now and then: always something new, never the end."""
+    """Sends a response byte by byte, slowly, and never completes it."""
     with sock:
         try:
             sock.sendall(b"\x81\x1f\0\0\0\0\0\0\0\xff\xff\xff" + b"\0" * 12)

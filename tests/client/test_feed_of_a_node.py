@@ -26,7 +26,7 @@ Fault = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def shop() -> Any:
-    """A node of its own, because manifests cannot go back."""
+    """A separate node, because manifests cannot go back."""
     with node(vbuckets=4, lazy=True) as running, connect(running.connection_string) as database:
         yield database
 

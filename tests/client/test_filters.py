@@ -1,4 +1,4 @@
-"""A position remembers what was read: a wider filter reads what is new from the beginning, and loses nothing."""
+"""A position records its filter: a wider filter reads what it adds from the beginning and loses nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.support.by_id import ById
 from upriver.cli import cli
 from upriver.client.blocking import Database, connect
 from upriver.client.checkpoints import FileCheckpoint
-from upriver.client.filters import beyond, covers, filter_from_json, filter_to_json, named
 from upriver.client.groups import Group, SharedFile
+from upriver.client.names import beyond, covers, filter_from_json, filter_to_json, named
 from upriver.client.positions import Positions
 from upriver.errors import CorruptCheckpoint
 from upriver.protocol.filters import Filter
@@ -56,7 +56,7 @@ def store(tmp_path: Path) -> FileCheckpoint:
 
 
 def read(db: Database, store: Any, **what: Any) -> set[bytes]:
-    """What comes until now, saved at the end; nothing may come twice."""
+    """The changes up to now, saved at the end; none may come twice."""
     with db.changes(checkpoint=store, end="now", **what) as feed:
         keys = [change.key for change in feed if hasattr(change, "key")]
         feed.confirm()

@@ -1,4 +1,4 @@
-"""A first load out of order, over the wire: what the node sends, and what a reader may claim while it lasts."""
+"""An out-of-order first load: what the node sends, and what a reader may claim meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shop() -> Iterator[RunningNode]:
 
 
 def received(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Everything that the feed's sockets give, as it comes."""
+    """All bytes that the feed's sockets receive."""
     found: list[bytes] = []
     read_into = Pipe.read_into
 
@@ -78,7 +78,7 @@ def read_and_die(connection: str, path: Path, batches: int) -> None:
 
 
 def unfinished(table: Table) -> set[int]:
-    """The vbuckets of which it has some documents, but may claim nothing yet."""
+    """The vbuckets of which the reader has documents but may claim nothing yet."""
     saved = table.checkpoint.load()
     assert saved is not None
     return {vb for (vb,) in table.sql.execute("SELECT DISTINCT vb FROM changes") if saved[vb].seqno == 0}

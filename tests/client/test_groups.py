@@ -91,7 +91,7 @@ def test_a_member_that_was_given_up_cannot_overwrite_its_successor() -> None:
 
 
 def test_a_member_that_comes_back_to_its_old_share_must_begin_again() -> None:
-    """Its successor came and died meanwhile: the vbuckets are the same, but what is saved has moved on."""
+    """Its successor came and died meanwhile: the vbuckets are the same, but the saved positions have moved."""
     clock, shared = [0.0], InMemory()
     old, new = pair(shared, clock)
     before = old.beat(4)

@@ -16,7 +16,7 @@ from tests.support.model_vbucket import ModelVbucket, Write, latest
 from tests.support.scripted_producer import HOME, ScriptedProducer, Wire, deletion, marker, mutation
 from upriver.errors import HistoryLost, Status
 from upriver.model import Claim, OnRollback
-from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest, FeedRows, RolledBack
+from upriver.protocol.feed.events import FeedEvent, FeedRequest, FeedRows, RolledBack
 from upriver.protocol.history import Accept
 from upriver.protocol.position import Position
 from upriver.wire.constants import StreamEndStatus
@@ -49,7 +49,7 @@ class Server(ModelVbucket[bytes, bytes]):
         return producer.accepts(request, *[tuple(entry) for entry in self.log])
 
     def send(self, rows: int, snapshot: int) -> bytes:
-        """Up to so many rows, in snapshots of at most so many seqnos."""
+        """Send at most so many rows, in snapshots of at most so many seqnos."""
         out = b""
         while rows > 0 and self.request:
             if not self.pending:
@@ -203,7 +203,7 @@ def test_the_example_of_the_design_document() -> None:
 
 
 def test_a_claim_of_a_complete_snapshot_would_have_lost_the_document() -> None:
-    """The same with the claim that other connectors make: it shows that the test above can fail."""
+    """The same with the claim that other connectors make; shows that the test above can fail."""
     server = Server()
     reader = Reader(server)
     for seqno in range(1, 101):

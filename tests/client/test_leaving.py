@@ -1,4 +1,4 @@
-"""Loops that are left or cancelled anywhere: sockets, tasks and threads go, and nothing is said on stderr."""
+"""Loops left or cancelled anywhere: sockets, tasks and threads are gone, and stderr is empty."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def nothing_left(server: RunningNode) -> Any:
 
 
 def run(scenario: Coroutine[Any, Any, None], fast: bool) -> None:
-    """Run it; whatever asyncio would only log is an error here."""
+    """Run it; raise errors that asyncio would only log."""
     complaints: list[Any] = []
 
     async def watched() -> None:

@@ -1,4 +1,4 @@
-"""What a dump holds comes back as it was: where it was, as it was, and without what was undone."""
+"""A loaded dump restores documents in their collections, without changes that were undone."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_dump_comes_back_without_what_was_undone(shop: RunningNode, db: Databa
     assert not has(db, "of b")
 
 
-def test_documents_of_a_collection_that_is_not_there_are_not_put_elsewhere(
+def test_documents_of_a_missing_collection_are_not_loaded_into_another(
     shop: RunningNode, db: Database, tmp_path: Path
 ) -> None:
     lines = tmp_path / "part-000001.jsonl"

@@ -30,13 +30,13 @@ UNDONE = "undone"  # or, under the policy "fail", with a rollback
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningNode]:
-    """One of its own, with so few vbuckets that each has enough to lose."""
+    """A separate node with few vbuckets, so that each has enough history to lose."""
     with node(vbuckets=VBUCKETS, enable_faults=True, lazy=True) as running:
         yield running
 
 
 def live(connection: str, path: Path, policy: OnRollback, step: Callable[[str], None]) -> None:
-    """One life: read up to now, committing changes and positions together, and calling ``step`` all the time."""
+    """Read up to now once, committing changes and positions together, and calling ``step`` at every step."""
     table = Table(path)
     with connect(connection) as db:
         while True:
@@ -67,7 +67,7 @@ def live_and_die(connection: str, path: Path, policy: OnRollback, fate: Fate) ->
 
 
 def forget_what_never_happened(table: Table, logs: dict[int, FailoverLog]) -> None:
-    """Under ``rewind`` nobody told the table what to undo; the branch of each change does, if one asks the server."""
+    """With ``rewind`` the table is not told what to undo; the branches of changes and the failover logs tell."""
     for vb, seqno, branch in table.sql.execute("SELECT vb, seqno, vbuuid FROM changes").fetchall():
         last = logs[vb].last_seqno_of(branch & 2**64 - 1, 2**64 - 1)
         if last is None or seqno > last:
@@ -110,7 +110,7 @@ def test_no_document_is_missing_and_none_is_a_phantom(server: RunningNode, tmp_p
 
 
 def live_and_save_after(connection: str, path: Path, kind: str, step: Callable[[str], None]) -> None:
-    """One life of a reader that saves its position after its data: it may have more than it says, never less."""
+    """A reader that saves its position after its data: it may have more than the position says, never less."""
     table, database, store = Table(path), connect(connection), store_of(kind, connection, path)
     if store.checkpoint.load() is None:
         table.forget_everything()  # nobody can tell any more what of it has happened
@@ -128,7 +128,7 @@ def live_and_save_after(connection: str, path: Path, kind: str, step: Callable[[
 
 @pytest.mark.parametrize("kind", ["file", "sqlite", "bucket"])
 def test_a_reader_that_saves_after_its_data_can_die_in_between(server: RunningNode, tmp_path: Path, kind: str) -> None:
-    """In the bucket, its checkpoints are lost with the rest of the tail, and an older one is there again."""
+    """Checkpoints in the bucket are lost with the tail of history; an older one is restored."""
     fork, connection = multiprocessing.get_context("fork"), server.connection_string
     with connect(connection) as db:
         for seed in range(6):

@@ -1,4 +1,4 @@
-"""Holding changes back until they are on disk everywhere: when it is off, when it waits, and what must not stop it."""
+"""Waiting until changes are on disk everywhere: when it is off, when it waits, and what must not block it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InMemory(Peer):
 
 
 class Writing(Peer):
-    """Its disk is slow: with every question, five seqnos more are there."""
+    """A node with a slow disk: each request finds five more seqnos persisted."""
 
     def _answer(self, message: Any) -> Any:
         self.persisted += 5
@@ -81,7 +81,7 @@ def three_nodes() -> Operations:
 
 
 def answered(operation: Any, answers: dict[Address, list[Response]]) -> Any:
-    """What comes of it when nodes answer so; those that are not listed cannot be reached."""
+    """Run the operation with these answers; nodes that are not listed cannot be reached."""
     try:
         step = next(operation)
         while True:

@@ -1,4 +1,4 @@
-"""Servers that know no collections (5.x, 6.x): one collection, bare keys, and the whole client works."""
+"""Servers without collections (5.x, 6.x): one collection, bare keys, and the whole client works."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDS = dict.fromkeys(range(VBUCKETS), SEQNOS)
 
 
 class Older(Peer):
-    """Grants no collections; whoever asks about them gets the status of a real 6.0."""
+    """Grants no collections, and answers requests about them with the status of a real 6.0."""
 
     documents: dict[bytes, bytes] = {}  # shared by all connections, as a server's are
 
@@ -75,7 +75,7 @@ class Older(Peer):
 
 
 def stream(peer: ScriptedProducer, request: StreamRequest) -> bytes:
-    """All changes after the requested seqno, with keys as they are."""
+    """All changes after the requested seqno, with bare keys."""
     out = peer.accepts(request) + marker(request, request.start_seqno, SEQNOS)
     at = {"vbucket": request.vbucket, "opaque": request.opaque}
     for n in range(request.start_seqno + 1, SEQNOS + 1):
@@ -112,7 +112,7 @@ def test_the_asynchronous_client_reads_it_too(older: str) -> None:
     assert asyncio.run(read()) == (["_default._default"], VBUCKETS * SEQNOS)
 
 
-def test_documents_have_bare_keys_there(older: str) -> None:
+def test_documents_have_bare_keys(older: str) -> None:
     with connect(older) as db:
         db.set("one", b"1")
         db.set_many({b"two": b"2", b"three": b"3"})

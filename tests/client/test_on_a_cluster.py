@@ -1,4 +1,4 @@
-"""A feed over several nodes: one dies, its vbuckets go on elsewhere, and the reader finds them."""
+"""A feed over several nodes: one dies, its vbuckets move, and the reader follows them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 class Table:
-    """Documents as a reader of change objects has them."""
+    """The documents of a reader of change objects."""
 
     def __init__(self) -> None:
         self.changes: dict[tuple[int, int], Any] = {}
@@ -37,7 +37,7 @@ class Table:
             self.changes[change.vbucket, change.seqno] = change
 
     def follow(self, feed: ChangeFeed, wanted: dict[bytes, bytes]) -> None:
-        """Read until these are the documents, however long that takes."""
+        """Read until the documents are these."""
         deadline = time.monotonic() + 60
         while self.documents != wanted and time.monotonic() < deadline:
             for change in feed.items(idle_s=0.2):
@@ -93,7 +93,7 @@ def test_the_async_client_survives_it_too(cluster: LocalCluster) -> None:
 
 
 def follow(feed: ChangeFeed, seen: list[tuple[int, int]], count: int) -> None:
-    """Read on until so many changes were seen."""
+    """Read until so many changes have come."""
     deadline = time.monotonic() + 60
     while len(seen) < count and time.monotonic() < deadline:
         seen += [(change.vbucket, change.seqno) for change in feed.items(idle_s=0.3)]

@@ -1,4 +1,4 @@
-"""Feeds of one branch, as the tasks of a micro-batch read them, and connections that one feed leaves to the next."""
+"""Feeds of one branch, as tasks of a micro-batch read them, and connections that pass from feed to feed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import count
 
 from tests.support.scripted_producer import BRANCH, HOME, Wire, marker, mutation
 from upriver.errors import Status
-from upriver.protocol.feed.cluster_feed import FeedRequest
+from upriver.protocol.feed.events import FeedRequest
 from upriver.protocol.position import Position
 from upriver.wire import Opcode
 from upriver.wire.messages.dcp import RollbackResponse, StreamEnd, StreamRequest
@@ -43,7 +43,7 @@ def test_a_refusal_is_left_to_the_caller_and_does_not_roll_the_position_back():
 
 
 def test_an_older_branch_is_read_on_when_the_planned_one_is_on_top():
-    """The end is a seqno of the newer branch, so it will be reached: nothing is asked twice."""
+    """The end is a seqno of the newer branch, so it will be reached; no second request is sent."""
     old = FeedRequest({0: Position(0x1111, 5, 5, 5)}, {0: 7}, branches={0: BRANCH})
     wire = Wire(old)
     node = wire.connect()

@@ -1,4 +1,4 @@
-"""Rows of one vbucket come in order, whatever connection they came by; and no position runs ahead of its batch."""
+"""Rows of a vbucket come in order over any connection, and no position is ahead of its batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from upriver.client._feed.outbox import Outbox
 from upriver.client.changes import ObjectMaker
 from upriver.client.names import Names
 from upriver.errors import Status
-from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest
+from upriver.protocol.feed.events import FeedEvent, FeedRequest
 from upriver.protocol.position import Position
 from upriver.protocol.topology import Address, parse_topology
 from upriver.wire.constants import OsoFlag
@@ -39,13 +39,13 @@ class Batches(Wire):
         self.outbox.add(event, self.now)
 
     def move(self, vbucket: int, to: Address, rev: int) -> None:
-        """A newer map says that a vbucket belongs to another node now."""
+        """Use a newer map, in which another node owns the vbucket."""
         owners = {vbucket: [HOME, ELSEWHERE].index(to)}
         self.feed.use(parse_topology(json.loads(config_json(rev=rev, owners=owners)), HOME.host))
         self.tick()
 
     def changes_in(self, producer: ScriptedProducer, address: Address, seqno: int) -> None:
-        """The newest stream of a producer is accepted, and brings one change."""
+        """Accept the producer's newest stream, and send one change."""
         request = producer.requests[-1]
         self.says(producer.accepts(request), address)
         self.says(marker(request, seqno - 1, seqno) + mutation(request, seqno), address)
@@ -88,7 +88,7 @@ def test_a_vbucket_that_moves_to_a_connection_with_rows_of_others_comes_in_order
 
 
 def stopped_after_first(wire: Batches) -> Position:
-    """What a reader may claim that was given one batch and then stopped."""
+    """What a reader may claim if it was given one batch and then stopped."""
     assert wire.outbox.take(99.0)
     wire.outbox.given = 1
     return wire.position()

@@ -1,4 +1,4 @@
-"""What waits between the feed and its caller: positions of what was given, and changes that are held back."""
+"""The outbox: positions of what was given, and changes that wait for the disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from upriver.client.changes import ObjectMaker, RolledBack
 from upriver.client.names import Names
 from upriver.errors import Status
 from upriver.model import OnRollback
-from upriver.protocol.feed.cluster_feed import FeedEvent, FeedRequest
+from upriver.protocol.feed.events import FeedEvent, FeedRequest
 from upriver.protocol.position import Position
 from upriver.wire.messages.dcp import RollbackResponse, StreamEnd
 from upriver.wire.messages.events import CollectionBegun, SystemEvent

@@ -1,4 +1,4 @@
-"""What others can see of a client: OpenTelemetry spans, Prometheus figures, logs; and what they must not see."""
+"""What a client exposes: OpenTelemetry spans, Prometheus metrics and logs; and what it must not expose."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_what_a_feed_does_by_itself_is_not_traced(db: Database, spans: Callable[
     assert not [span.name for span in spans() if "_" in span.name.removeprefix("upriver.")[:1]]
 
 
-def test_nobody_pays_for_opentelemetry_who_does_not_use_it() -> None:
-    program = "import sys, upriver.client.blocking as b, upriver.client.tracing as t; t.span('get', 'b')"
+def test_opentelemetry_is_not_loaded_for_programs_that_do_not_use_it() -> None:
+    program = "import sys, upriver.client.blocking as b, upriver.client.telemetry as t; t.span('get', 'b')"
     check = f"{program}; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", check], timeout=60, check=False).returncode == 0
 

@@ -75,7 +75,7 @@ def test_a_producer_that_hangs_up_at_once_is_asked_again_with_growing_pauses(rea
 
 
 def behind_a_gateway(port: int) -> dict[str, Any]:
-    """Inside, an address that nobody here can reach; outside, the one that we came by."""
+    """The inner address cannot be reached from here; the outer one is how we reached the node."""
     outside = {"hostname": "127.0.0.1", "ports": {"kv": port, "kvSSL": port}}
     inside = {"hostname": "127.1.2.3", "services": {"kv": 1, "kvSSL": 1}}
     return {**inside, "alternateAddresses": {"external": outside}}
@@ -88,7 +88,7 @@ def test_a_cluster_behind_a_gateway_is_read_by_its_alternate_addresses(read: Any
         assert sorted(read(connection + query, objects=True)) == ALL
 
 
-def test_whoever_insists_on_the_inner_addresses_gets_them() -> None:
+def test_network_default_uses_the_inner_addresses() -> None:
     with (
         serving(everything, Behaviour(), describe=behind_a_gateway) as connection,
         connect(connection + "?network=default") as db,

@@ -76,7 +76,7 @@ def test_a_client_certificate_is_a_login(secure: tuple[RunningNode, str], certif
         assert db.get("by certificate").value == b"1"
 
 
-def test_a_certificate_that_nobody_signed_is_no_login(secure: tuple[RunningNode, str], certificates: Path) -> None:
+def test_an_untrusted_client_certificate_is_not_a_login(secure: tuple[RunningNode, str], certificates: Path) -> None:
     files = {"ca_file": "ca.pem", "client_cert": "forged.pem", "client_key": "forged.key"}
     given = {name: str(certificates / file) for name, file in files.items()}
 
@@ -116,7 +116,7 @@ def test_a_secure_cluster_is_found_by_its_name(secure: tuple[RunningNode, str], 
         assert db.topology.vbuckets == 4
 
 
-def test_a_server_that_nobody_vouches_for_is_refused(secure: tuple[RunningNode, str]) -> None:
+def test_a_server_without_a_trusted_certificate_is_refused(secure: tuple[RunningNode, str]) -> None:
     with pytest.raises(ConnectFailed, match="certificate verify failed"):
         connect(secure[1], username="ada", password="lovelace")
 

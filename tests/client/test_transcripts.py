@@ -1,4 +1,4 @@
-"""What real servers do on the wire, word by word, without sockets.
+"""What real servers do on the wire, message by message, without sockets.
 
 See docs/protocol/clients.md and docs/protocol/pitfalls.md.
 """
@@ -10,7 +10,7 @@ import pytest
 from tests.support.scripted_producer import BRANCH, ELSEWHERE, HOME, Wire, config_json, deletion, marker, mutation
 from upriver.errors import HistoryLost, RemoteProtocolError, Status, StatusError, UnknownCollection
 from upriver.model import SEQNO_MAX, OnRollback
-from upriver.protocol.feed.cluster_feed import (
+from upriver.protocol.feed.events import (
     CollectionChange,
     FeedRequest,
     FilterGone,
@@ -171,7 +171,7 @@ def test_every_charged_byte_is_acknowledged_once() -> None:
     assert Prepare(1, 1, key=b"\0k", **value).encode()
 
 
-def test_a_prepare_is_refused_because_nobody_asked_for_it() -> None:
+def test_a_prepare_is_refused_because_it_was_not_requested() -> None:
     wire = Wire()
     request = opened(wire)
     prepare = Prepare(1, 1, key=b"\0k", cas=1, **at(request)).encode()
@@ -226,7 +226,7 @@ def test_policy_fail_stops_at_a_rollback_and_says_where_to_go_on() -> None:
     assert (lost.value.to_seqno, lost.value.lost_branch) == (30, BRANCH)
 
 
-def test_policy_rewind_goes_back_without_a_word() -> None:
+def test_policy_rewind_goes_back_silently() -> None:
     wire = Wire(FeedRequest({0: Position(BRANCH, 50, 50, 50)}, on_rollback=OnRollback.REWIND))
     producer = wire.connect()
     wire.says(rollback(producer.requests[0], 40))
@@ -360,7 +360,7 @@ def test_an_out_of_order_snapshot_cut_short_on_a_lost_branch_is_a_rollback() -> 
 
 
 def test_an_out_of_order_snapshot_cut_short_on_the_same_branch_is_a_rollback_too() -> None:
-    """What it brought may have been deleted, and the tombstone purged, before the next try."""
+    """Its documents may have been deleted, and the tombstones purged, before the next attempt."""
     wire = Wire()
     request = opened(wire)
     wire.says(OsoSnapshot(OsoFlag.START, **at(request)).encode() + mutation(request, 7))

@@ -23,7 +23,7 @@ STORE = StoreOptions(durability=Durability.LAZY, background=False)
 
 
 class Store:
-    """A bucket as the machine wants it."""
+    """A bucket that fits ``ReplicaStore``."""
 
     def __init__(self, path: Path) -> None:
         self.bucket = Bucket.open(path, name="default", vbuckets=4, options=STORE)
@@ -43,7 +43,7 @@ class Store:
 
 
 class Talk:
-    """Says messages to a consumer and hears what it answers."""
+    """Sends messages to a consumer and returns its answers."""
 
     def __init__(self, store: Store, registry: Registry | None = None, **options: Any) -> None:
         self.store = store
@@ -54,7 +54,7 @@ class Talk:
         self._splitter = FrameSplitter()
 
     def say(self, *messages: Message | bytes) -> list[Message]:
-        """Everything that the consumer sends when it has heard these."""
+        """Everything that the consumer sends after these messages."""
         data = b"".join(each if isinstance(each, bytes) else each.encode() for each in messages)
         self.events += self.machine.receive(data, self.now)
         return self.heard()
@@ -63,7 +63,7 @@ class Talk:
         return [decode(frame, COLLECTIONS) for frame in self._splitter.receive(self.machine.data_to_send())]
 
     def negotiate(self, said: list[Message]) -> list[Message]:
-        """Grant every control (but those that the test refuses) until something else is said."""
+        """Grant every control, except those that the test refuses, until another message comes."""
         while said and isinstance(said[-1], DcpControl):
             name = said[-1].key.decode()
             status = self.refused_controls.get(name, 0)
@@ -71,13 +71,13 @@ class Talk:
         return said
 
     def add(self, vbucket: int = 0, flags: int = 0) -> Message:
-        """ADD_STREAM up to the stream request (or the refusal)."""
+        """Send ADD_STREAM; returns the stream request or the refusal."""
         said = self.negotiate(self.say(AddStream(flags, vbucket=vbucket, opaque=ADD_OPAQUE)))
         assert len(said) == 1, said
         return said[0]
 
     def open(self, vbucket: int = 0, flags: int = 0, log: Iterable[tuple[int, int]] = ((BRANCH, 0),)) -> int:
-        """A live stream; its opaque."""
+        """Open a live stream; returns its opaque."""
         request = self.add(vbucket, flags)
         answer = self.say(success(request, log))
         assert answer[0].status == 0  # type: ignore[attr-defined]

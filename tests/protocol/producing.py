@@ -7,8 +7,7 @@ from collections.abc import Callable
 from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.producer.controls import ProducerOptions, apply_control
 from upriver.protocol.producer.live import LiveStreams
-from upriver.protocol.producer.machine import Producer
-from upriver.protocol.producer.memory import ProducerMemory
+from upriver.protocol.producer.machine import Producer, ProducerMemory
 from upriver.protocol.producer.source import SourceVbucket
 from upriver.store import Bucket, Manifest, NewSnapshot, VBucket, follow
 from upriver.wire import FrameSplitter, Opcode
@@ -18,7 +17,7 @@ from upriver.wire.messages import dcp
 
 
 class SourceBucket:
-    """A bucket as producers see it, on no node and with nobody who waits for durable writes."""
+    """A bucket that fits ``SourceStore``, without a node and without durable writes."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
@@ -67,7 +66,7 @@ class Streamed:
         self._is_due = True
 
     def turn(self) -> None:
-        """Until nobody has anything to send, or may send it."""
+        """Run until no connection can send anything."""
         while self._is_due or any(link.can_send and link.is_due for link in self.links):
             self._is_due = False
             self.live.turn()
@@ -100,7 +99,7 @@ class Link:
         return self._woken or self.producer.is_ready
 
     def turn(self) -> None:
-        """What the shell of a node does with it."""
+        """Send what is ready, as a node's shell does."""
         self._woken = False
         self.producer.wake(0.0)
         while self.can_send and self.producer.is_ready:
@@ -114,7 +113,7 @@ class Link:
                 pass
 
     def frames(self) -> list[Frame]:
-        """The requests that came since the last call; answers were all granted."""
+        """The requests received since the last call; all responses must be successes."""
         data, self.sent = bytes(self.sent), bytearray()
         frames = list(self._splitter.receive(data))
         assert all(frame.specific == 0 for frame in frames if frame.magic.is_response), frames
@@ -122,5 +121,5 @@ class Link:
 
 
 def charged(frame: Frame) -> int:
-    """The bytes that a frame takes of the flow control window."""
+    """The bytes that a frame is charged against the flow-control window."""
     return frame.size + (PREPARE_SURCHARGE if frame.opcode == Opcode.DCP_PREPARE else 0)

@@ -16,7 +16,7 @@ from tests.support.examples import examples
 from upriver.errors import Status
 from upriver.model import SEQNO_MAX, Datatype, VbucketState
 from upriver.protocol.consumer.machine import StateSet, StreamClosed
-from upriver.protocol.consumer.rows import usual_marker
+from upriver.protocol.consumer.records import usual_marker
 from upriver.wire import Message, Opcode, OtherResponse, decode
 from upriver.wire.constants import MarkerFlag, StreamEndStatus
 from upriver.wire.framing import cut_frame
@@ -95,7 +95,7 @@ def test_seqnos_that_do_not_rise(talk: Talk) -> None:
 
 @pytest.mark.parametrize("before_any_marker", [True, False])
 def test_nothing_is_taken_behind_a_document_outside_its_snapshot(talk: Talk, before_any_marker: bool) -> None:
-    """The replica would miss that document for ever: it asks for what comes after its high seqno."""
+    """The replica would miss that document for ever, because it resumes after its high seqno."""
     opaque = talk.open(0)
     seqno = 1
     if not before_any_marker:
@@ -196,8 +196,8 @@ def test_a_tombstone_keeps_xattrs_but_no_body(durable: Talk, kind: Any, datatype
     assert [vb.documents.get(key).value for key in (b"k1", b"k3")] == [b'{"n":1}', b'{"n":3}']
 
 
-def test_who_becomes_active_later_knows_that_documents_have_xattrs(talk: Talk) -> None:
-    """A plain SET has to look for attributes that it must keep; most buckets never have any."""
+def test_a_replica_that_becomes_active_knows_that_documents_have_xattrs(talk: Talk) -> None:
+    """A plain SET must look for xattrs to keep, but most buckets never have any."""
     opaque = talk.open(0)
     talk.say(marker(1, 1, opaque), mutation(1, opaque))
     assert not hasattr(talk.store, "has_xattrs")
@@ -213,7 +213,7 @@ def test_who_becomes_active_later_knows_that_documents_have_xattrs(talk: Talk) -
 def test_the_short_way_to_read_a_marker_agrees_with_the_long_one(
     kind: Any, start: int, end: int, flags: int, byte: int, at: int
 ) -> None:
-    """Also where a byte of the header says something else: then the short way leaves it to the long one."""
+    """Also if a header byte is unusual: then the fast path leaves the marker to the decoder."""
     more = {SnapshotMarker: (), SnapshotMarkerV20: (end, 0), SnapshotMarkerV22: (end, 0, start, 0)}[kind]
     version = {SnapshotMarker: (), SnapshotMarkerV20: (0,), SnapshotMarkerV22: (2,)}[kind]
     start, end = sorted((start, end))

@@ -376,7 +376,7 @@ def test_noops_are_answered_at_any_time_with_their_opaque(talk: Talk) -> None:
 
 
 def upr(talk: Talk, vbucket: int = 0) -> UprStreamRequest:
-    """A stream request of the older dialect, after the producer has shown that it knows nothing newer."""
+    """A UPR stream request, after the producer has shown that it does not know DCP."""
     first = talk.say(AddStream(vbucket=vbucket, opaque=ADD_OPAQUE))[0]
     (modern,) = talk.say(control_answer(first, Status.UNKNOWN_COMMAND))
     assert isinstance(modern, StreamRequest)

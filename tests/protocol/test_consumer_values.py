@@ -19,7 +19,7 @@ from upriver.errors import InvalidMessage, Status
 from upriver.model import Datatype
 from upriver.wire import Opcode
 from upriver.wire.bulk.decode import BulkDecoder
-from upriver.wire.bulk.values import ValueChecker
+from upriver.wire.bulk.row_checks import ValueChecker
 from upriver.wire.checks import Context
 from upriver.wire.constants import RequestFrameId
 from upriver.wire.framing import FrameInfo
@@ -61,7 +61,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("datatype", "value", "status"), BROKEN)
 @pytest.mark.parametrize("kind", ["mutation", "prepare", "deletion", "expiration"])
-def test_a_replica_refuses_a_value_that_nobody_could_read(
+def test_a_replica_refuses_an_unreadable_value(
     store: Store, kind: str, datatype: int, value: bytes, status: Status
 ) -> None:
     talk = Talk(store, consumer_name="replica")

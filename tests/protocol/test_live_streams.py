@@ -36,7 +36,7 @@ class Reader:
         self.lazy = False
 
     def open(self, vbucket: int) -> None:
-        """From where it was when it closed the stream; it is told everything up to the end of a snapshot."""
+        """Reopen the stream from where it was closed, at the end of a snapshot."""
         position: dict[str, int] = {}
         if seqno := max(map(seqno_of, self.received(vbucket)), default=0):
             uuid = self.crowd.bucket.vbucket(vbucket).failover_log.uuid
@@ -73,12 +73,12 @@ class Reader:
             self.crowd.streamed.turn()
 
     def block(self, blocked: bool) -> None:
-        """The socket takes nothing more, or all that waits."""
+        """Block the socket, or let it take everything."""
         self.link.can_send = not blocked
 
 
 class Crowd:
-    """A bucket and everybody who follows it."""
+    """A bucket and all connections that follow it."""
 
     def __init__(self, path: Path, windows: list[int]) -> None:
         self.bucket = Bucket.open(path, name="b", vbuckets=VBUCKETS, options=StoreOptions(background=False))
@@ -89,7 +89,7 @@ class Crowd:
         self.manifest = 0
 
     def settle(self) -> None:
-        """Until nobody has anything to send or to read."""
+        """Run until no connection has anything to send or read."""
         while True:
             self.streamed.turn()
             if not any(reader.link.sent for reader in self.readers):

@@ -1,9 +1,9 @@
-"""The one proof: a reader that trusts its position never ends without a document that the source has.
+"""The central property: a reader that trusts its position ends with every document of the source.
 
-The producer keeps every write and deduplicates only while it sends, from disk or from memory, so that a failover brings
-back whatever had been hidden: as hostile as a real one can be. The reader uses ``protocol/position.py`` and nothing
-else. It is cut, saved and restored between any two steps, and reads as the client does (marker by marker) or as Spark
-does (up to a seqno, without knowing in which snapshot that lies).
+The model producer keeps every write and deduplicates only while it sends, from disk or from memory, so a failover
+restores everything that was hidden: it is as hostile as a real one can be. The reader uses only
+``protocol/position.py``. It is cut, saved and restored between any two steps. It reads like the client (marker by
+marker) or like Spark (up to a seqno, without knowing its snapshot).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Reader:
         self.table, self.position = ModelTable(), Position()
 
     def connect(self) -> None:
-        """Ask, and go back, until the producer lets us in."""
+        """Ask, and roll back, until the producer accepts."""
         for _ in range(40):
             decision = self.producer.decide(self._claim())
             if isinstance(decision, Accept):
@@ -88,7 +88,7 @@ class Reader:
 
 
 def run(seed: int, mistake: str = "") -> Reader:
-    """A short history: a long one has time to write over what was lost."""
+    """A short history; a long one would overwrite what was lost."""
     rng = random.Random(seed)
     reader = Reader(RandomVbucket(rng, keys=rng.choice((4, 20))), rng, mistake)
     for _ in range(rng.randrange(3, 15)):
@@ -114,7 +114,7 @@ def test_whatever_happens_the_reader_ends_with_the_documents_of_the_source(seed:
 
 @pytest.mark.parametrize("mistake", ["claim", "target"])
 def test_a_reader_that_breaks_one_rule_loses_documents(mistake: str) -> None:
-    """So that the proof above is one: the same histories, with a claim that is not true, or back to R itself."""
+    """Shows that the test above can fail: the same histories, with a false claim, or a rollback to R itself."""
     wrong = [seed for seed in range(300) if (reader := run(seed, mistake)).table.state() != reader.producer.state()]
     assert wrong
 

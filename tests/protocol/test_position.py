@@ -1,4 +1,4 @@
-"""What a reader may claim, step by step; ``test_no_document_is_lost`` holds the rules against a model."""
+"""What a reader may claim, step by step; ``test_no_document_is_lost`` checks the rules against a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A producer as bytes and time: what it says when, whom it disconnects, and what a consumer makes of it."""
+"""A producer driven by bytes and time: what it sends when, when it disconnects, and what a consumer stores."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_stream_that_is_ended_by_another_thread_while_it_goes_live_is_sent_not
 
 
 class Replica:
-    """A bucket that consumes, as the pure consumer wants it."""
+    """A bucket that fits ``ReplicaStore``."""
 
     def __init__(self, path: Path) -> None:
         self.bucket = Bucket.open(path, name="b", vbuckets=2, options=OPTIONS)

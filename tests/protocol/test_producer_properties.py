@@ -50,7 +50,7 @@ class World:
         self.link.ask(dcp.StreamRequest(value=value, **position))
 
     def stop_reading(self) -> dict[str, int]:
-        """The client goes away, and comes back later with what it knows."""
+        """Disconnect, and resume later from the client's position."""
         for stream in list(self.producer.streams.values()):
             self.producer.close_stream(stream)
         self.options.window.outstanding = 0
@@ -66,12 +66,12 @@ class World:
         }  # fmt: skip
 
     def read_some(self) -> None:
-        """What comes while nothing is acknowledged."""
+        """Receive without acknowledging."""
         self.streamed.turn()
         self.messages += [decode(frame, self.context) for frame in self.link.frames()]
 
     def read(self) -> None:
-        """Everything that comes, acknowledged as it comes."""
+        """Receive everything, acknowledging as it comes."""
         while True:
             self.streamed.turn()
             frames = self.link.frames()
@@ -88,7 +88,7 @@ ITEMS = (
 
 
 def seqno_of(message: Message) -> int:
-    """0 for what has none."""
+    """The seqno of a message; 0 if it has none."""
     if isinstance(message, dcp.Commit):
         return message.commit_seqno
     return message.abort_seqno if isinstance(message, dcp.Abort) else getattr(message, "by_seqno", 0)

@@ -1,4 +1,4 @@
-"""SCRAM against the RFCs' own transcripts, against itself, and against everything a liar may send."""
+"""SCRAM against the transcripts in the RFCs, against itself, and against malicious peers."""
 
 from __future__ import annotations
 

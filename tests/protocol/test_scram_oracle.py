@@ -1,4 +1,4 @@
-"""SCRAM against scramp, which shares no line with ours: each side logs in at the other."""
+"""SCRAM against scramp, an independent implementation: each side logs in to the other."""
 
 from __future__ import annotations
 

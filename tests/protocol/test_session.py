@@ -94,7 +94,7 @@ def test_a_wrong_password_is_said_in_plain_words() -> None:
 
 
 def test_plain_is_refused_unless_it_is_allowed() -> None:
-    with pytest.raises(ConfigError, match="PLAIN would send the password readable; use couchbases://"):
+    with pytest.raises(ConfigError, match="PLAIN would send the password in the clear; use couchbases://"):
         Server("PLAIN").run(session("lovelace"))
     server = Server("PLAIN")
     server.run(session("lovelace", allow_plain=True))

@@ -1,4 +1,4 @@
-"""Arrow batches: the declared schemas, filled without touching rows that need nothing."""
+"""Arrow batches have the declared schemas, and rows that need no change are not copied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from upriver.records.batches import ChangeOptions, change_batch, row_batch, wire
 from upriver.records.schema import CHANGES, WIRE, Event, signed_column
 from upriver.wire import Context, Message
 from upriver.wire.bulk.decode import BulkDecoder, Columns, ColumnSizes
-from upriver.wire.bulk.streams import StreamTable
+from upriver.wire.bulk.row_checks import StreamTable
 from upriver.wire.messages import dcp
 from upriver.wire.values import deflate, join_xattrs
 
@@ -55,7 +55,7 @@ def test_the_feed_has_the_columns_of_its_specification_in_their_order() -> None:
     assert not any(forbidden(field.type) for field in CHANGES for forbidden in FORBIDDEN)
 
 
-def test_a_mutation_is_a_row_with_everything() -> None:
+def test_a_mutation_fills_every_column() -> None:
     [row] = changes(mutation(9, datatype=1, key=b"\x09key"), names={9: ("inventory", "hotels")})
     assert row == {
         "event": "mutation", "vbucket": 5, "seqno": 9, "epoch": 1, "vbuuid": 77, "rev_seqno": 3, "cas": CAS,
@@ -76,7 +76,7 @@ def test_tombstones_have_no_value() -> None:
     assert [(row["event"], row["value"], row["delete_time"]) for row in rows] == [
         ("deletion", None, 1_700_000_000), ("expiration", None, 1_700_000_001), ("mutation", b"", 0),
     ]  # fmt: skip
-    assert rows[0]["timestamp"] is None  # a CAS of 0 is no clock
+    assert rows[0]["timestamp"] is None  # a CAS of 0 is not a clock
 
 
 def test_only_wrapped_values_are_unwrapped() -> None:
@@ -96,7 +96,7 @@ def test_only_wrapped_values_are_unwrapped() -> None:
     ]  # fmt: skip
 
 
-def test_attributes_are_left_out_of_the_value_also_when_nobody_wants_them() -> None:
+def test_values_never_include_attributes_even_if_the_column_is_off() -> None:
     [row] = changes(mutation(1, XATTRS, datatype=Datatype.XATTR))
     assert (row["value"], row["xattrs"]) == (b'{"a":1}', None)
 
@@ -106,7 +106,7 @@ def test_attributes_are_left_out_of_the_value_also_when_nobody_wants_them() -> N
     pytest.param(b"\x05abc", Datatype.SNAPPY, id="snappy that is none"),
     pytest.param(b"\0\0\0\xff", Datatype.XATTR, id="an xattr total that lies"),
 ])  # fmt: skip
-def test_a_value_that_is_not_what_it_claims_is_the_peers_fault(value: bytes, datatype: int) -> None:
+def test_a_value_that_contradicts_its_datatype_is_a_remote_error(value: bytes, datatype: int) -> None:
     with pytest.raises(InvalidMessage):
         changes(mutation(1, value, datatype=datatype))
 
@@ -116,7 +116,7 @@ def test_rows_beyond_the_wanted_end_are_left_out() -> None:
     assert [row["seqno"] for row in rows] == [1, 2]
 
 
-def test_a_collection_without_a_name_has_its_id() -> None:
+def test_a_collection_without_a_name_keeps_its_id() -> None:
     [row] = changes(mutation(1, key=b"\x08k"))
     assert (row["scope"], row["collection"], row["collection_id"]) == (None, None, 8)
 
@@ -126,7 +126,7 @@ def test_a_stream_without_values_has_nulls() -> None:
     assert (row["value"], row["datatype"]) == (None, 3)
 
 
-def test_a_part_of_the_rows_is_a_batch_too() -> None:
+def test_a_batch_can_be_made_of_some_of_the_rows() -> None:
     columns = decoded(*(mutation(n, b"v%d" % n) for n in range(1, 6)))
     batch = change_batch(columns, ChangeOptions(), 1, 3)
     batch.validate(full=True)
@@ -161,7 +161,7 @@ def test_a_wire_batch_has_every_field_of_the_frame() -> None:
     }  # fmt: skip
 
 
-def test_a_wire_batch_does_not_care_what_was_in_the_memory_before() -> None:
+def test_a_wire_batch_ignores_what_was_in_the_memory_before() -> None:
     decoder = BulkDecoder()
     for noise in (0, 0xFF):
         decoder.columns.view("key_at")[1:] = decoder.columns.view("value_at")[1:] = -noise
@@ -178,7 +178,7 @@ def test_a_mixture_of_collections_gets_its_names() -> None:
     assert [(row["scope"], row["collection"]) for row in rows] == [("s", "b"), (None, None), ("s", "a")] * 2
 
 
-def test_rows_made_by_hand_fit_the_same_schema() -> None:
+def test_rows_made_one_by_one_fit_the_same_schema() -> None:
     batch = row_batch([{"event": Event.ROLLBACK, "vbucket": 3, "seqno": 17, "epoch": 1, "vbuuid": 5}])
     batch.validate(full=True)
     assert batch.schema.equals(CHANGES)
@@ -197,7 +197,7 @@ def test_u64_survives_the_signed_column(numbers: list[int]) -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 4, 5, 6, 7]), st.binary(max_size=30)), max_size=12))
-def test_every_mixture_of_wrappings_comes_apart(documents: list[tuple[int, bytes]]) -> None:
+def test_every_mixture_of_compression_and_attributes_is_unwrapped(documents: list[tuple[int, bytes]]) -> None:
     messages = []
     for seqno, (datatype, body) in enumerate(documents, 1):
         value = join_xattrs({"x": b"1"}, body) if datatype & Datatype.XATTR else body

@@ -1,7 +1,7 @@
-"""Flips bits of a store one by one and reads everything back; run as a process of its own, which must not crash.
+"""Flips bits of a store one by one and reads everything back; runs as a separate process, which must not crash.
 
-Prints one line of JSON for each bit: where it was, and what came of it: "harmless" (all that was read is what was
-written), the error that said so, or what was wrong in silence.
+Prints a line of JSON for each bit: its place and the outcome, which is "harmless" (everything read is what was
+written), the error that was raised, or the wrong data that no error announced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MANIFEST = b'{"uid":"1","scopes":[{"name":"_default","uid":"0","collections":[{"
 
 
 def make(path: Path) -> None:
-    """Every structure that there is: blocks large and small, dead lists, tables, records, and pages used again."""
+    """A store with every structure: large and small blocks, dead lists, tables, records, and reused pages."""
     with open_bucket(path, SMALL, VBUCKETS) as bucket:
         bucket.apply_manifest(MANIFEST)
         for number in range(VBUCKETS):
@@ -45,7 +45,7 @@ def make(path: Path) -> None:
 
 
 class Reader:
-    """What a store says; errors are counted, since one vbucket's do not excuse another's answers."""
+    """Reads everything in a store and collects errors: one in one vbucket does not excuse wrong data in another."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -91,7 +91,7 @@ class Reader:
 
 
 def forget_time(said: dict[Any, Any]) -> dict[Any, Any]:
-    """The records of what was just written have a CAS of now."""
+    """Remove record heads: new records have the CAS of the moment."""
     return {
         key: {name: [each._replace(head=None) for each in value] if isinstance(value, list) and "stream" in name
               else value for name, value in part.items()} if isinstance(part, dict) else part
@@ -107,7 +107,7 @@ def try_bit(path: Path, data: bytes, at: int, bit: int, expected: dict[Any, Any]
     said = reader.ask(lambda: forget_time(reader.bucket(path)))
     if said is not StoreError:
         for key, part in expected.items():
-            if said.get(key) is StoreError:  # a vbucket that cannot be read, and says so
+            if said.get(key) is StoreError:  # an unreadable vbucket that reports an error
                 continue
             for name, value in part.items() if isinstance(part, dict) else [("", part)]:
                 found = said.get(key, "nothing") if name == "" else said.get(key, {}).get(name, "nothing")
@@ -119,7 +119,7 @@ def try_bit(path: Path, data: bytes, at: int, bit: int, expected: dict[Any, Any]
 
 
 def places(data: bytes, seed: int, count: int) -> list[tuple[int, int]]:
-    """Half anywhere in what is used, half in heads of pages and in the pages with few bytes: they do the most harm."""
+    """Half of the bits anywhere in used pages, half in page heads and in the first pages, where harm is greatest."""
     chance = random.Random(seed)
     used = len(data.rstrip(b"\0"))
     found = [(chance.randrange(used), chance.randrange(8)) for _ in range(count // 2)]

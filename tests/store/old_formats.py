@@ -1,4 +1,4 @@
-"""Stores as earlier versions wrote them: format 2 had no checksums, format 1 also one key table a vbucket."""
+"""Stores as earlier versions wrote them: format 2 had no checksums, format 1 also only one key table per vbucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from upriver.store.disk.sealed import BLOCK, COUNT_BITS, DEAD, OLD_BLOCK, RECORD
 
 
 def make_old(path: Path, number: int) -> None:
-    """Take the checksums of a closed store away, and all that came with them."""
+    """Turn a closed store into an older format: remove checksums and everything else added with them."""
     with lmdb.open(str(path), max_dbs=8) as file, file.begin(write=True) as transaction:
         trees = {name: file.open_db(name, transaction) for name in (b"log", b"dead", b"index", b"meta")}
         for key, value in list(transaction.cursor(db=trees[b"log"])):

@@ -1,4 +1,4 @@
-"""What the store's tests share: small buckets, and reading a source to the end."""
+"""Helpers for the store's tests: small buckets, and reading a source to its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BACKGROUND = StoreOptions(flush_delay_s=0.01, quota_bytes=64 << 20)
 
 
 class Record(NamedTuple):
-    """A record as a stream hands it out, with its prefix-less key."""
+    """A record of a stream, with its key without the collection prefix."""
 
     seqno: int
     key: bytes
@@ -37,7 +37,7 @@ def open_bucket(path: Path | str, options: StoreOptions = SMALL, vbuckets: int =
 
 
 def records(run: Run) -> Iterator[Record]:
-    """The records of a run that are meant."""
+    """The records of a run that are in its range and not superseded."""
     at = 0
     while at < len(run.data):
         head, key, value = unpack(run.data, at)
@@ -47,7 +47,7 @@ def records(run: Run) -> Iterator[Record]:
 
 
 def events(source: StreamSource) -> list[Any]:
-    """All that the source has now; runs become lists of records."""
+    """All events that the source has now; runs become lists of records."""
     found: list[Any] = []
     while (event := source.poll()) is not None:
         found.append(list(records(event)) if isinstance(event, Run) else event)

@@ -1,4 +1,4 @@
-"""The manifest, its rules, and what it does to vbuckets (docs/protocol/collections.md)."""
+"""The manifest, its rules, and its effect on vbuckets (docs/protocol/collections.md)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_manifest_that_breaks_a_rule_is_refused(bucket, broken):
     assert bucket.manifest == Manifest()
 
 
-def test_a_manifest_comes_back_as_it_was(bucket):
+def test_a_manifest_survives_a_round_trip(bucket):
     whole = {"name": "c", "uid": "1c", "maxTTL": 72000, "history": True, "metered": True, "flush_uid": "9"}
     data = manifest("a2", ("s", "8", whole))
     bucket.apply_manifest(data)
@@ -96,7 +96,7 @@ def test_a_manifest_that_contradicts_the_current_one_cannot_be_applied(bucket, b
     bucket.apply_manifest(manifest("5", SHOP))
 
 
-def test_names_are_found(bucket):
+def test_scopes_and_collections_are_found_by_name(bucket):
     bucket.apply_manifest(manifest("5", SHOP))
     assert bucket.manifest.find_collection("shop.orders").id == 9
     assert bucket.manifest.find_collection(".").id == 0

@@ -1,6 +1,6 @@
-"""A writer killed with SIGKILL at random instants: what it was told is persisted is there, in order.
+"""A writer is killed with SIGKILL at random instants: everything reported as persisted is there, in order.
 
-Every operation is a function of its vbucket and seqno, so the state that a high seqno stands for can be computed.
+Every operation is a function of its vbucket and seqno, so the state at a high seqno can be computed.
 ``UPRIVER_CRASHES`` sets how many instants; ``make chaos-store`` takes 200.
 
 See ARCHITECTURE.md#faults.
@@ -33,20 +33,20 @@ READY = REPORT.pack(0xFFFF, 0)
 
 @pytest.fixture(autouse=True)
 def small_key_tables(monkeypatch):
-    """So small that few keys are enough to have several on disk."""
+    """Make key tables so small that a few keys fill several on disk."""
     monkeypatch.setattr(keyindex, "SMALLEST_TABLE", 8)
     monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 8)
     monkeypatch.setattr(keyindex, "MOST_UNKNOWN", 8)
 
 
 def operation(vbucket: int, seqno: int) -> tuple[bytes, bytes | None]:
-    """What is done at this seqno: a key, and a value or its deletion."""
+    """The operation at this seqno: a key, and a value or None for a deletion."""
     key = b"key%d" % (seqno * 7919 % KEYS)
     return key, None if seqno % 5 == 0 else b"%d:%d:" % (vbucket, seqno) + b"x" * (seqno * 31 % 500)
 
 
 def write(path: Path, report: int) -> None:
-    """The writer: never stops by itself."""
+    """The writer, which never stops by itself."""
     bucket = open_bucket(path, OPTIONS, VBUCKETS)
     bucket.listeners.on_persisted = lambda told: tell(report, told)
     for number in range(VBUCKETS):
@@ -78,7 +78,7 @@ def write_one(bucket: Bucket, number: int, step: int) -> None:
 
 
 def warm_up(path: Path) -> None:
-    """Have the kernels ready before the first fork, so that the instants fall into writing and not into loading."""
+    """Load the kernels before the first fork, so that kills hit the writing and not the loading."""
     with open_bucket(path, OPTIONS, VBUCKETS) as bucket:
         bucket.set_state(0, VbucketState.ACTIVE)
         for step in range(1, 31):
@@ -89,9 +89,9 @@ def warm_up(path: Path) -> None:
 
 
 def killed_writer(path: Path, delay_s: float, after_a_commit: bool) -> dict[int, int]:
-    """Run the writer and return the seqnos that it was told are persisted.
+    """Run the writer, kill it, and return the seqnos that were reported to it as persisted.
 
-    It is killed some time after it began, or after its first commit, which a slow disk can put off for long.
+    The kill comes some time after the start, or after the first commit, which a slow disk can delay for long.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -152,7 +152,7 @@ def test_what_was_persisted_survives_every_kill(tmp_path):
                 highs[vb.id] = high
                 newest = vb.failover_log.entries[0]
                 assert newest.seqno == high
-                assert newest.uuid not in logs[vb.id], "seqnos would be given out again under the same uuid"
+                assert newest.uuid not in logs[vb.id], "seqnos would be assigned again under the same uuid"
                 logs[vb.id].add(newest.uuid)
                 check(changes(vb.stream(0, high)), vb.id, high, vb.purge_seqno)
                 for key, (seqno, value) in expected(vb.id, high).items():
@@ -174,8 +174,8 @@ def replicate(vb, replica) -> None:
             replica.replication.apply_records(bytes(event.data))
 
 
-def test_a_rollback_happens_wholly_or_not_at_all(tmp_path):
-    """Kill a process somewhere in its rollback: the replica is at the old seqno or at the new one, never between."""
+def test_a_rollback_is_atomic(tmp_path):
+    """Kill a process during its rollback: the replica is at the old seqno or at the new one, never between."""
     with open_bucket(tmp_path / "a", OPTIONS, VBUCKETS) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         for seqno in range(1, 4001):

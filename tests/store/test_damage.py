@@ -1,4 +1,4 @@
-"""Flipped bits: an error that names vbucket and file, or no harm; never wrong or missing data in silence."""
+"""Flipped bits: an error names vbucket and file, or there is no harm; data is never silently wrong or missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_flipped_bit_is_noticed_or_harmless(tmp_path: Path, seed: int):
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 100, 127, 128, 129, 300, 1000])
-def test_the_checksum_sees_every_single_bit(size: int):
+def test_the_checksum_detects_every_flipped_bit(size: int):
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     before = checksum(data, 0, size, np.uint64(7))
     for at in range(size * 8):
@@ -67,7 +67,7 @@ Which = Callable[[list[bytes]], bytes]
 
 
 def change(path: Path, tree: bytes, which: Which, how: Callable[[bytes], bytes | None]) -> None:
-    """Change an entry as a defect of the disk would, or take it away."""
+    """Change an entry as a disk defect would, or delete it."""
     with lmdb.open(str(path), max_dbs=8) as file, file.begin(write=True) as transaction:
         database = file.open_db(tree, transaction)
         key = which([bytes(key) for key, _ in transaction.cursor(db=database)])
@@ -76,7 +76,7 @@ def change(path: Path, tree: bytes, which: Which, how: Callable[[bytes], bytes |
             transaction.delete(key, db=database)
         else:
             transaction.put(key, value, db=database)
-    (path / "closed.json").unlink()  # it was LMDB that wrote, not we
+    (path / "closed.json").unlink()  # the file was changed behind the store's back
 
 
 def of(vbucket: int, at: int) -> Which:
@@ -102,12 +102,14 @@ DAMAGE = [
     pytest.param(b"dead", 0, flipped(30), "does not match its checksum", id="a dead list changed"),
     pytest.param(b"dead", 0, gone, "listed as replaced", id="a dead list missing"),
     pytest.param(b"index", 0, flipped(700), "key table .* does not match its checksum", id="a key table changed"),
-    pytest.param(b"index", 0, gone, "of the key tables", id="a key table missing"),
+    pytest.param(b"index", 0, gone, "its key tables are", id="a key table missing"),
 ]
 
 
 @pytest.mark.parametrize(("tree", "at", "how", "said"), DAMAGE)
-def test_damage_ends_the_request_that_meets_it_and_the_other_vbuckets_go_on(tmp_path, monkeypatch, tree, at, how, said):
+def test_damage_fails_the_request_that_meets_it_and_other_vbuckets_still_work(
+    tmp_path, monkeypatch, tree, at, how, said
+):
     monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 64)
     fill(tmp_path)
     change(tmp_path, tree, of(1, at), how)
@@ -137,7 +139,7 @@ def test_damage_ends_the_request_that_meets_it_and_the_other_vbuckets_go_on(tmp_
         bucket.flush()
 
 
-def test_a_damaged_replica_begins_anew_and_is_whole_again(tmp_path):
+def test_a_damaged_replica_can_begin_anew(tmp_path):
     fill(tmp_path)
     change(tmp_path, b"log", of(1, 3), flipped(500))
     with open_bucket(tmp_path) as bucket:
@@ -161,10 +163,10 @@ def test_a_damaged_record_keeps_the_bucket_from_opening(tmp_path, key, how):
 
 
 @pytest.mark.parametrize("how", [flipped(20), gone])
-def test_a_vbucket_whose_record_is_damaged_is_refused_and_the_others_go_on(tmp_path, how):
+def test_a_vbucket_whose_record_is_damaged_is_refused_and_the_others_still_work(tmp_path, how):
     fill(tmp_path)
     change(tmp_path, b"meta", lambda keys: b"v\0\1", how)
-    for _ in range(2):  # nothing is forgotten, and nothing made over it, by using the others
+    for _ in range(2):  # using the others neither forgets nor overwrites it
         assert {finding.vbucket for finding in check_bucket(tmp_path, lambda done, total: None)[1]} == {1}
         with open_bucket(tmp_path) as bucket:
             assert list(bucket.damage) == list(bucket.unreadable) == [1]
@@ -178,7 +180,7 @@ def test_a_vbucket_whose_record_is_damaged_is_refused_and_the_others_go_on(tmp_p
     with open_bucket(tmp_path) as bucket:
         if how is gone:
             bucket.delete_vbucket(1)
-        assert bucket.set_state(1, VbucketState.REPLICA).high_seqno == 0  # its active has everything
+        assert bucket.set_state(1, VbucketState.REPLICA).high_seqno == 0  # its active fills it again
         assert dict(bucket.damage) == dict(bucket.unreadable) == {}
         bucket.set_state(1, VbucketState.ACTIVE).documents.set(b"again", b"1")
     assert check_bucket(tmp_path, lambda done, total: None)[1] == []
@@ -191,7 +193,7 @@ MANIFEST = b'{"uid":"%x","scopes":[{"name":"_default","uid":"0","collections":[{
 
 
 @pytest.mark.parametrize("how", [flipped(20), flipped(60), gone])
-def test_a_damaged_manifest_is_found_and_mended_from_the_buckets_record(tmp_path, how):
+def test_a_damaged_manifest_is_found_and_repaired_from_the_buckets_record(tmp_path, how):
     fill(tmp_path)
     with open_bucket(tmp_path) as bucket:
         bucket.apply_manifest(MANIFEST % 1)
@@ -205,7 +207,7 @@ def test_a_damaged_manifest_is_found_and_mended_from_the_buckets_record(tmp_path
     assert check_bucket(tmp_path, lambda done, total: None)[1] == []
 
 
-def test_a_damaged_manifest_of_one_vbucket_leaves_the_others_alone(tmp_path):
+def test_a_damaged_manifest_of_one_vbucket_does_not_affect_the_others(tmp_path):
     with open_bucket(tmp_path) as bucket:
         for number in range(3):
             bucket.set_state(number, VbucketState.ACTIVE).documents.set(b"k", b"v")
@@ -221,7 +223,7 @@ def test_a_damaged_manifest_of_one_vbucket_leaves_the_others_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", [b"log", b"dead", b"index", b"meta"])
-def test_a_tree_that_lost_its_name_is_not_taken_for_an_empty_one(tmp_path, name):
+def test_a_tree_that_lost_its_name_is_not_mistaken_for_an_empty_one(tmp_path, name):
     fill(tmp_path)
     with lmdb.open(str(tmp_path), max_dbs=8) as file, file.begin(write=True) as transaction:
         transaction.drop(file.open_db(name, transaction))
@@ -267,7 +269,7 @@ def test_a_store_without_checksums_is_read_and_gets_them_as_it_is_written(tmp_pa
         changes(bucket.vbucket(1).stream(0, bucket.vbucket(1).high_seqno))
 
 
-def test_a_block_that_lost_the_mark_of_its_checksum_is_noticed_in_an_old_store_too(tmp_path):
+def test_a_block_that_lost_its_checksum_flag_is_noticed_in_an_old_store_too(tmp_path):
     fill(tmp_path)
     make_old(tmp_path, 2)
     with open_bucket(tmp_path) as bucket:

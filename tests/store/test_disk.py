@@ -1,4 +1,4 @@
-"""The file: what is refused, what a full disk does, what compaction gives back, how fast it opens."""
+"""The file: which files are refused, a full disk, the space that compaction reclaims, the time to open."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_compaction_gives_back_old_versions_and_old_tombstones(tmp_path):
         assert sum(block.data.size for _, block in blocks_after(vb, 0)) < 500 * 300 + 500 * 90
         clock.seconds += 3 * 86400 + 1
         bucket.compact()
-        assert vb.purge_seqno == 5499  # the last seqno stays, or the history would seem shorter than it was
+        assert vb.purge_seqno == 5499  # the last change is never purged: the high seqno must not drop
         assert (vb.tombstone_count, vb.item_count, vb.high_seqno) == (1, 500, 5500)
         bucket.trim_memory()
         assert len(changes(vb.stream(0))) == 501

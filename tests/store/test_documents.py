@@ -1,4 +1,4 @@
-"""What a client of the key-value operations may rely on."""
+"""What clients of the KV operations may rely on."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_relative_and_absolute_expiry(vb, clock):
         vb.documents.get(b"rel")
     assert vb.high_seqno == before + 1
     assert vb.documents.get_meta(b"rel").expired
-    vb.documents.add(b"abs", b"2")  # an expired document is in nobody's way
+    vb.documents.add(b"abs", b"2")  # an expired document does not exist
     assert vb.documents.get(b"abs").value == b"2"
 
 
@@ -302,7 +302,7 @@ def test_a_delete_with_meta_needs_no_document_and_raises_the_clock(vb):
 
 @pytest.mark.parametrize("cas", [(1 << 64) - 2, 1 << 63, NOW_NS + 4_000 * 10**9])
 def test_a_cas_far_in_the_future_is_refused(vb, cas):
-    """Clocks follow what they see: writes would soon have no CAS left."""
+    """The CAS clock follows the documents it sees: later writes would soon run out of CAS values."""
     with pytest.raises(InvalidCas) as refused:
         vb.with_meta.set(b"k", b"v", rev_seqno=1, meta_cas=cas)
     assert refused.value.status == 0x0F
@@ -313,8 +313,8 @@ def test_a_cas_far_in_the_future_is_refused(vb, cas):
     assert vb.documents.set(b"k", b"w").cas < NOW_NS + 10**9
 
 
-def test_a_vbucket_with_such_a_document_stays_writable(tmp_path):
-    """Another cluster may have stored one, or this node before it refused them."""
+def test_a_vbucket_that_has_a_document_with_a_future_cas_stays_writable(tmp_path):
+    """Another cluster may have sent one, or an earlier version of this node accepted it."""
     poison = pack(RecordKind.MUTATION, b"\0poison", b"v", seqno=1, cas=(1 << 64) - 2)
     with open_bucket(tmp_path) as bucket:
         vb = bucket.set_state(0, VbucketState.REPLICA)
@@ -324,7 +324,7 @@ def test_a_vbucket_with_such_a_document_stays_writable(tmp_path):
         assert vb.documents.get(b"poison").cas == (1 << 64) - 2
         cas = [vb.documents.set(key, b"w").cas for key in (b"poison", b"other", b"poison")]
         assert cas == sorted(set(cas))
-        vb.registers[k.CAS] = (1 << 64) - 2  # as it was kept before
+        vb.registers[k.CAS] = (1 << 64) - 2  # as an earlier version kept it
     with open_bucket(tmp_path) as bucket:
         vb = bucket.vbucket(0)
         later = [vb.documents.set(key, b"w").cas for key in (b"poison", b"other", b"poison")]
@@ -392,7 +392,7 @@ def test_only_an_active_vbucket_serves_clients(bucket, vb):
 
 @given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.binary(max_size=2000)), max_size=40))
 @settings(max_examples=examples(25), deadline=None)
-def test_many_at_once_are_as_one_by_one(tmp_path_factory, writes):
+def test_bulk_writes_have_the_same_result_as_single_writes(tmp_path_factory, writes):
     with open_bucket(tmp_path_factory.mktemp("m"), SMALL) as bucket:
         one, many = bucket.set_state(0, VbucketState.ACTIVE), bucket.set_state(1, VbucketState.ACTIVE)
         for key, value in writes:
@@ -416,7 +416,7 @@ def test_a_random_key_is_a_live_one(bucket, vb):
     assert vb.documents.get_random().key == b"49"
 
 
-def test_all_vbuckets_are_made_at_once(bucket):
+def test_create_all_creates_every_vbucket(bucket):
     bucket.create_all()
     assert [vb.id for vb in bucket.existing()] == [0, 1, 2, 3]
     assert len({vb.uuid for vb in bucket.existing()}) == 4

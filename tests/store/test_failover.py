@@ -1,4 +1,4 @@
-"""Branches of history: failovers, lost tails, and going back (docs/protocol/rollback.md)."""
+"""Branches of history: failovers, lost changes, and rollbacks (docs/protocol/rollback.md)."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def state_of(found):
     return state
 
 
-def test_the_one_thing_every_peer_gets_wrong(buckets):
-    """A document written at 30 and again at 80, a reader at 50 in snapshot 1..100, a successor that has only 60."""
+def test_a_reader_inside_a_snapshot_is_rolled_back_to_where_it_was_consistent(buckets):
+    """A document is written at 30 and again at 80; a reader is at 50 in snapshot 1..100; the successor has only 60."""
     active = buckets[0].set_state(0, VbucketState.ACTIVE)
     replica = buckets[1].set_state(0, VbucketState.REPLICA)
     for seqno in range(1, 61):
@@ -74,7 +74,7 @@ def test_the_one_thing_every_peer_gets_wrong(buckets):
     marker, run = source.poll(), source.poll()
     received = [record for record in records(run) if record.seqno <= 50]
     assert (marker.start, marker.end) == (0, 100)
-    assert b"doc" not in state_of(received)  # its version at 30 was deduplicated: this reader never had it
+    assert b"doc" not in state_of(received)  # its version at 30 was deduplicated: this reader never got it
     uuid = active.uuid
 
     buckets[1].set_state(0, VbucketState.ACTIVE)
@@ -88,7 +88,7 @@ def test_the_one_thing_every_peer_gets_wrong(buckets):
 
     lie = Claim(uuid, 50, 50, 50)
     assert decide(history(successor), lie) == Accept()
-    assert b"doc" not in state_of(received + changes(successor.stream(50)))  # lost for ever, silently
+    assert b"doc" not in state_of(received + changes(successor.stream(50)))  # without the rollback it is lost silently
 
 
 def test_a_promotion_in_the_middle_of_a_snapshot_branches_at_the_last_complete_one(buckets):
@@ -201,14 +201,14 @@ def test_a_rollback_below_what_compaction_left_empties_the_vbucket(buckets):
 
 
 def test_a_rollback_does_not_stop_where_compaction_took_a_version_away(buckets):
-    """At 3 the documents a and b were alive in versions that are gone: nothing below the end can be shown any more."""
+    """At 3 the documents a and b had versions that are gone now, so no state below the end can be restored."""
     writes = [[(b"a", b"1"), (b"b", b"1"), (b"c", b"1")], [(b"a", b"2"), (b"b", b"2")]]
     _, point = roll_back_of(buckets, writes, 3, between=buckets[1].compact)
     assert point == 0
 
 
 def fill_and_purge(bucket):
-    """Of keys 0 to 49 two are deleted: their tombstones are purged, the versions before them still in the log."""
+    """Two of the keys 0 to 49 are deleted and their tombstones purged; their older versions are still in the log."""
     active = bucket.set_state(0, VbucketState.ACTIVE)
     for number in range(50):
         active.documents.set(b"%d" % number, b"x" * 100)
@@ -248,7 +248,7 @@ def test_a_rollback_to_above_a_purge_keeps_what_was_deleted_deleted(buckets, to)
 
 
 def test_a_rollback_into_blocks_that_were_merged_after_a_purge_keeps_what_was_deleted_deleted(buckets):
-    """The block that it cuts through ends where the list of what the purge left dead is kept."""
+    """The shortened block ends where compaction keeps its list of dead seqnos."""
     active = fill_and_purge(buckets[0])
     active.documents.set(b"lost", b"1")
     buckets[0].flush()
@@ -275,7 +275,7 @@ def test_a_rollback_prunes_the_log_ends_streams_and_is_for_replicas_only(buckets
     assert source.poll() == End(EndReason.STATE_CHANGED)
 
 
-def test_a_rollback_that_fails_half_way_has_not_happened(buckets, monkeypatch):
+def test_a_rollback_that_fails_changes_nothing(buckets, monkeypatch):
     def fails(*_):
         raise RuntimeError("power cut")
 
@@ -304,7 +304,7 @@ def test_a_rolled_back_replica_survives_a_restart(tmp_path, buckets):
         assert sorted(int(record.key) for record in changes(replica.stream(0))) == list(range(50))  # each once
 
 
-def test_old_branches_are_forgotten_one_by_one(tmp_path):
+def test_the_failover_log_drops_its_oldest_branches(tmp_path):
     bucket = open_bucket(tmp_path)
     bucket.set_state(0, VbucketState.ACTIVE)
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""The key index, with tables so small that a few dozen keys make it freeze, write, merge and look through many."""
+"""The key index, with tables so small that a few dozen keys are frozen, written, merged and looked up in many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ some_keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=30, unique=True
 
 
 class Tables(RuleBasedStateMachine):
-    """One vbucket and what it should know: key -> (value or None when deleted, rev)."""
+    """One vbucket and its expected content: key -> (value or None if deleted, rev)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule()
     def purge(self) -> None:
-        """All tombstones but the last change of the vbucket go."""
+        """Purges all tombstones, except the last change of the vbucket."""
         last = self.vb.high_seqno
         self.bucket.compact(0, drop_deletes=True)
         for key, (value, _) in list(self.true.items()):
@@ -116,7 +116,7 @@ TestTables.settings = settings(
 )
 
 
-def test_an_entry_is_written_a_few_times_however_many_tables_come():
+def test_an_entry_is_written_only_a_few_times_however_many_tables_there_are():
     sizes: list[int] = []
     written = most = 0
     for _ in range(4**6):
@@ -125,7 +125,7 @@ def test_an_entry_is_written_a_few_times_however_many_tables_come():
         sizes = [*sizes[: len(sizes) - taken], merged]
         written += merged
         most = max(most, len(sizes))
-    assert written <= 7 * 4**6  # once, and once for every time that there is four times as much
+    assert written <= 7 * 4**6  # once, and again each time the number of entries quadruples
     assert most <= 6 * (FAN - 1)
 
 
@@ -165,7 +165,7 @@ def test_a_few_keys_written_over_and_over_leave_little_to_read_again_after_a_cra
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_file_of_an_earlier_version_is_read_and_goes_on(tmp_path, monkeypatch, number):
+def test_a_file_of_an_earlier_version_can_be_read_and_written(tmp_path, monkeypatch, number):
     monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 64)
     keys = [b"document-%d" % number for number in range(2000)]
     with open_bucket(tmp_path, SMALL, 1) as bucket:

@@ -1,4 +1,4 @@
-"""Random histories on two nodes and a reader, against a model that remembers every version.
+"""Random histories on two nodes and a reader, compared with a model that remembers every version.
 
 Failovers, promotions in the middle of a snapshot, crashes, purges and rollbacks come in any order. Whatever happens, a
 store shows the state that its history says, and a reader that follows the rules never keeps a document that is gone
@@ -32,7 +32,7 @@ TINY = replace(SMALL, checkpoint_bytes=700)
 
 @pytest.fixture(autouse=True)
 def small_key_tables(monkeypatch):
-    """So small that few keys are enough to have several on disk."""
+    """Make key tables so small that a few keys fill several on disk."""
     monkeypatch.setattr(keyindex, "SMALLEST_TABLE", 8)
     monkeypatch.setattr(keyindex, "WORTH_A_TABLE", 8)
     monkeypatch.setattr(keyindex, "MOST_UNKNOWN", 8)
@@ -49,7 +49,7 @@ def fold(versions: list[Version]) -> dict[bytes, bytes]:
 
 
 class Node:
-    """A store with one vbucket, and the truth about it."""
+    """A store with one vbucket, and its expected history."""
 
     def __init__(self, path: Path, state: VbucketState) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class Node:
         self.bucket.set_state(0, state)
         self.true: list[Version] = []
         self.partial: list[Version] = []
-        self.received: list[Version] = []  # as they came: what was deduplicated on the way is not among them
+        self.received: list[Version] = []  # as received, without the versions deduplicated on the way
 
     @property
     def vb(self):
@@ -98,7 +98,7 @@ def version_of(record) -> Version:
 
 
 class Reader:
-    """A client that keeps every change, and knows where it was consistent."""
+    """A client that keeps every change and its consistent points."""
 
     def __init__(self) -> None:
         self.versions: list[Version] = []
@@ -174,7 +174,7 @@ class Histories(RuleBasedStateMachine):
         self._forget_incomplete_truth()
 
     def _forget_incomplete_truth(self) -> None:
-        """After a crash the last snapshot may be complete in the model but not on disk any more."""
+        """After a crash the last snapshot may be complete in the model but not on disk."""
         node = self.other
         if not node.vb.snapshot_complete:
             done = node.vb.complete_seqno
@@ -205,7 +205,9 @@ class Histories(RuleBasedStateMachine):
             self._roll_back(replica, answer.seqno)
             wanted = self._position_of(vb)
             answer = decide(node.history(), wanted)
-            if isinstance(answer, RollbackTo):  # its point was lower, on a branch that is not known any more
+            if isinstance(
+                answer, RollbackTo
+            ):  # the replica went back further than asked, to a branch that the node has forgotten
                 self._roll_back(replica, answer.seqno)
                 wanted = self._position_of(vb)
             assert decide(node.history(), wanted) == Accept()
@@ -257,7 +259,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def fail_over(self) -> None:
-        """The active node is gone for a while; the other takes over with what it has."""
+        """The active node is gone for a while; the other becomes active with what it has."""
         replica = self.other
         if replica.vb.receiving_initial_disk_snapshot:
             return
@@ -270,7 +272,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(lost=st.integers(0, 6))
     def lose_the_tail(self, lost: int) -> None:
-        """The active vbucket goes on from an earlier point, as after a failover to a replica that had no more."""
+        """The active vbucket continues from an earlier point, as after a failover to a replica that was behind."""
         node = self.active
         node.bucket.flush()
         node.bucket.set_state(0, VbucketState.REPLICA)
@@ -279,7 +281,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 8))
     def read(self, most: int) -> None:
-        """The reader takes some changes from whoever is active now."""
+        """The reader takes some changes from the node that is active now."""
         reader, node = self.reader, self.active
         for _ in range(5):
             answer = decide(node.history(), reader.position)

@@ -1,4 +1,4 @@
-"""A crash in the middle of a change of the manifest: after the next start every vbucket has made the change."""
+"""A crash during a change of the manifest: after the next start every vbucket has the new manifest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def manifest(uid: int, *numbers: int) -> bytes:
 
 
 def collections_by_events(vb: Any) -> set[int]:
-    """Those that a reader from the beginning knows of."""
+    """The collections that a reader from the beginning knows."""
     known = {0}
     for record in changes(vb.stream(0, vb.high_seqno)):
         event = record.head.extra >> 8
@@ -39,7 +39,7 @@ def collections_by_events(vb: Any) -> set[int]:
 
 
 def check(bucket: Bucket) -> None:
-    """Readers, writers and the bucket agree about what collections there are."""
+    """Check that readers, writers and the bucket agree on the collections."""
     wanted = set(bucket.manifest.collections)
     for vb in bucket.existing():
         assert collections_by_events(vb) == wanted
@@ -49,12 +49,12 @@ def check(bucket: Bucket) -> None:
 
 
 class Killed(BaseException):
-    """As SIGKILL would end it: nobody may catch it."""
+    """Ends the process like SIGKILL: no handler may catch it."""
 
 
 @contextmanager
 def dies_after(commits: int, monkeypatch: pytest.MonkeyPatch):
-    """The process is gone before one more commit than these."""
+    """End the process before the commit after these."""
     left, write = [commits], Disk.write
 
     def counted(self: Disk, *arguments: Any) -> Any:
@@ -70,7 +70,9 @@ def dies_after(commits: int, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("after", [(8, 9), (9,), ()], ids=["a collection is made", "one is dropped", "all are"])
 @pytest.mark.parametrize("commits", range(5))
-def test_a_change_that_was_begun_is_made_everywhere(tmp_path: Path, monkeypatch, after: tuple[int, ...], commits: int):
+def test_a_change_that_was_begun_reaches_every_vbucket(
+    tmp_path: Path, monkeypatch, after: tuple[int, ...], commits: int
+):
     bucket = open_bucket(tmp_path, OPTIONS, VBUCKETS)
     bucket.create_all(VbucketState.ACTIVE)
     bucket.apply_manifest(manifest(1, 8, 9) if after != (8, 9) else manifest(1, 8))
@@ -84,7 +86,7 @@ def test_a_change_that_was_begun_is_made_everywhere(tmp_path: Path, monkeypatch,
         check(bucket)
 
 
-def test_a_crash_while_that_is_made_up_for_changes_nothing(tmp_path: Path, monkeypatch):
+def test_a_second_crash_while_the_change_is_completed_does_no_harm(tmp_path: Path, monkeypatch):
     bucket = open_bucket(tmp_path, OPTIONS, VBUCKETS)
     bucket.create_all(VbucketState.ACTIVE)
     with dies_after(1, monkeypatch), pytest.raises(Killed):
@@ -115,7 +117,7 @@ def test_sigkill_at_any_instant_of_a_change(tmp_path: Path):
         if (child := os.fork()) == 0:
             change_for_ever(tmp_path, theirs)
         assert os.read(ours, 1) == b"."
-        time.sleep(choice.random() * 0.03)  # where it falls is for chance to say
+        time.sleep(choice.random() * 0.03)  # a random instant
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(ours)

@@ -1,4 +1,4 @@
-"""As many collections as a real cluster may have, in many vbuckets: made at once, kept, and no more of them."""
+"""As many collections as a real cluster may have, in many vbuckets: created at once and kept; one more is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.store.test_manifest_crash import collections_by_events, manifest
 from upriver.errors import CannotApplyManifest, UnknownCollection
 from upriver.model import VbucketState
 from upriver.store import Bucket
-from upriver.store.log.flusher import meta_key
+from upriver.store.disk.file import meta_key
 
 VBUCKETS, MOST = 32, 1000
 
@@ -32,7 +32,7 @@ def meta_bytes(bucket: Bucket) -> int:
         return len(transaction.get(meta_key(0), db=disk.meta))
 
 
-def test_every_vbucket_has_all_of_them(path: Path):
+def test_every_vbucket_has_all_collections(path: Path):
     with open_bucket(path, vbuckets=VBUCKETS) as bucket:
         for vb in bucket.existing():
             events = [record for record in changes(vb.stream(0, vb.high_seqno)) if record.head.kind == 3]
@@ -44,14 +44,14 @@ def test_every_vbucket_has_all_of_them(path: Path):
             vb.documents.set(b"k", b"v", 7 + MOST)
 
 
-def test_a_vbuckets_own_record_does_not_repeat_them(path: Path):
-    """It is written with every commit."""
+def test_a_vbuckets_record_does_not_repeat_the_collections(path: Path):
+    """The record is written with every commit."""
     with open_bucket(path, vbuckets=VBUCKETS) as bucket:
         assert meta_bytes(bucket) < len(bucket.manifest.to_json())
         assert len({id(vb.collections.manifest) for vb in bucket.existing()}) == 1
 
 
-def test_one_more_is_refused_and_less_is_not(path: Path):
+def test_one_more_collection_is_refused_and_fewer_are_accepted(path: Path):
     with open_bucket(path, vbuckets=VBUCKETS) as bucket:
         high = bucket.vbucket(0).high_seqno
         with pytest.raises(CannotApplyManifest, match="1001 collections besides _default; a bucket can have 1000"):
@@ -59,7 +59,7 @@ def test_one_more_is_refused_and_less_is_not(path: Path):
         assert (bucket.manifest.uid, bucket.vbucket(0).high_seqno) == (1, high)
 
 
-def test_old_manifests_are_not_kept_for_ever(tmp_path: Path):
+def test_unused_manifests_are_deleted(tmp_path: Path):
     with open_bucket(tmp_path, vbuckets=2) as bucket:
         bucket.create_all(VbucketState.ACTIVE)
         for uid in range(1, 9):
@@ -98,9 +98,7 @@ def test_an_emptied_bucket_keeps_its_collections(tmp_path: Path):
         assert [vb.state for vb in bucket.existing()] == [VbucketState.ACTIVE] * 3 + [VbucketState.REPLICA]
         assert (bucket.dirty_bytes, bucket.stats()["items"]) == (0, 0)
         assert bucket.vbucket(0).uuid != uuid
-        old.documents.set(
-            b"k1", b"new", 8
-        )  # whoever had it in hand when the bucket was emptied is not told that it is gone
+        old.documents.set(b"k1", b"new", 8)  # the vbucket is still the same object
         assert bucket.vbucket(0).documents.get(b"k1", 8).value == b"new"
     with open_bucket(tmp_path, SMALL, vbuckets=4) as bucket:
         assert [record.key for record in changes(bucket.vbucket(0).stream(0, 2))][1:] == [b"k1"]

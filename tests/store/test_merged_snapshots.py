@@ -1,4 +1,4 @@
-"""Readers of memory, some behind, some in front, some resumed half way: every snapshot is honest.
+"""Readers of memory, some behind, some up to date, some resumed inside a snapshot: every snapshot is a true state.
 
 Whatever is written, flushed and read in whatever order: a snapshot has a key once, lies in its marker's range, and
 leaves its reader with the state that the vbucket had at that seqno. On a replica in the middle of a snapshot too.
@@ -48,14 +48,14 @@ def apply_to(state: State, record: Record) -> None:
 
 
 class Truth:
-    """All versions that an active vbucket ever had, taken from it one by one."""
+    """All versions that an active vbucket ever had, read one by one."""
 
     def __init__(self, vb: VBucket) -> None:
         self.vb = vb
         self.log: list[Record] = []
 
     def note(self) -> None:
-        """After every single write, so that nothing is deduplicated away."""
+        """To be called after every write, so that nothing is deduplicated."""
         copy = self.vb.memory.open
         assert copy is not None
         data = copy.checkpoint.data.data[copy.at : copy.end]
@@ -80,9 +80,9 @@ class Reader:
         self.marker: SnapshotStart | None = None
         self.seen: set[tuple[bool, bytes]] = set()
         self.runs = 0
-        self.idle = False  # it was told that there is nothing more, and not been woken since
+        self.idle = False  # the source was empty, and has not woken the reader since
         self.origin = 0
-        self.handed_over = False  # it is read on for with ``live_after``
+        self.handed_over = False  # ``live_after`` reads instead of the source
         self.source = vb.stream(0, wake=self.wake)
 
     def wake(self) -> None:
@@ -126,7 +126,7 @@ class Reader:
                 self._take(event, None)
 
     def _next_live(self) -> NewSnapshot | None:
-        """As a producer's fan does: what it gets this way is all that there is, until it is woken."""
+        """Read as a producer's fan-out does: this gives everything there is, until the reader is woken."""
         self.idle = True
         self.vb.wait(self.news)
         live = live_after(self.vb, self.position)
@@ -177,7 +177,7 @@ class Reader:
                 self.consistent = marker.end
 
     def stop_half_way(self) -> None:
-        """Go away in the middle of a run and come back with what is known."""
+        """Stop in the middle of a run and resume with the position reached."""
         if self.handed_over:
             self._take_back()  # a source that was handed over has not moved since
         while (event := self.source.poll()) is not None:
@@ -193,7 +193,7 @@ class Reader:
         inside = self.marker is not None and self.position < self.marker.end
         end = self.marker.end if inside and self.marker is not None else self.position
         if self.position > self.vb.high_seqno or (inside and end > self.vb.high_seqno):
-            self.start_again()  # its vbucket does not have that yet
+            self.start_again()  # its vbucket is not that far yet
             return
         start = min(self.consistent, self.position)
         self.idle = False
@@ -215,7 +215,7 @@ class World:
         self.link = self.active.stream(0)
         self.on_the_way: list[bytes] = []
         self.upto = 0
-        short = (False, True, True)  # takes the short way when it is up to date
+        short = (False, True, True)  # which readers use ``live_after`` when they are up to date
         self.readers = [Reader(vb, self.truth, each) for vb in (self.active, self.replica) for each in short]
         self.steps = itertools.count(1)
 
@@ -238,7 +238,7 @@ class World:
             self.truth.note()
 
     def replicate(self, most: int) -> None:
-        """Some records on their way to the replica, one by one, so that its snapshots stay half done."""
+        """Send some records to the replica, one by one, so that its snapshots stay incomplete."""
         vb = self.replica
         while most:
             most -= 1
@@ -246,7 +246,7 @@ class World:
                 vb.replication.apply_records(self.on_the_way.pop(0))
             elif self.upto > vb.high_seqno:
                 vb.replication.advance(self.upto)
-            elif (event := self.link.poll()) is None or isinstance(event, End):  # purged: it gets no more
+            elif (event := self.link.poll()) is None or isinstance(event, End):  # purged: the stream has ended
                 return
             elif isinstance(event, SnapshotStart):
                 vb.replication.begin_snapshot(event.start, event.end, event.flags)
@@ -273,7 +273,7 @@ class World:
             self.write(kind, what)
 
     def finish(self) -> None:
-        """At rest everybody has everything."""
+        """At rest every reader has everything."""
         for bucket in self.buckets:
             bucket.flush()
         for reader in self.readers:
@@ -287,7 +287,7 @@ class World:
 
 
 def single_records(run: Run) -> list[bytes]:
-    """The records of a run that are meant, as bytes."""
+    """The records of a run that are in its range and not superseded, as bytes."""
     meant, found, at, data = {record.seqno for record in records(run)}, [], 0, bytes(run.data)
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "little")

@@ -37,7 +37,7 @@ def test_a_crash_while_persistence_is_stopped_loses_exactly_what_was_written_sin
         assert again.vbucket(1).state is VbucketState.ACTIVE
 
 
-def test_starting_again_writes_everything_that_has_gathered(bucket):
+def test_starting_again_writes_everything_that_waits(bucket):
     bucket.stop_persistence()
     for number in range(100):
         bucket.vbucket(number % 4).documents.set(b"%d" % number, b"v")
@@ -66,7 +66,7 @@ def test_the_background_thread_writes_by_itself_once_persistence_is_started(buck
     assert (2, 1) in written
 
 
-def test_writers_are_told_to_come_back_when_too_much_has_gathered(bucket):
+def test_writers_get_a_temporary_failure_when_too_much_waits(bucket):
     bucket.stop_persistence()
     with pytest.raises(TemporaryFailure):
         _write_for_ever(bucket)
@@ -76,7 +76,7 @@ def test_writers_are_told_to_come_back_when_too_much_has_gathered(bucket):
     bucket.vbucket(0).documents.set(b"more", b"v")
 
 
-def test_a_clean_shutdown_persists_even_so(tmp_path):
+def test_a_clean_shutdown_persists_everything_during_a_pause(tmp_path):
     with open_bucket(tmp_path, BACKGROUND) as bucket:
         bucket.create_all()
         bucket.stop_persistence()
@@ -87,7 +87,7 @@ def test_a_clean_shutdown_persists_even_so(tmp_path):
 
 
 @pytest.mark.parametrize("work", ["flush", "compact"])
-def test_work_that_needs_the_disk_up_to_date_is_refused(bucket, work):
+def test_work_that_needs_an_up_to_date_disk_is_refused(bucket, work):
     bucket.stop_persistence()
     with pytest.raises(TemporaryFailure, match="persistence is stopped"):
         getattr(bucket, work)()

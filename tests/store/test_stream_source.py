@@ -1,4 +1,4 @@
-"""Snapshots as a producer hands them on: complete, in order, with honest markers (docs/protocol/snapshots.md)."""
+"""Snapshots as a producer sends them: complete, in order, with correct markers (docs/protocol/snapshots.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from upriver.model import VbucketState
 from upriver.store import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, follow, live_after
 
 FIRST_MEMORY, MORE_MEMORY, DISK = 0x05, 0x01, 0x06
-LARGE = bytes(15_000)  # some of them are more than a step of a scan takes
+LARGE = bytes(15_000)  # a few of them exceed one step of a scan
 ROOMY = replace(SMALL, checkpoint_bytes=1 << 20)
 
 
@@ -39,7 +39,7 @@ def seqnos(source):
     return [record.seqno for record in changes(source)]
 
 
-def test_a_fresh_stream_begins_at_zero_and_goes_on_with_continuations(vb):
+def test_a_fresh_stream_begins_at_zero_and_continues_without_new_checkpoints(vb):
     source = vb.stream(0)
     assert source.poll() is None
     vb.documents.set(b"a", b"1")
@@ -49,7 +49,7 @@ def test_a_fresh_stream_begins_at_zero_and_goes_on_with_continuations(vb):
     assert markers(source) == [(3, 3, MORE_MEMORY)]
 
 
-def test_a_key_written_twice_before_anybody_looked_is_sent_once(vb):
+def test_a_key_written_twice_before_it_is_read_is_sent_once(vb):
     for value in (b"1", b"2", b"3"):
         vb.documents.set(b"a", value)
     vb.documents.set(b"b", b"x")
@@ -68,7 +68,7 @@ def test_what_was_announced_is_not_deduplicated_away_later(vb):
 
 
 def stopped_inside_a_snapshot(vb, between):
-    """A reader of 0..6 that stopped at 4: it lacks the version at 2, which the one at 6 had replaced."""
+    """A reader of 0..6 that stopped at 4 and lacks the version at 2, which the one at 6 replaced."""
     other = vb.stream(0)
     vb.documents.set(b"a", b"1")
     vb.documents.set(b"e", b"2")
@@ -89,7 +89,7 @@ def test_a_reader_that_stopped_inside_a_snapshot_gets_one_that_reaches_its_end(v
 
 
 def test_a_reader_that_stopped_inside_a_snapshot_is_not_consistent_before_its_end(bucket, vb):
-    """A durable write keeps its neighbours in memory apart, and a marker that ended at 5 would be a lie."""
+    """A durable write keeps the segments around it apart; a marker that ends at 5 would be wrong."""
     source = stopped_inside_a_snapshot(vb, lambda: vb.durable.prepare(b"c", b"5", level=1))
     assert source.poll() is None
     bucket.flush()
@@ -110,10 +110,10 @@ def test_a_slow_reader_gets_in_one_snapshot_what_a_fast_one_got_in_many(vb):
     assert markers(vb.stream(3)) == [(3, 6, FIRST_MEMORY)]
 
 
-def test_the_short_way_is_only_for_all_that_a_reader_lacks(vb):
+def test_a_source_is_handed_over_only_when_the_next_snapshot_is_all_that_the_reader_lacks(vb):
     woken = []
     source, other = vb.stream(0, wake=lambda: woken.append(1)), vb.stream(0)
-    assert source.hand_over() is None  # its first snapshot begins where the reader said
+    assert source.hand_over() is None  # the first marker must begin where the reader's snapshot began
     vb.documents.set(b"a", b"1")
     changes(source)
     assert source.hand_over() == 1
@@ -220,7 +220,7 @@ def test_a_stream_from_the_middle_gets_only_what_it_lacks(bucket, vb):
     assert seqnos(vb.stream(250)) == list(range(251, 301))
 
 
-def test_a_cursor_that_fell_behind_goes_to_disk_and_comes_back(bucket, vb):
+def test_a_reader_that_fell_behind_reads_from_disk_and_then_from_memory_again(bucket, vb):
     source = vb.stream(0)
     vb.documents.set(b"a", b"1")
     changes(source)
@@ -260,7 +260,7 @@ def test_a_stream_ends_after_the_snapshot_that_has_its_end(vb):
     assert seqnos(vb.stream(0, 3)) == [1, 2, 3]
 
 
-def test_an_end_at_the_high_seqno_is_met_exactly(vb):
+def test_a_stream_to_the_high_seqno_ends_exactly_there(vb):
     vb.documents.set(b"a", b"1")
     source = vb.stream(0, vb.high_seqno)
     vb.documents.set(b"a", b"2")
@@ -277,7 +277,7 @@ def test_a_disk_only_stream_ends_with_the_disk(bucket, vb):
     assert found[-1] == End(EndReason.OK)
 
 
-def test_whoever_waits_is_woken_once(vb):
+def test_a_waiting_reader_is_woken_once(vb):
     woken = []
     source = vb.stream(0, wake=lambda: woken.append(1))
     assert source.poll() is None
@@ -298,8 +298,8 @@ def test_a_change_of_state_ends_every_stream(bucket, vb):
 
 
 @pytest.mark.parametrize("start", [0, 10], ids=["from the beginning", "from a position"])
-def test_a_purge_during_a_disk_scan_leaves_what_the_reader_has_yet_to_get(bucket, vb, start):
-    """Who began at 0 was not sent what is deleted, and needs no tombstone."""
+def test_a_purge_during_a_disk_scan_keeps_what_the_reader_still_needs(bucket, vb, start):
+    """A reader that began at 0 was never sent deleted documents and needs no tombstones."""
     vb.bulk.set_many([b"%d" % i for i in range(4000)], [b"x" * 400] * 4000)
     vb.documents.delete(b"3999")
     vb.documents.set(b"last", b"1")
@@ -333,7 +333,7 @@ def test_a_compaction_during_a_disk_scan_changes_nothing_for_its_reader(bucket, 
 @settings(max_examples=examples(40))
 @given(st.data())
 def test_marker_ranges_never_overlap_whatever_is_written_and_compacted_meanwhile(tmp_path_factory, data):
-    """Each snapshot is what its range says: the newest version of each key up to its end."""
+    """Each snapshot has the newest version of each key up to its end."""
     with open_bucket(tmp_path_factory.mktemp("overlap")) as bucket:
         vb, history = bucket.set_state(0, VbucketState.ACTIVE), {}
         sources = []
@@ -362,7 +362,7 @@ def test_marker_ranges_never_overlap_whatever_is_written_and_compacted_meanwhile
 
 
 def take(source, found):
-    """One event, with the records in it copied; whether there was one."""
+    """Read one event and copy its records; False if there was none."""
     event = source.poll()
     if isinstance(event, Run):
         event = [(record.seqno, int(record.key)) for record in records(event)]
@@ -450,7 +450,7 @@ def test_a_filtered_stream_knows_the_last_seqno_that_will_pass(bucket, vb):
     assert vb.stream(0, collections=frozenset([9])).poll().last_matching == 2
 
 
-def test_a_stream_whose_collections_are_gone_says_so_after_the_drop(bucket, vb):
+def test_a_stream_whose_collections_were_dropped_ends_after_the_drop(bucket, vb):
     bucket.apply_manifest(MANIFEST % (1, b',{"name":"c","uid":"9"}'))
     source = vb.stream(0, collections=frozenset([9]))
     vb.documents.set(b"a", b"1", 9)

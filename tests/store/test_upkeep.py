@@ -1,4 +1,4 @@
-"""Compaction, the expiry pager and the flusher beside readers and writers: life goes on, whatever comes of them."""
+"""Compaction, the expiry pager and the flusher while others read and write, and when they fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = [b"key-%d" % number for number in range(60)]
 
 
 def lock_is_free(shared) -> bool:
-    """As another thread sees it."""
+    """Whether the lock is free, as another thread sees it."""
     taken: list[bool] = []
 
     def ask() -> None:
@@ -35,7 +35,7 @@ def lock_is_free(shared) -> bool:
 
 
 def during(monkeypatch, module, name, life) -> list[bool]:
-    """Let ``life`` happen in the middle of the work, and note whether the lock was free then."""
+    """Call ``life`` in the middle of the work, and note whether the lock was free then."""
     original = getattr(module, name)
     free: list[bool] = []
 
@@ -101,7 +101,7 @@ def test_a_collection_dropped_during_a_compaction_is_erased_by_the_next(tmp_path
         monkeypatch.undo()
         bucket.compact(0)
         assert not vb.erasing
-        assert vb.content.records == 60 + 2  # and the two events
+        assert vb.content.records == 60 + 2  # and two system events
 
 
 def test_the_pager_lets_others_write_and_leaves_what_was_renewed(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_the_pager_lets_others_write_and_leaves_what_was_renewed(tmp_path, monke
         assert vb.expired_count == 60
 
 
-def test_a_pager_that_failed_comes_back(tmp_path, monkeypatch):
+def test_a_pager_that_failed_runs_again(tmp_path, monkeypatch):
     clock = Clock()
     with open_bucket(tmp_path, SMALL, now_ns=clock) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
@@ -143,7 +143,7 @@ def test_a_pager_that_failed_comes_back(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("work", "run"), [("compact", "maintain"), ("expire_due", "run_expiry_pager")])
-def test_upkeep_does_not_bring_back_a_vbucket_that_was_deleted_meanwhile(tmp_path, monkeypatch, work, run):
+def test_upkeep_does_not_restore_a_vbucket_that_was_deleted_meanwhile(tmp_path, monkeypatch, work, run):
     monkeypatch.setattr(bucket_module, "wants_compaction", lambda _: True)
     with open_bucket(tmp_path) as bucket:
         for number in (0, 1, 2):
@@ -160,7 +160,7 @@ def test_upkeep_does_not_bring_back_a_vbucket_that_was_deleted_meanwhile(tmp_pat
 
 
 @pytest.mark.parametrize("run", ["maintain", "run_expiry_pager"])
-def test_a_bucket_may_be_closed_while_it_is_kept_up(tmp_path, monkeypatch, run):
+def test_a_bucket_may_be_closed_during_upkeep(tmp_path, monkeypatch, run):
     monkeypatch.setattr(bucket_module, "wants_compaction", lambda _: True)
     for _ in range(5):
         clock = Clock()
@@ -178,14 +178,14 @@ def test_a_bucket_may_be_closed_while_it_is_kept_up(tmp_path, monkeypatch, run):
             upkeep = aside.submit(work)
             begun.wait()
             bucket.close()
-            assert upkeep.result() == 0  # it found out by itself
+            assert upkeep.result() == 0  # it noticed that the bucket is closing
     with open_bucket(tmp_path) as bucket:
         assert len(list(bucket.existing())) == 4
         assert all(len(vbucket.failover_log) == 1 for vbucket in bucket.existing())  # every shutdown was clean
 
 
 def test_what_a_failed_commit_did_not_write_is_written_by_the_next(tmp_path, monkeypatch):
-    """Whatever the reason: a flush that says nothing must mean that everything is on disk."""
+    """A flush that returns without an error means that everything is on disk, whatever failed before."""
     with open_bucket(tmp_path, SMALL) as bucket:
         vb = bucket.set_state(0, VbucketState.ACTIVE)
         before = vb.persisted_seqno
@@ -205,7 +205,7 @@ def test_what_a_failed_commit_did_not_write_is_written_by_the_next(tmp_path, mon
         assert bucket.vbucket(0).documents.get(KEYS[-1]).value == b"1"
 
 
-def test_a_flusher_that_died_is_no_secret(tmp_path, monkeypatch):
+def test_a_flusher_that_died_is_reported(tmp_path, monkeypatch):
     bucket = open_bucket(tmp_path, replace(SMALL, background=True, flush_delay_s=0.0))
     vb = bucket.set_state(0, VbucketState.ACTIVE)
     died = threading.Event()

@@ -1,4 +1,4 @@
-"""Nothing is stored that a reader cannot read, by whichever door; what is there already hurts one request."""
+"""No operation stores a value that readers cannot open; one stored by an earlier version fails only its own request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ XATTR, SNAPPY = int(Datatype.XATTR), int(Datatype.SNAPPY)
 MANY = b"".join(pack_numbers(">I", 7) + b"%04x\0" % n + b"1\0" for n in range(100_000))
 
 BROKEN = [
-    pytest.param(b"", XATTR, Status.XATTR_EINVAL, id="no xattrs where some are promised"),
+    pytest.param(b"", XATTR, Status.XATTR_EINVAL, id="xattr flag without xattrs"),
     pytest.param(b"\0\0\0\x09{}", XATTR, Status.XATTR_EINVAL, id="xattrs cut short"),
     pytest.param(b"\0\0\0\x06\0\0\0\x02ab{}", XATTR, Status.XATTR_EINVAL, id="a pair without zero bytes"),
     pytest.param(pack_numbers(">I", len(MANY)) + MANY, XATTR, Status.E2BIG, id="more than 1 MiB of xattrs"),
@@ -60,7 +60,7 @@ DOORS: dict[str, Callable[[Any, bytes, int], object]] = {
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("value", "datatype", "status"), BROKEN)
-def test_what_nobody_could_read_is_refused(bucket, door: str, value: bytes, datatype: int, status: Status):
+def test_a_value_that_no_reader_could_open_is_refused(bucket, door: str, value: bytes, datatype: int, status: Status):
     vb = bucket.vbucket(0)
     with pytest.raises(StatusError) as refused:
         DOORS[door](vb, value, datatype)
@@ -80,7 +80,7 @@ def test_the_largest_document_has_20_mib_and_its_xattrs(tmp_path):
 
 @pytest.fixture
 def poisoned(tmp_path):
-    """Documents that an earlier version let in."""
+    """Documents that an earlier version accepted."""
     values = {b"snappy": (b"\xff\xff\xff", SNAPPY | XATTR), b"xattrs": (b"\0\0\0\x09{}", XATTR), b"empty": (b"", XATTR)}
     clock = Clock()
     with open_bucket(tmp_path, now_ns=clock) as opened:
@@ -97,7 +97,7 @@ def poisoned(tmp_path):
         yield opened, vb, clock
 
 
-def test_poison_that_is_there_already_ends_one_request(poisoned):
+def test_an_unreadable_document_fails_only_its_own_request(poisoned):
     _, vb, _ = poisoned
     for key in (b"snappy", b"xattrs"):
         with pytest.raises((StatusError, InvalidMessage)):
@@ -110,7 +110,7 @@ def test_poison_that_is_there_already_ends_one_request(poisoned):
         vb.documents.set(key, b"{}")
 
 
-def test_poison_does_not_keep_others_from_expiring(poisoned):
+def test_an_unreadable_document_does_not_keep_others_from_expiring(poisoned):
     bucket, vb, clock = poisoned
     clock.seconds += 20
     assert bucket.run_expiry_pager() == 4
@@ -120,7 +120,7 @@ def test_poison_does_not_keep_others_from_expiring(poisoned):
 
 
 def test_a_snapshot_of_seqnos_that_no_vbucket_can_have_is_refused(bucket):
-    """The key index has 56 bits for them: what lies beyond would never be found again."""
+    """The key index has 56 bits for a seqno: a record beyond that would never be found again."""
     replica = bucket.set_state(1, VbucketState.REPLICA)
     with pytest.raises(StatusError) as refused:
         replica.replication.begin_snapshot(1, 1 << 56)

@@ -12,7 +12,8 @@ from typing import Any
 from upriver.client._requests.connections import make_session
 from upriver.client.options import ConnectOptions
 from upriver.model import FailoverEntry
-from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent, FeedRequest, FeedRows
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import FeedEvent, FeedRequest, FeedRows
 from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings
 from upriver.protocol.topology import Address, parse_topology
@@ -36,7 +37,7 @@ COLLECTIONS = Context(collections=True)
 
 
 def config_json(vbuckets: int = 4, rev: int = 1, owners: dict[int, int] | None = None) -> bytes:
-    """A map of two nodes; everything is owned by the first unless ``owners`` says otherwise."""
+    """A map of two nodes; the first owns everything unless ``owners`` says otherwise."""
     servers = [str(HOME), str(ELSEWHERE)]
     nodes = [{"hostname": a.host, "services": {"kv": a.port}} for a in (HOME, ELSEWHERE)]
     chains = [[(owners or {}).get(vb, 0)] for vb in range(vbuckets)]
@@ -79,7 +80,7 @@ class ScriptedProducer:
             yield OtherResponse(message.opcode, opaque=message.opaque)
 
     def seen_of(self, opcode: int) -> list[Message]:
-        """Requests under this opcode, and our answers to it."""
+        """Requests with this opcode, and answers to it."""
         return [m for m in self.seen if (m.to if isinstance(m, OtherResponse) else m.opcode) == opcode]
 
     def accepts(self, request: StreamRequest, *log: tuple[int, int]) -> bytes:
@@ -126,7 +127,7 @@ class Wire:
         return producer
 
     def settle(self, address: Address = HOME) -> None:
-        """Let both ends talk until neither has anything to say."""
+        """Move bytes both ways until neither end has any."""
         while data := self.feed.links[address].data_to_send():
             if answer := self.producers[address].receive(data):
                 self.says(answer, address)

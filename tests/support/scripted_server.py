@@ -23,7 +23,7 @@ Speak = Callable[["Peer", StreamRequest], bytes]
 
 
 class Peer(ScriptedProducer):
-    """Behind a socket: also knows the manifest and statistics, and up to where it is on disk."""
+    """A scripted producer for a socket; it also answers manifest, statistics and OBSERVE_SEQNO."""
 
     bucket_type, persisted = b"persistent", 0
 
@@ -45,7 +45,7 @@ class Peer(ScriptedProducer):
 
 
 class Behaviour:
-    """How the network treats the bytes; a connection is cut after so many, and the next one gets further."""
+    """How the network behaves: each connection is cut after some bytes, and the next one gets further."""
 
     def __init__(self, piece: int = 0, cut_after: list[int] | None = None) -> None:
         self.piece, self.cut_after = piece, list(cut_after or [])
@@ -76,7 +76,7 @@ def serving(
     make: type[Peer] = Peer,
     **config: Any,
 ) -> Iterator[str]:
-    """A server for as many connections as come; each is spoken to by a thread."""
+    """A server for any number of connections, with a thread for each."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     server_map = {"serverList": [f"127.0.0.1:{port}"], "vBucketMap": [[0]] * VBUCKETS}

@@ -1,6 +1,6 @@
-"""The object reader as the judge of the bulk reader: both turn any byte stream into the same list of outcomes.
+"""Compares the bulk reader with the object reader: both turn any byte stream into the same list of outcomes.
 
-``fuzz_bulk`` is the entry for a fuzzer: whatever the bytes, the two lists are equal and nothing else is raised.
+``fuzz_bulk`` is the entry point for a fuzzer: for any bytes, the two lists are equal and nothing is raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMALL = ColumnSizes(rows=5, key_bytes=600, value_bytes=300)
 
 
 def document(message: Message, context: Context) -> tuple[Any, ...]:
-    """A document message as the row that it must become."""
+    """The row that a document message must become."""
     get = lambda name: getattr(message, name, 0)  # noqa: E731
     collection, key = split_key(message.key) if context.collections else (0, message.key)  # type: ignore[attr-defined]
     numbers = (
@@ -40,13 +40,13 @@ def row(columns: Columns, at: int) -> tuple[Any, ...]:
 
 
 def outcome(frame: Frame, context: Context) -> Any:
-    """A message, a row, or the error that the frame deserves."""
+    """The message, the row, or the error for a frame."""
     try:
         message = decode(frame, context)
     except RemoteProtocolError as error:
         return type(error), error.args
     is_row = frame.opcode in DOCUMENTS and not frame.magic.is_response and not getattr(message, "nmeta", 0)
-    # An odd framing extra, or a byte that nobody uses, does not change what the document is; rows cannot show it.
+    # Rows do not show an unusual framing extra or an unused byte, which do not change the document.
     return document(message, context) if is_row else message
 
 
@@ -61,7 +61,7 @@ def by_objects(chunks: Iterable[bytes], context: Context, limit: int = 4096) -> 
 
 
 def in_bulk(chunks: Iterable[bytes], context: Context, limit: int = 4096, receive: bool = False) -> list[Any]:
-    """As ``by_objects``; rows are taken or cleared in turn, to see that neither disturbs what follows."""
+    """Like ``by_objects``. Rows are taken and cleared in turn, to see that neither disturbs what follows."""
     decoder, found = BulkDecoder(context, SMALL, limit=limit, receive_bytes=64), []
     try:
         for chunk in chunks:
@@ -75,7 +75,7 @@ def in_bulk(chunks: Iterable[bytes], context: Context, limit: int = 4096, receiv
 
 
 def received(decoder: BulkDecoder, chunk: bytes) -> Iterator[Decoded]:
-    """As a socket would do it: never more than there is room for."""
+    """Feed the decoder as a socket does: never more than there is room for."""
     while chunk:
         room = decoder.buffer()
         size = min(len(room), len(chunk))
@@ -96,7 +96,7 @@ def in_order(part: Decoded, context: Context) -> Iterator[Any]:
 
 
 def fuzz_bulk(data: bytes) -> None:
-    """One input of a fuzzer: the first two bytes choose the connection and how the rest is chopped."""
+    """Run one fuzzer input: the first two bytes choose the connection and the chunk size."""
     if len(data) < 2:
         return
     dialect = Dialect.UPR if data[0] & 2 else Dialect.DCP

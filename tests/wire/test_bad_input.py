@@ -1,4 +1,4 @@
-"""Each way in which a peer can break the rules gives a typed error that names the field and the offset."""
+"""Every way to break a rule raises a typed error that names the field and the offset."""
 
 import pickle
 from dataclasses import replace
@@ -39,7 +39,7 @@ def patched(raw: bytes, at: int, new: str) -> bytes:
     return raw[:at] + new_bytes + raw[at + len(new_bytes) :]
 
 
-def test_a_byte_that_is_no_magic():
+def test_a_first_byte_that_is_not_a_magic():
     error = splitting(patched(MUTATION, 0, "7f"))
 
     assert (error.field, error.offset) == ("magic", 0)
@@ -64,7 +64,7 @@ def test_a_peer_that_is_not_authenticated_has_a_smaller_limit():
     assert "the limit is 16384" in str(splitting(large, limit=MAX_UNAUTHENTICATED_FRAME))
 
 
-def test_nothing_more_comes_out_of_a_stream_that_is_broken():
+def test_a_broken_stream_yields_nothing_more():
     splitter = FrameSplitter()
     with pytest.raises(FramingError):
         list(splitter.receive(b"\xff" * 24))
@@ -124,7 +124,7 @@ def test_a_key_over_the_limit_without_collections():
     assert (decoding(raw).field, decoding(raw).offset) == ("key length", 2)
 
 
-def test_a_snappy_bomb_is_refused_before_memory_is_taken():
+def test_a_snappy_bomb_is_refused_before_memory_is_allocated():
     bomb = bytes(cramjam.snappy.compress_raw(bytes(MAX_INFLATED + 1)))
     raw = dcp.DcpMutation(4, 1, key=b"k", value=bomb, datatype=Datatype.SNAPPY).encode()
 
@@ -173,7 +173,7 @@ def test_xattrs_under_snappy_survive_a_round_trip():
 
 
 @pytest.mark.parametrize("name", ["", "x" * 16, "a\0b"])
-def test_an_xattr_name_that_does_not_fit_is_our_own_mistake(name):
+def test_an_xattr_name_that_does_not_fit_is_a_local_error(name):
     with pytest.raises(LocalProtocolError):
         join_xattrs({name: b"1"})
 
@@ -290,7 +290,7 @@ def test_a_consumer_may_name_itself_and_a_producer_may_not():
     ("opcode", "status"),
     [(0x40, Status.NOT_SUPPORTED), (0x5A, Status.NOT_SUPPORTED), (0x23, Status.UNKNOWN_COMMAND)],
 )
-def test_an_opcode_without_a_message_says_whether_it_ever_had_one(opcode, status):
+def test_an_opcode_without_a_message_is_unknown_or_not_supported(opcode, status):
     error = decoding(Frame(Magic.REQUEST, opcode).encode())
 
     assert (error.field, error.offset, error.status) == ("opcode", 1, status)
@@ -311,7 +311,7 @@ def test_more_vbuckets_than_an_answer_can_hold_are_refused():
         upr.UprAddStreams(7, tuple(range(64)), b"name").encode()
 
 
-def test_a_filter_needs_collections_where_a_server_checks():
+def test_a_filter_needs_collections_when_values_are_checked():
     raw = dcp.StreamRequest(value=b'{"uid":"0"}').encode()
 
     error = decoding(raw, Context(check_values=True))
@@ -327,8 +327,8 @@ def test_a_datatype_that_was_not_agreed_on():
 
 @pytest.mark.parametrize("value", [b"", b"\0\0\0\x08\0\0\0\x04a\x001\0"])
 @pytest.mark.parametrize("kind", [dcp.DeletionV2, dcp.Expiration])
-def test_a_stream_id_that_the_framing_length_forgot_is_read(kind, value):
-    """As real servers send it: for objects and for rows alike."""
+def test_a_stream_id_that_the_framing_length_does_not_count_is_read(kind, value):
+    """Real servers send such frames; both the object reader and the bulk reader accept them."""
     message = kind(5, 2, 9, key=b"\0hello", value=value, datatype=Datatype.XATTR if value else 0, vbucket=3, opaque=7)
     framed = replace(message, frame_infos=(FrameInfo(RequestFrameId.STREAM_ID, b"\0G"),)).encode()
     forgotten = patched(framed, 2, "00")
@@ -361,13 +361,13 @@ def test_a_stream_id_that_the_framing_length_forgot_is_read(kind, value):
         lambda: cluster.GetAllVbSeqnosResponse((cluster.VbucketSeqno(1 << 16, 0),)).encode(),
     ],
 )
-def test_what_we_must_not_send_is_our_own_mistake(wrong):
+def test_a_message_that_must_not_be_sent_is_a_local_error(wrong):
     with pytest.raises(LocalProtocolError):
         wrong()
 
 
 @pytest.mark.parametrize("microseconds", [0, 10, 500, 12_345, 1_000_000, 100_000_000])
-def test_a_server_duration_is_good_to_a_few_percent(microseconds):
+def test_a_server_duration_is_accurate_to_a_few_percent(microseconds):
     from upriver.wire.framing import decode_duration
 
     assert decode_duration(encode_duration(microseconds)) == pytest.approx(microseconds, rel=0.05, abs=3)

@@ -1,4 +1,4 @@
-"""The bulk reader: it agrees with the object reader on every buffer, however cut, and gives memory back."""
+"""The bulk reader agrees with the object reader on every byte stream, however it is cut, and releases its memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from upriver.wire.keys import encode_leb128
 from upriver.wire.messages import dcp, upr
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
-near = st.sampled_from  # values at the edge of a rule
+near = st.sampled_from  # for values at the edge of a rule
 
 LAYOUTS = [(0x57, 31), (0x57, 31), (0x57, 30), (0x58, 18), (0x58, 21), (0x59, 18), (0x59, 20)]
 good_keys = st.builds(lambda cid, key: encode_leb128(cid) + key, near([0, 8, 127, 128, 2**32 - 1]), st.just(b"key"))
@@ -38,7 +38,7 @@ ODDITIES = ["none", "none", "seqno", "size", "extras", "extras", "key", "framing
 
 
 def clean_extras(op: int, size: int, seqno: int, numbers: bytes) -> bytes:
-    """Extras with any numbers, but nothing where nothing may be."""
+    """Extras with random numbers; reserved fields are 0."""
     body = bytearray(seqno.to_bytes(8, "big") + numbers)[:size]
     if op == 0x57:
         body[28:30] = b"\0\0"
@@ -51,7 +51,7 @@ def clean_extras(op: int, size: int, seqno: int, numbers: bytes) -> bytes:
 
 @st.composite
 def document_frames(draw: st.DrawFn) -> bytes:
-    """A document message of any layout that is right in everything, or in everything but one."""
+    """A document message of any layout, valid or with exactly one fault."""
     odd = draw(st.sampled_from(ODDITIES))
     op, size = draw(st.sampled_from(LAYOUTS))
     size += draw(st.sampled_from([-1, 1])) if odd == "size" else 0
@@ -126,7 +126,7 @@ def test_one_byte_at_a_time_makes_no_difference(data: bytes, context: Context) -
 @given(st.binary(max_size=400))
 @example(b"")
 @example(b"\x00\x00" + bytes.fromhex("805700051f0002100000002900001210") * 3)
-def test_the_fuzz_entry_takes_anything(data: bytes) -> None:
+def test_the_fuzz_entry_accepts_any_bytes(data: bytes) -> None:
     fuzz_bulk(data)
 
 
@@ -167,8 +167,8 @@ def one_odd_frame(op: int, size: int, what: str, odd: Any, framing: bytes) -> by
 
 @pytest.mark.parametrize("what", ODD)
 @pytest.mark.parametrize("context", [Context(dialect, coll) for dialect in Dialect for coll in (False, True)])
-def test_one_thing_odd_at_a_time(what: str, context: Context) -> None:
-    """Every layout, with and without stream-id, with every value at the edge of a rule: both readers agree."""
+def test_one_unusual_thing_at_a_time(what: str, context: Context) -> None:
+    """Both readers agree on every layout, with and without stream-id, for every value at the edge of a rule."""
     frames = [one_odd_frame(op, size, what, odd, framing)
               for op, size in LAYOUTS for odd in ODD[what] for framing in (b"", SID)]  # fmt: skip
     assert in_bulk(frames, context) == by_objects(frames, context)
@@ -181,7 +181,7 @@ def test_one_thing_odd_at_a_time(what: str, context: Context) -> None:
     pytest.param(dcp.DcpMutation(1, 1, key=b"k", frame_infos=(FrameInfo(0),)), id="another framing extra"),
     pytest.param(upr.UprMutation(1, 1, nmeta=2, key=b"k", value=b"vmm"), id="extended metadata"),
 ])  # fmt: skip
-def test_what_a_row_cannot_show_is_left_to_the_object_reader(frame: Message) -> None:
+def test_messages_that_do_not_fit_a_row_are_left_to_the_object_reader(frame: Message) -> None:
     [part] = BulkDecoder().feed(frame.encode())
     assert (part.last, len(part.controls)) == (0, 1)
 
@@ -199,7 +199,7 @@ def test_controls_keep_their_place_among_the_rows() -> None:
     assert part.row_bytes == sum(len(mutation(n)) for n in (1, 2, 3))
 
 
-def test_more_controls_than_are_noted_at_once_all_arrive() -> None:
+def test_more_controls_than_one_step_reports_all_arrive() -> None:
     noops = b"".join(dcp.DcpNoop(opaque=n).encode() for n in range(3000))
     parts = list(BulkDecoder().feed(noops + mutation(1)))
     opaques = [int.from_bytes(control.frame[12:16], "big") for part in parts for control in part.controls]
@@ -233,12 +233,12 @@ def test_rows_accumulate_until_they_are_taken() -> None:
     assert decoder.columns["seqno"].tolist() == [6]
 
 
-def test_taken_columns_are_never_written_over() -> None:
+def test_taken_columns_are_never_overwritten() -> None:
     decoder = BulkDecoder()
     kept = []
     for seqno in range(1, 40):
         list(decoder.feed(mutation(seqno)))
-        kept.append(decoder.take()["seqno"])  # a view keeps the memory, the columns themselves are dropped
+        kept.append(decoder.take()["seqno"])  # the view keeps the memory; the columns themselves are dropped
     assert [int(view[0]) for view in kept] == list(range(1, 40))
 
 
@@ -251,7 +251,7 @@ def test_memory_is_reused_when_its_last_view_is_gone() -> None:
     assert len(addresses) <= 3
 
 
-def test_a_full_set_must_be_taken_before_going_on() -> None:
+def test_full_columns_must_be_taken_before_the_next_step() -> None:
     decoder = BulkDecoder(sizes=ColumnSizes(rows=2, key_bytes=300, value_bytes=100))
     parts = decoder.feed(b"".join(mutation(n) for n in (1, 2, 3)))
     assert next(parts).full
@@ -267,7 +267,7 @@ def test_a_document_larger_than_the_columns_still_arrives() -> None:
             found = [part.columns.value(0) for part in decoder.feed(data)]
             assert found == ([value] if len(data) != 50 else [])
             decoder.clear()
-    assert len(decoder.buffer()) == 100  # what grew for one document does not stay
+    assert len(decoder.buffer()) == 100  # a buffer that grew for one document shrinks again
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ print("within bounds")
 
 
 def test_nothing_past_the_end_of_the_input_is_ever_read() -> None:
-    """The page behind the input is forbidden: one byte too far and the process dies."""
+    """The page behind the input is protected: reading one byte too far kills the process."""
     done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
     assert done.stdout == "within bounds\n", done.stderr
 
@@ -335,7 +335,7 @@ def test_nothing_past_the_end_of_the_input_is_ever_read() -> None:
 def test_importing_the_messages_loads_neither_numpy_nor_numba() -> None:
     code = (
         "import sys, upriver.wire; heavy = {'numba', 'numpy', 'pyarrow'} & set(sys.modules); "
-        "import upriver.wire.bulk.decode, upriver.wire.bulk.encode, upriver.wire.bulk.streams; "
+        "import upriver.wire.bulk.decode, upriver.wire.bulk.encode, upriver.wire.bulk.row_checks; "
         "print(sorted(heavy), 'numba' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Bulk encoding: byte for byte what the objects encode to, for every combination of stream options."""
+"""Bulk encoding gives the same bytes as the objects, for every combination of stream options."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def message(head: RecordHead, key: bytes, value: bytes, options: FrameOptions) -
 
 
 def frame_of(head: RecordHead, key: bytes, value: bytes, options: FrameOptions) -> bytes:
-    """Through ``_frame``: UPR knows no datatypes, so the checked way out refuses what the encoder is free to send."""
+    """Encode without checks: UPR has no datatypes, so the checks refuse what the bulk encoder may send."""
     return message(head, key, value, options)._frame().encode()
 
 
@@ -125,7 +125,7 @@ def is_special(head: RecordHead, options: FrameOptions) -> bool:
 
 
 def by_objects(run: bytes, options: FrameOptions, after: int, upto: int) -> list[bytes | int]:
-    """Frames, and the offsets of the records that the producer does itself."""
+    """Frames, and the offsets of the records that the producer encodes itself."""
     found: list[bytes | int] = []
     for at, head, key, value in cut(run):
         if head.seqno > upto:
@@ -136,7 +136,7 @@ def by_objects(run: bytes, options: FrameOptions, after: int, upto: int) -> list
 
 
 def in_bulk(run: bytes, options: FrameOptions, after: int, upto: int, room: int, window: int) -> list[bytes | int]:
-    """As a producer does it: sends when the buffer is full, waits for the window, does special records itself."""
+    """Encode as a producer does: send full buffers, wait for the window, encode special records itself."""
     encoder, out, found, offset = PackedEncoder(options), SendBuffer(room), [], 0
     while True:
         done = encoder.encode(run, out, offset=offset, after=after, upto=upto, budget=window)
@@ -161,7 +161,7 @@ def frames(data: bytes) -> Iterator[bytes]:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(runs(), options, st.integers(0, 6), st.one_of(st.just(SEQNO_MAX), st.integers(0, 40)), st.integers(1, 5000))
-def test_frames_in_bulk_are_the_frames_of_the_objects(
+def test_bulk_frames_equal_the_frames_of_the_objects(
     run: bytes, options: FrameOptions, after: int, upto: int, room: int
 ) -> None:
     expected = by_objects(run, options, after, upto)
@@ -220,7 +220,7 @@ def test_a_document_larger_than_the_send_buffer_makes_it_grow() -> None:
     assert bytes(out.view()).endswith(bytes(range(256)))
 
 
-def test_what_was_taken_to_be_sent_stays_as_it_was() -> None:
+def test_bytes_taken_to_be_sent_do_not_change() -> None:
     out, sent = SendBuffer(100), []
     for n in range(1, 20):
         PackedEncoder(FrameOptions()).encode(packed.pack(0, b"\0k", b"%d" % n * n * 20, seqno=n), out)
@@ -229,7 +229,7 @@ def test_what_was_taken_to_be_sent_stays_as_it_was() -> None:
     assert out.used == 0
 
 
-def test_memory_taken_to_be_sent_comes_back() -> None:
+def test_memory_taken_to_be_sent_returns_to_the_pool() -> None:
     out, addresses = SendBuffer(), set()
     for _ in range(20):
         out.append(b"frame")
@@ -254,12 +254,12 @@ def test_control_frames_go_between_the_bulk_ones() -> None:
     pytest.param(lambda run: bytes(64) + run, id="zeros"),
     pytest.param(lambda run: run[:48] + b"\xff\xff\xff\xff" + run[52:], id="a value length that lies"),
 ])  # fmt: skip
-def test_a_damaged_run_is_corrupt_and_never_read_beyond(damage) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_run_is_corrupt_and_not_read_past_its_end(damage) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(CorruptStore, match="byte"):
         encode(damage(mutations(1)))
 
 
-def test_a_stream_id_that_does_not_fit_is_our_own_mistake() -> None:
+def test_a_stream_id_that_does_not_fit_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError):
         PackedEncoder(FrameOptions(stream_id=65536))
 

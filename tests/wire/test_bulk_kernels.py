@@ -1,4 +1,4 @@
-"""Compiled kernels: kept between processes, and forgotten when anything that they are made of changes."""
+"""Compiled kernels are cached between processes and compiled again when any of their sources changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print(runs.locate(run, 0, run.size, np.uint64(2)) // (packed.HEADER_SIZE + 2))
 
 
 def compiled_after_a_run(home: Path, script: str) -> dict[Path, int]:
-    """Run a script with the package in ``home``; what the kernel cache then has, and since when."""
+    """Run a script with the package in ``home``; returns the files of the kernel cache and their times."""
     environment = os.environ | {"PYTHONPATH": str(home), "NUMBA_CACHE_DIR": str(home / "cache")}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "1\n", done.stderr
@@ -44,14 +44,14 @@ def test_kernels_are_compiled_once_and_again_only_after_a_change(tmp_path: Path,
     assert len(first) == 1  # encoding compiles nothing that decoding needs
     assert compiled_after_a_run(tmp_path, script) == first
     with (tmp_path / "upriver" / inlined).open("a") as file:
-        file.write("# inlined into every kernel, though no kernel's own file has changed\n")
+        file.write("# inlined into every kernel; no kernel's own file changes\n")
     assert len(compiled_after_a_run(tmp_path, script)) == 2
 
 
 def test_a_kernel_is_made_of_its_own_module_and_of_those_it_imports() -> None:
     found = {str(path.relative_to(PACKAGE)) for path in sources(PACKAGE / "store/log/kernels/surveys.py")}
     assert found == {
-        "store/disk/kernels/checksum.py",  # through the index: its hash is made of the same step
+        "store/disk/kernels/checksum.py",  # through the index, whose hash uses it
         "store/index/kernels.py",
         "store/log/kernels/surveys.py",
         "wire/kernels/intrinsics.py",

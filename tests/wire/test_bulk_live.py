@@ -1,4 +1,4 @@
-"""What is new in many vbuckets, for all streams of a connection at once: the frames of the objects, all or none."""
+"""New snapshots of many vbuckets for all live streams at once: the object encoder's frames, all or none."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MARKER, ADVANCED = 44, 32  # sizes of the frames around the documents
 
 
 class Snapshot(NamedTuple):
-    """What one vbucket has to say, and who listens."""
+    """A new snapshot of one vbucket, and the live stream that gets it."""
 
     run: bytes
     begins: bool
-    options: FrameOptions | None  # None: nobody
+    options: FrameOptions | None  # None: no live stream
     advance: bool
     ends_here: bool
     replica: bool
@@ -36,13 +36,13 @@ class Snapshot(NamedTuple):
         return max((head.seqno for _, head, _, _ in cut(self.run)), default=1)
 
     def frames(self, window: int, room: int) -> list[bytes] | str:
-        """By objects, marker and all; or why not: the room is too small ("full"), or it takes thought ("left out")."""
+        """The frames by objects, with the marker; or "full" if the room is too small, or "left out"."""
         assert self.options is not None
         found, size = by_objects(self.run, self.options, 0, self.last), MARKER + 17 * self.replica
         for frame in found:
             if isinstance(frame, int) or size >= window:
                 return "left out"
-            if size + len(frame) + ADVANCED > room:  # there is always room to say how far it goes
+            if size + len(frame) + ADVANCED > room:  # room for a SEQNO_ADVANCED is always reserved
                 return "full"
             size += len(frame)
         documents = [frame for frame in found if isinstance(frame, bytes)]
@@ -62,7 +62,7 @@ class Snapshot(NamedTuple):
         return [made, *documents, *([dcp.SeqnoAdvanced(end, **names).encode()] if end != sent else [])]
 
 
-plain = st.integers(1, 4).map(mutations)  # most of what there is in life
+plain = st.integers(1, 4).map(mutations)  # the usual case
 snapshots = st.builds(
     Snapshot, st.one_of(plain, plain, runs()), st.booleans(),
     st.one_of(st.none(), st.just(FrameOptions()), options.map(lambda each: replace(each, stream_id=0))), st.booleans(),
@@ -71,7 +71,7 @@ snapshots = st.builds(
 
 
 def expected(given: list[Snapshot], window: int, room: int) -> tuple[bytes, int, list[int], list[int]]:
-    """(bytes, rows done, left out, finished) by the rules, one row after the other."""
+    """(bytes, rows done, left out, finished), by the rules, row by row."""
     out, left_out, finished = b"", [], []
     for row, snapshot in enumerate(given):
         if snapshot.options is None:
@@ -96,7 +96,7 @@ def expected(given: list[Snapshot], window: int, room: int) -> tuple[bytes, int,
     given=st.lists(snapshots, min_size=1, max_size=VBUCKETS), window=st.one_of(st.just(10**9), st.integers(1, 3000)),
     room=st.one_of(st.just(1 << 17), st.integers(200, 3000)),
 )  # fmt: skip
-def test_each_follower_gets_its_whole_snapshot_or_nothing(given: list[Snapshot], window: int, room: int):
+def test_each_live_stream_gets_its_whole_snapshot_or_nothing(given: list[Snapshot], window: int, room: int):
     given = [
         snapshot._replace(options=snapshot.options and replace(snapshot.options, vbucket=row))
         for row, snapshot in enumerate(given)
@@ -127,7 +127,9 @@ def test_each_follower_gets_its_whole_snapshot_or_nothing(given: list[Snapshot],
         last = int.from_bytes(own[-1][24:32], "big") if own else 0
         advanced = given[row].last if own and given[row].advance and last != given[row].last else 0
         assert followers.progress(row) == LiveProgress(len(own), last, advanced)
-        assert followers.progress(row) == LiveProgress(len(own), last, advanced)  # reading it changes nothing
+        assert followers.progress(row) == LiveProgress(
+            len(own), last, advanced
+        )  # reading the progress does not change it
 
 
 def cut_frames(data: bytes) -> list[bytes]:
@@ -139,7 +141,7 @@ def cut_frames(data: bytes) -> list[bytes]:
     return found
 
 
-def test_who_was_muted_gets_nothing_more():
+def test_a_muted_stream_gets_nothing_more():
     run = np.frombuffer(mutations(1), np.uint8)
     news = LiveBatch([LiveSnapshot(1, 1, 1, 0, 1, address_of(run), len(run))])
     followers, out, encoder = LiveTable(2), SendBuffer(), PackedEncoder(FrameOptions(vbucket=1))

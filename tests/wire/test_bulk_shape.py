@@ -1,4 +1,4 @@
-"""Values stripped, inflated and compressed in bulk: the same as document by document, however the buffers are cut."""
+"""Values are stripped, inflated and compressed in bulk as they are one by one, whatever the buffer sizes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     value, datatype = body, 0
     if attributes or draw(st.booleans()):
         value, datatype = join_xattrs(attributes, body), Datatype.XATTR
-    if body:  # nothing is not JSON
+    if body:  # an empty body is not JSON
         datatype |= draw(st.sampled_from([0, Datatype.JSON]))
     if value and draw(st.booleans()):
         value, datatype = deflate(value), datatype | Datatype.SNAPPY
@@ -79,7 +79,7 @@ def encoder_of(options: ProducerOptions) -> tuple[ShapingEncoder, StreamFrames]:
 
 
 def plain(frame_bytes: bytes, keeps_datatype: bool) -> tuple[Any, ...]:
-    """What a frame says, without how well it is compressed."""
+    """A frame with its value inflated: two compressors may give different bytes."""
     (frame,) = FrameSplitter().receive(frame_bytes)
     value, datatype = bytes(frame.value), frame.datatype
     if datatype & Datatype.SNAPPY and value and not keeps_datatype:
@@ -88,7 +88,7 @@ def plain(frame_bytes: bytes, keeps_datatype: bool) -> tuple[Any, ...]:
 
 
 def encode_all(encoder: ShapingEncoder, run: bytes, room: int, budget: int, frames: StreamFrames) -> list[bytes]:
-    """Every frame, with a send buffer and a window that are small again and again; odd records the single way."""
+    """Every frame, with small send buffers and windows; the caller encodes special records one by one."""
     out, offset, sent = SendBuffer(room), 0, bytearray()
     for _ in range(10_000):
         done = encoder.encode(run, out, offset=offset, budget=budget)
@@ -114,7 +114,7 @@ def encode_all(encoder: ShapingEncoder, run: bytes, room: int, budget: int, fram
     made=[{"kind": 0, "key": b"\0k", "value": join_xattrs({}, b"x" * 100), "datatype": 4}], flags=4, snappy=True,
     force=True, room=64, budget=1,
 )  # fmt: skip
-def test_a_run_in_bulk_says_what_its_documents_say_one_by_one(
+def test_a_run_encoded_in_bulk_equals_its_documents_one_by_one(
     made: list[dict[str, Any]], flags: int, snappy: bool, force: bool, room: int, budget: int
 ):
     options = options_of(flags, snappy=snappy, force=force and snappy)
@@ -131,7 +131,7 @@ def test_a_run_in_bulk_says_what_its_documents_say_one_by_one(
     assert [plain(each, keeps) for each in got] == [plain(each, keeps) for each in wanted]
 
 
-def test_only_what_is_no_document_is_left_to_the_caller():
+def test_only_records_that_are_not_documents_are_left_to_the_caller():
     made = [
         {"kind": RecordKind.MUTATION, "key": b"\0a", "value": join_xattrs({"x": b"1"}, b"body"), "datatype": 4},
         {"kind": RecordKind.SYSTEM_EVENT, "key": b"name", "value": b"", "datatype": 0},
@@ -158,7 +158,7 @@ def test_only_what_is_no_document_is_left_to_the_caller():
         pytest.param(b"\xff\xff\xff\xff\x0f", Datatype.SNAPPY, id="four gigabytes"),
     ],
 )
-def test_a_value_that_is_not_what_it_says_is_left_to_the_caller(value: bytes, datatype: int):
+def test_a_value_that_contradicts_its_datatype_is_left_to_the_caller(value: bytes, datatype: int):
     run = run_of([{"kind": RecordKind.MUTATION, "key": b"\0a", "value": value, "datatype": datatype}])
     encoder, _ = encoder_of(options_of(0, snappy=False, force=False))
     done = encoder.encode(run, SendBuffer())
@@ -183,7 +183,7 @@ def test_a_reader_without_sync_writes_sees_commits_as_documents(shape: ValueShap
     assert got == [(0x57, b"\0a"), (0x58, b"\0b")]
     assert (done.stop, done.records_sent, done.last_seqno, done.invisible) == (Stop.END, 2, 3, 5)
     replica = ShapingEncoder(replace(options, plain_commits=False), shape, SCRATCH)
-    assert replica.encode(run, out)[1:3] == (0, 0), "who sees them all gets each from the caller"
+    assert replica.encode(run, out)[1:3] == (0, 0), "a reader with sync writes gets each record from the caller"
 
 
 def test_records_that_a_filter_hides_are_skipped():
@@ -200,7 +200,7 @@ def test_records_that_a_filter_hides_are_skipped():
     assert (done.stop, done.last_scanned_seqno) == (Stop.END, 3)
 
 
-def test_a_document_of_many_megabytes_goes_through_and_the_memory_is_given_back():
+def test_a_document_of_many_megabytes_is_encoded_and_its_memory_released():
     shop = ScratchMemory()
     usual = len(shop.out)
     body = bytes(itertools.islice(itertools.cycle(range(251)), 3 << 20))

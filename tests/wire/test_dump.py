@@ -1,4 +1,4 @@
-"""The dump of a frame: every byte has a row, every frame an object, and hostile bytes no exception."""
+"""Dumps: every byte is in a row, every frame has a JSON object, and no bytes raise an exception."""
 
 import orjson
 import pytest
@@ -87,7 +87,7 @@ def test_the_dialect_of_a_stream_is_learned_from_its_request():
     assert [talk.dump(message.frame()).message for message in ended] == ended
 
 
-def test_bytes_that_only_one_dialect_knows_are_read_in_it_without_being_told():
+def test_bytes_that_only_one_dialect_has_are_read_in_that_dialect():
     assert CapturedConversation().dump(upr.UprFlush().frame()).message == upr.UprFlush()
     assert CapturedConversation(Dialect.DCP).dump(upr.UprFlush().frame()).error.field == "opcode"
 
@@ -108,7 +108,7 @@ def test_a_stream_filter_that_breaks_a_rule_is_named():
     assert (dump.error.field, dump.error.offset, dump.error.status) == ("sid", 72, 0x8D)
 
 
-def test_a_stream_id_that_the_framing_length_forgot_is_shown_and_named():
+def test_a_stream_id_that_the_framing_length_does_not_count_is_shown_and_named():
     body = dcp.Expiration(5, 2, 9, key=b"hello").frame()
     cut = Frame(Magic.ALT_REQUEST, body.opcode, extras=b"\x22\0G" + body.extras, key=body.key).encode()
     raw = cut[:4] + bytes([len(body.extras)]) + cut[5:]
@@ -120,7 +120,7 @@ def test_a_stream_id_that_the_framing_length_forgot_is_shown_and_named():
     assert as_json(dump)["fields"]["by_seqno"] == 5
 
 
-def test_bytes_that_are_no_frame_stop_the_reader_once():
+def test_bytes_that_are_not_a_frame_stop_the_reader_once():
     reader = DumpReader(CapturedConversation())
 
     [dump] = all_of(reader, b"\xff" * 100)
@@ -141,7 +141,7 @@ def test_after_a_gap_the_reader_finds_the_next_frame():
     assert first.message == last.message == MUTATION
 
 
-def test_a_header_inside_a_value_does_not_look_like_a_frame_unless_its_numbers_do():
+def test_a_magic_inside_a_value_is_not_taken_for_a_frame_unless_the_header_is_plausible():
     value = b"\x80\x57" + b"\xff" * 30
     real = MUTATION.encode()
 

@@ -76,7 +76,7 @@ def test_scalars_are_aligned_as_the_format_demands():
 
 
 @given(st.binary(max_size=120))
-def test_hostile_bytes_are_refused_and_nothing_else(raw):
+def test_hostile_bytes_raise_only_invalid_message(raw):
     with contextlib.suppress(InvalidMessage):
         read_table(raw, COLLECTION)
 
@@ -101,13 +101,13 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("content", EVENTS, ids=str)
-def test_every_collection_event_survives_the_way_through_flatbuffers(content):
+def test_every_collection_event_survives_a_round_trip_through_flatbuffers(content):
     assert SystemEvent.of(1, content, flat=True).content() == content
 
 
 @pytest.mark.parametrize("content", EVENTS, ids=str)
-def test_a_store_keeps_what_followers_must_be_told_of_an_event(content):
-    """Only a flush uid tells a flush from a creation; it must not be lost between the manifest and the stream."""
+def test_a_stored_event_keeps_every_field_that_readers_need(content):
+    """Only the flush uid tells a flush from a creation, so the store must keep it."""
     unkept = {"default_collection_mvs": 0} if isinstance(content, CollectionBegun) else {}
     unkept |= {"system": False} if hasattr(content, "system") else {}
     assert events.of_record(*events.to_record(content)) == replace(content, **unkept)

@@ -1,4 +1,4 @@
-"""The fuzzers' functions, run for a moment on mutated examples; ``make fuzz`` runs them for long."""
+"""Runs the fuzz targets briefly on mutated examples; ``make fuzz`` runs them for longer."""
 
 import sys
 from pathlib import Path
@@ -26,11 +26,11 @@ def mutated(draw, target):
 @pytest.mark.parametrize("target", TARGETS)
 @settings(max_examples=examples(250), deadline=None)
 @given(data=st.data())
-def test_no_input_breaks_the(target, data):
+def test_no_input_breaks_a_target(target, data):
     TARGETS[target](data.draw(mutated(target) | st.binary(max_size=120)))
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_fuzzers_begin_with_inputs_that_are_fine(target):
+def test_the_seeds_of_the_fuzzers_pass(target):
     for seed in seeds(target):
         TARGETS[target](seed)

@@ -1,4 +1,4 @@
-"""JSON checked and searched without a parser: the kernels say what parsers say, of any bytes."""
+"""The JSON kernels agree with a parser on any bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def depth(value: Any) -> int:
 
 @settings(deadline=None)
 @given(value=VALUES, how=SPELLINGS)
-def test_json_is_json_however_it_is_spelled(value: Any, how: dict[str, Any]):
+def test_json_is_accepted_in_every_spelling(value: Any, how: dict[str, Any]):
     try:
         text = json.dumps(value, **how).encode()
     except UnicodeEncodeError:
@@ -55,7 +55,7 @@ def test_json_is_json_however_it_is_spelled(value: Any, how: dict[str, Any]):
     value=VALUES, how=SPELLINGS, at=st.integers(0, 400), cut=st.integers(0, 2),
     put=st.one_of(st.binary(max_size=3), st.sampled_from([each.encode() for each in ',]}"\\0.e-u'])),
 )  # fmt: skip
-def test_damaged_json_is_what_a_parser_says(value: Any, how: dict[str, Any], at: int, cut: int, put: bytes):
+def test_damaged_json_is_judged_as_a_parser_judges_it(value: Any, how: dict[str, Any], at: int, cut: int, put: bytes):
     text = json.dumps(value, **how).encode(errors="surrogatepass")
     at %= len(text) + 1
     damaged = text[:at] + put + text[at + cut :]
@@ -86,13 +86,13 @@ def test_damaged_json_is_what_a_parser_says(value: Any, how: dict[str, Any], at:
 @example(b"0." + b"1" * 400)
 @example(b"1e-999")
 @example(b'"' + b"x" * 7 + b"\x1f" + b'"')
-def test_any_bytes_are_json_or_not_as_a_parser_says(text: bytes):
+def test_any_bytes_are_judged_as_a_parser_judges_them(text: bytes):
     assert is_json(text) == parses(text)
 
 
 @settings(deadline=None)
 @given(members=st.dictionaries(st.text(), VALUES, max_size=8), how=SPELLINGS, wanted=st.text(max_size=3))
-def test_a_name_is_found_however_it_is_spelled(members: dict[str, Any], how: dict[str, Any], wanted: str):
+def test_a_name_is_found_in_every_spelling(members: dict[str, Any], how: dict[str, Any], wanted: str):
     try:
         text = json.dumps(members, **how).encode()
     except UnicodeEncodeError:
@@ -109,7 +109,7 @@ def test_a_name_is_found_however_it_is_spelled(members: dict[str, Any], how: dic
 
 @settings(deadline=None)
 @given(elements=st.lists(VALUES, max_size=8), how=SPELLINGS)
-def test_elements_are_found_by_place_and_counted(elements: list[Any], how: dict[str, Any]):
+def test_elements_are_found_by_index_and_counted(elements: list[Any], how: dict[str, Any]):
     try:
         text = json.dumps(elements, **how).encode()
     except UnicodeEncodeError:

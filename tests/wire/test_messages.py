@@ -1,4 +1,4 @@
-"""What holds for every message that is declared, and for every byte stream."""
+"""Properties of every declared message and of every byte stream."""
 
 import contextlib
 import pickle
@@ -56,7 +56,7 @@ def test_every_opcode_has_a_request():
 
 @st.composite
 def chopped_streams(draw):
-    """A stream of sound frames, and the same bytes in pieces."""
+    """A stream of valid frames, and the same bytes in pieces."""
     stream = b"".join(draw(st.lists(st.sampled_from(SOUND), min_size=1, max_size=8)))
     cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     return stream, [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
@@ -111,7 +111,7 @@ frames = st.builds(
 
 @settings(max_examples=examples(600), deadline=None)
 @given(frames, st.sampled_from(CONTEXTS))
-def test_a_well_framed_frame_raises_only_remote_errors_with_a_place(frame, context):
+def test_a_well_framed_frame_raises_only_remote_errors_with_field_and_offset(frame, context):
     if not frame.magic.is_flexible:
         frame.framing = b""
     message, error = outcome(frame, context)
@@ -129,7 +129,7 @@ def outcome(frame, context):
         return None, error
 
 
-def test_quiet_commands_are_the_same_layout_under_another_opcode():
+def test_quiet_commands_have_the_same_layout_with_another_opcode():
     quiet = kv.Get.under(Opcode.GETQ)(b"k", opaque=7)
 
     assert quiet.opcode == Opcode.GETQ
@@ -158,5 +158,5 @@ def test_an_error_response_without_a_text_gives_none(value):
     assert error.manifest_uid() is None
 
 
-def test_the_cluster_map_of_not_my_vbucket_is_no_error_text():
+def test_the_cluster_map_of_not_my_vbucket_is_not_an_error_text():
     assert OtherResponse(Opcode.GET, value=b'{"error":{"context":"x"}}', status=7).context() == ""

@@ -1,4 +1,4 @@
-"""The JSON value of a stream request: each rule of docs/protocol/stream-request.md#value with its status."""
+"""The JSON value of a stream request: every rule of docs/protocol/stream-request.md#value has its status."""
 
 import contextlib
 
@@ -66,7 +66,7 @@ def test_parse_undoes_encode(value):
         pytest.param('{"cts":{"all_keys":1}}', "cts", Status.EINVAL, id="all keys as a number"),
     ],
 )
-def test_a_value_that_breaks_a_rule_says_which_and_how_to_answer(value, field, status):
+def test_a_value_that_breaks_a_rule_raises_its_field_and_status(value, field, status):
     with pytest.raises(InvalidMessage) as caught:
         StreamValue.parse(value.encode(), offset=72)
 

@@ -1,4 +1,4 @@
-"""The specification's own examples decode to what it says they mean, and encode to the same bytes."""
+"""The examples of the specification decode to what it says they mean, and encode to the same bytes."""
 
 import pytest
 
@@ -101,5 +101,5 @@ def test_the_stream_filter_example_asks_for_collection_8():
     assert StreamValue.parse(request.value) == StreamValue(collections=(8,))
 
 
-def test_the_stream_id_example_has_it():
+def test_the_stream_id_example_has_its_stream_id():
     assert decode(only_frame(named_vector("MUTATION collection 8"))).stream_id == 71

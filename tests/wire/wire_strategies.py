@@ -1,4 +1,4 @@
-"""Hypothesis strategies for every message there is, derived from the same declarations that encode and decode it."""
+"""Hypothesis strategies for every message, derived from the declarations that encode and decode it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from upriver.wire.messages import cluster, dcp, events, kv, subdoc, upr
 
 blobs = st.binary(max_size=40)
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
-# Keys that are fine with and without collections: a zero byte is the default collection's prefix.
+# Keys that are valid with and without collections: a zero byte is the default collection's prefix.
 doc_keys = blobs.map(lambda raw: b"\0k" + raw)
 
 
@@ -110,7 +110,7 @@ _two_bytes = st.binary(min_size=2, max_size=2)
 
 @st.composite
 def messages_of(draw: st.DrawFn, cls: type[Message]) -> Message:
-    """A sound message of this class."""
+    """A valid message of this class."""
     shape = draw(st.sampled_from([*cls.declared.shapes.values()]))
     found = draw(headers(cls))
     for info in cls.declared.fields:
@@ -127,7 +127,7 @@ def messages_of(draw: st.DrawFn, cls: type[Message]) -> Message:
 
 
 def _mended(cls: type[Message], found: dict[str, Any]) -> Message:
-    """Numbers that break a rule give way to ones that keep it."""
+    """Replace numbers that break a rule by numbers that keep it."""
     for _ in range(8):
         broken = next(cls(**found).rules(), None)
         if broken is None:
@@ -174,7 +174,7 @@ def _of(**fixed: Any) -> Any:
     return lambda draw, found: found.update(fixed)
 
 
-# What the declarations cannot say: fields that depend on each other, and statuses that choose a class.
+# What the declarations cannot express: fields that depend on each other, and statuses that choose a class.
 AMENDMENTS: dict[type[Message], Any] = {
     dcp.Open: _open,
     dcp.SnapshotMarkerV20: _of(version=0),

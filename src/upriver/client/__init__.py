@@ -1,7 +1,7 @@
-"""The library that programs import, by way of ``upriver``: documents, seqnos and the change feed of a bucket.
+"""The client library, imported by programs as ``upriver``: documents, seqnos and the change feed of a bucket.
 
-``blocking`` and ``aio`` are the two sides of one door: the same names with the same parameters. ``options`` and
-``reading`` say what can be asked for; ``changes`` what comes; ``positions``, ``checkpoints`` and ``groups`` where a
-reader is, and how that is kept and shared. ``_requests`` are the conversations with nodes, ``_feed`` is the inside of a
-feed; nobody outside of upriver imports them. The sockets are in ``net``.
+``blocking`` and ``aio`` have the same methods with the same parameters. ``options`` says how to connect, ``reading``
+what to read; ``changes`` has what a feed yields; ``positions``, ``checkpoints`` and ``groups`` say where a reader is,
+and keep and share that. ``_requests`` has the requests to nodes, ``_feed`` the inside of a feed; programs import
+neither. The sockets are in ``net``.
 """

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from upriver.client._requests.connections import converse_async
 from upriver.client._requests.operations import AskRun, Connect, Features, Operation, Operations, Pause, Step
-from upriver.client.filters import path_of
-from upriver.client.names import CollectionIds
+from upriver.client.names import CollectionIds, path_of
 from upriver.client.options import ConnectKeywords, ConnectOptions
 from upriver.client.reading import FeedKeywords, FeedOptions
 from upriver.client.srv import srv_seeds
-from upriver.client.tracing import span
+from upriver.client.telemetry import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog
 from upriver.net.aio_conversation import AsyncConversation
@@ -35,7 +34,7 @@ T = TypeVar("T")
 def connect(
     connection: str | ConnectOptions, bucket: str | None = None, **options: Unpack[ConnectKeywords]
 ) -> AsyncDatabase:
-    """A bucket of a cluster, for ``async with``, which connects and closes. Nothing is connected before.
+    """A bucket of a cluster, for ``async with``, which connects and closes it.
 
     ``connection`` is ``couchbase://host1,host2:port?option=value`` (``couchbases://``: with TLS), or ``ConnectOptions``
     with everything in it. ``ConfigError`` for options that cannot work; ``async with`` raises ``ConnectFailed`` if no
@@ -45,14 +44,14 @@ def connect(
 
 
 class AsyncKeyValue(ABC):
-    """Documents of one collection. Requests follow documents that move to another node, and retry what is temporary."""
+    """Documents of one collection. Requests follow documents to other nodes, and are retried after temporary errors."""
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
 
     @abstractmethod
     async def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:
-        """Run what ``make`` gives for the collection's id; ``name`` is for tracing."""
+        """Run the operation that ``make`` returns for the collection's id; ``name`` is for tracing."""
 
     async def get(self, key: str | bytes) -> Document:
         """The document with its CAS; ``KeyNotFound`` if there is none."""
@@ -61,8 +60,8 @@ class AsyncKeyValue(ABC):
     async def set(self, key: str | bytes, value: bytes, *, expiry: int = 0, cas: int = 0) -> int:
         """Write a document; returns its new CAS.
 
-        With ``cas``, only if that is still the document's CAS (``KeyExists`` if not, ``KeyNotFound`` if it is gone).
-        ``expiry``: seconds from now, or a Unix time; 0 is never.
+        With ``cas``, write only if that is still the document's CAS (``KeyExists`` if not, ``KeyNotFound`` if there is
+        no document). ``expiry``: seconds from now, or a Unix time; 0 is never.
         """
         return await self._ask("set", lambda number: self.operations.set(key, value, number, expiry, cas))
 
@@ -77,15 +76,15 @@ class AsyncKeyValue(ABC):
     async def set_many(self, documents: Mapping[bytes, bytes]) -> None:
         """Write many documents, pipelined per node, in no particular order.
 
-        The first refusal that no other try can mend is raised; other documents may have been written then.
+        Raises the first error that a retry cannot fix; some documents may have been written then.
         """
         await self._ask("set_many", lambda number: self.operations.set_many(documents, number))
 
 
 class AsyncDatabase(AsyncKeyValue):
-    """One bucket; any number of tasks may use it.
+    """One bucket. Any number of tasks may use it at once.
 
-    Its document methods mean the default collection; ``collection`` gives the others.
+    Its document methods are for the default collection; ``collection`` gives the others.
     """
 
     def __init__(self, options: ConnectOptions) -> None:
@@ -118,8 +117,8 @@ class AsyncDatabase(AsyncKeyValue):
     def collection(self, name: str) -> AsyncCollection:
         """A collection by its name, ``"scope.collection"``, or ``"collection"`` in the default scope.
 
-        Nothing is asked now. The first request looks the name up, and raises ``UnknownCollection`` or
-        ``UnknownScope`` if the bucket has none; one that is dropped and created again is found again.
+        This sends no request. The first request looks the name up, and raises ``UnknownCollection`` or
+        ``UnknownScope`` if it does not exist. A collection that is dropped and created again is found again.
         """
         return AsyncCollection(self, name)
 
@@ -130,7 +129,7 @@ class AsyncDatabase(AsyncKeyValue):
 
     @property
     def topology(self) -> Topology:
-        """The newest cluster map that we have seen."""
+        """The newest cluster map seen so far."""
         return self.operations.topology
 
     async def refresh(self) -> Topology:
@@ -138,7 +137,7 @@ class AsyncDatabase(AsyncKeyValue):
         return await self.run(self.operations.bootstrap())
 
     async def high_seqnos(self, *, complete: bool = True) -> dict[int, int]:
-        """The high seqno of every vbucket. ``complete`` waits for those on the move; without it, they are left out."""
+        """The high seqno of every vbucket. ``complete`` waits for vbuckets that are moving; else they are left out."""
         return await self.run(self.operations.high_seqnos(complete=complete))
 
     async def failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
@@ -146,11 +145,11 @@ class AsyncDatabase(AsyncKeyValue):
         return await self.run(self.operations.failover_logs(vbuckets))
 
     async def persisted_seqnos(self, branches: Mapping[int, int]) -> dict[int, int]:
-        """Up to where each vbucket's branch (by its vbuuid) is on disk everywhere; 0 where that is not known."""
+        """The seqno up to which each vbucket's branch (by its vbuuid) is on disk everywhere; 0 if unknown."""
         return await self.run(self.operations.persisted(branches))
 
     async def manifest(self) -> dict[str, Any]:
-        """The collections manifest, as its JSON says it."""
+        """The collections manifest, as parsed JSON."""
         return await self.run(self.operations.manifest())
 
     async def collections(self) -> list[str]:
@@ -158,7 +157,7 @@ class AsyncDatabase(AsyncKeyValue):
         return sorted(map(".".join, (await self.run(self.operations.collection_names())).values()))
 
     async def stats(self, group: str = "") -> dict[str, dict[str, str]]:
-        """A group of statistics of every node, by its address."""
+        """A group of statistics from every node, by address."""
         return await self.run(self.operations.stats(group))
 
     # ---------------------------------------------------------------------------------------------- the feed
@@ -178,7 +177,7 @@ class AsyncDatabase(AsyncKeyValue):
     # ---------------------------------------------------------------------------------------------- conversations
 
     async def run(self, operation: Operation[T], name: str = "") -> T:
-        """For upriver's own modules: hold one of the conversations of ``operations``, traced as ``name``."""
+        """For upriver's own modules: run an operation, traced as ``name``."""
         with span(name or getattr(operation, "__name__", "operation"), self.options.bucket):
             return await self._run(operation)
 
@@ -221,7 +220,7 @@ class AsyncDatabase(AsyncKeyValue):
 
 
 class AsyncCollection(AsyncKeyValue):
-    """The documents of one collection of an ``AsyncDatabase``, which made it."""
+    """The documents of one collection; made by ``AsyncDatabase.collection``."""
 
     def __init__(self, database: AsyncDatabase, name: str) -> None:
         super().__init__(database.operations)
@@ -229,7 +228,7 @@ class AsyncCollection(AsyncKeyValue):
         self._database = database
 
     async def high_seqnos(self) -> dict[int, int]:
-        """The seqno of the collection's newest change in every vbucket; those on the move are left out."""
+        """The seqno of the collection's newest change in every vbucket; vbuckets that are moving are left out."""
         return await self._ask("high_seqnos", self.operations.high_seqnos)
 
     async def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:

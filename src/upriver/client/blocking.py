@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from upriver.client._requests.connections import converse
 from upriver.client._requests.operations import AskRun, Connect, Features, Operation, Operations, Pause, Step
-from upriver.client.filters import path_of
-from upriver.client.names import CollectionIds
+from upriver.client.names import CollectionIds, path_of
 from upriver.client.options import ConnectKeywords, ConnectOptions
 from upriver.client.reading import FeedKeywords, FeedOptions
 from upriver.client.srv import srv_seeds
-from upriver.client.tracing import span
+from upriver.client.telemetry import span
 from upriver.errors import ConnectFailed, RemoteProtocolError, StatusError
 from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog
 from upriver.net.conversation import Conversation
@@ -35,7 +34,7 @@ T = TypeVar("T")
 def connect(
     connection: str | ConnectOptions, bucket: str | None = None, **options: Unpack[ConnectKeywords]
 ) -> Database:
-    """Connect to a bucket of a cluster, and wait until that is done. Use it in ``with``, which closes it.
+    """Connect to a bucket of a cluster; returns when connected. Use it with ``with``, which closes it.
 
     ``connection`` is ``couchbase://host1,host2:port?option=value`` (``couchbases://``: with TLS), or ``ConnectOptions``
     with everything in it. ``ConfigError`` for options that cannot work, ``ConnectFailed`` if no node answers,
@@ -45,14 +44,14 @@ def connect(
 
 
 class KeyValue(ABC):
-    """Documents of one collection. Requests follow documents that move to another node, and retry what is temporary."""
+    """Documents of one collection. Requests follow documents to other nodes, and are retried after temporary errors."""
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
 
     @abstractmethod
     def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:
-        """Run what ``make`` gives for the collection's id; ``name`` is for tracing."""
+        """Run the operation that ``make`` returns for the collection's id; ``name`` is for tracing."""
 
     def get(self, key: str | bytes) -> Document:
         """The document with its CAS; ``KeyNotFound`` if there is none."""
@@ -61,8 +60,8 @@ class KeyValue(ABC):
     def set(self, key: str | bytes, value: bytes, *, expiry: int = 0, cas: int = 0) -> int:
         """Write a document; returns its new CAS.
 
-        With ``cas``, only if that is still the document's CAS (``KeyExists`` if not, ``KeyNotFound`` if it is gone).
-        ``expiry``: seconds from now, or a Unix time; 0 is never.
+        With ``cas``, write only if that is still the document's CAS (``KeyExists`` if not, ``KeyNotFound`` if there is
+        no document). ``expiry``: seconds from now, or a Unix time; 0 is never.
         """
         return self._ask("set", lambda number: self.operations.set(key, value, number, expiry, cas))
 
@@ -77,20 +76,22 @@ class KeyValue(ABC):
     def set_many(self, documents: Mapping[bytes, bytes]) -> None:
         """Write many documents, pipelined per node, in no particular order.
 
-        The first refusal that no other try can mend is raised; other documents may have been written then.
+        Raises the first error that a retry cannot fix; some documents may have been written then.
         """
         self._ask("set_many", lambda number: self.operations.set_many(documents, number))
 
 
 class Database(KeyValue):
-    """One bucket, reached by blocking sockets. Not for several threads at once.
+    """One bucket, with blocking sockets. Not for several threads at once.
 
-    Its document methods mean the default collection; ``collection`` gives the others.
+    Its document methods are for the default collection; ``collection`` gives the others.
     """
 
     def __init__(self, options: ConnectOptions, *, again: bool = False) -> None:
-        """``again``: these options have worked before, so a bucket that is not there yet is ``ConnectFailed``, as any
-        node that is away. To others, it is an error of its own."""
+        """``again``: these options have worked before, so a missing bucket is a ``ConnectFailed`` (a node restarts).
+
+        Otherwise a missing bucket raises the node's error.
+        """
         super().__init__(Operations(options, srv_seeds(options)))
         self.options, self._again = options, again
         self._connections: dict[Address, Conversation] = {}
@@ -118,8 +119,8 @@ class Database(KeyValue):
     def collection(self, name: str) -> Collection:
         """A collection by its name, ``"scope.collection"``, or ``"collection"`` in the default scope.
 
-        Nothing is asked now. The first request looks the name up, and raises ``UnknownCollection`` or
-        ``UnknownScope`` if the bucket has none; one that is dropped and created again is found again.
+        This sends no request. The first request looks the name up, and raises ``UnknownCollection`` or
+        ``UnknownScope`` if it does not exist. A collection that is dropped and created again is found again.
         """
         return Collection(self, name)
 
@@ -130,7 +131,7 @@ class Database(KeyValue):
 
     @property
     def topology(self) -> Topology:
-        """The newest cluster map that we have seen."""
+        """The newest cluster map seen so far."""
         return self.operations.topology
 
     def refresh(self) -> Topology:
@@ -138,7 +139,7 @@ class Database(KeyValue):
         return self.run(self.operations.bootstrap())
 
     def high_seqnos(self, *, complete: bool = True) -> dict[int, int]:
-        """The high seqno of every vbucket. ``complete`` waits for those on the move; without it, they are left out."""
+        """The high seqno of every vbucket. ``complete`` waits for vbuckets that are moving; else they are left out."""
         return self.run(self.operations.high_seqnos(complete=complete))
 
     def failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
@@ -146,11 +147,11 @@ class Database(KeyValue):
         return self.run(self.operations.failover_logs(vbuckets))
 
     def persisted_seqnos(self, branches: Mapping[int, int]) -> dict[int, int]:
-        """Up to where each vbucket's branch (by its vbuuid) is on disk everywhere; 0 where that is not known."""
+        """The seqno up to which each vbucket's branch (by its vbuuid) is on disk everywhere; 0 if unknown."""
         return self.run(self.operations.persisted(branches))
 
     def manifest(self) -> dict[str, Any]:
-        """The collections manifest, as its JSON says it."""
+        """The collections manifest, as parsed JSON."""
         return self.run(self.operations.manifest())
 
     def collections(self) -> list[str]:
@@ -158,7 +159,7 @@ class Database(KeyValue):
         return sorted(map(".".join, self.run(self.operations.collection_names()).values()))
 
     def stats(self, group: str = "") -> dict[str, dict[str, str]]:
-        """A group of statistics of every node, by its address."""
+        """A group of statistics from every node, by address."""
         return self.run(self.operations.stats(group))
 
     # ---------------------------------------------------------------------------------------------- the feed
@@ -178,7 +179,7 @@ class Database(KeyValue):
     # ---------------------------------------------------------------------------------------------- conversations
 
     def run(self, operation: Operation[T], name: str = "") -> T:
-        """For upriver's own modules: hold one of the conversations of ``operations``, traced as ``name``."""
+        """For upriver's own modules: run an operation, traced as ``name``."""
         with span(name or getattr(operation, "__name__", "operation"), self.options.bucket):
             return self._run(operation)
 
@@ -210,7 +211,7 @@ class Database(KeyValue):
                 return connection.ask_run(step.run)
             return connection.ask(step.messages, step.ends)
         except BaseException:
-            self._drop(step.address)  # whatever is left of the answers must not meet the next question
+            self._drop(step.address)  # late answers must not be taken for those to the next request
             raise
 
     def _connect(self, address: Address) -> Conversation:
@@ -225,7 +226,7 @@ class Database(KeyValue):
 
 
 class Collection(KeyValue):
-    """The documents of one collection of a ``Database``, which made it."""
+    """The documents of one collection; made by ``Database.collection``."""
 
     def __init__(self, database: Database, name: str) -> None:
         super().__init__(database.operations)
@@ -233,7 +234,7 @@ class Collection(KeyValue):
         self._database = database
 
     def high_seqnos(self) -> dict[int, int]:
-        """The seqno of the collection's newest change in every vbucket; those on the move are left out."""
+        """The seqno of the collection's newest change in every vbucket; vbuckets that are moving are left out."""
         return self._ask("high_seqnos", self.operations.high_seqnos)
 
     def _ask(self, name: str, make: Callable[[int], Operation[T]]) -> T:
@@ -241,5 +242,5 @@ class Collection(KeyValue):
 
 
 def collection_names(database: Database) -> dict[int, tuple[str, str]]:
-    """For upriver's own modules, which speak of collections by id where changes do: scope and name by id."""
+    """For upriver's own modules: the scope and name of each collection, by id."""
     return database.run(database.operations.collection_names())

@@ -1,4 +1,4 @@
-"""Changes as typed objects, for callers that take one at a time; made from columns, many at a time."""
+"""Changes as typed objects, for callers that read them one by one; made from columns in bulk."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, repeat
 from typing import NamedTuple
 
-from upriver.client._feed.bundle import Bundle
+from upriver.client._feed.outbox import Bundle
 from upriver.client.names import Names
 from upriver.model import Datatype
-from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.wire.bulk.decode import Columns
 from upriver.wire.constants import Opcode
 from upriver.wire.messages.events import CollectionBegun, CollectionEvent
@@ -24,8 +25,8 @@ _WRAPPED = int(Datatype.SNAPPY | Datatype.XATTR)
 class Mutation(NamedTuple):
     """A document was written.
 
-    ``value`` is without xattrs and not compressed; None if values were not asked for. ``vbuuid`` is the branch that the
-    change belongs to, ``epoch`` the number of rollbacks of the vbucket before it.
+    ``value`` has no xattrs and is not compressed; None if values were not requested. ``vbuuid`` is the branch of the
+    change, ``epoch`` the number of rollbacks of the vbucket before it.
     """
 
     vbucket: int
@@ -46,7 +47,7 @@ class Mutation(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """A document was removed, or (``expired``) its time ran out."""
+    """A document was deleted, or has expired (``expired``)."""
 
     vbucket: int
     seqno: int
@@ -64,7 +65,7 @@ class Deletion(NamedTuple):
 
 
 class CollectionChanged(NamedTuple):
-    """A collection or scope came, changed or went, which every vbucket tells; ``content`` says what happened."""
+    """A collection or scope was created, changed or dropped; every vbucket reports it. ``content`` has the details."""
 
     vbucket: int
     seqno: int
@@ -76,7 +77,7 @@ class CollectionChanged(NamedTuple):
 
     @property
     def created(self) -> bool:
-        """Whether a collection exists from now on: it was created, changed or flushed."""
+        """Whether the collection exists after this event: it was created, changed or flushed."""
         return isinstance(self.content, CollectionBegun)
 
 
@@ -84,9 +85,9 @@ Change = Mutation | Deletion | RolledBack | CollectionChanged
 
 
 class ObjectMaker:
-    """Makes changes of feed events, one bundle per event."""
+    """Turns feed events into changes, one bundle per event."""
 
-    holds = False  # nothing waits here: every event becomes a bundle at once
+    holds = False  # every event becomes a bundle at once
 
     def __init__(
         self,
@@ -109,10 +110,10 @@ class ObjectMaker:
         elif isinstance(event, CollectionChange):
             content = event.message.content()
             self.names.note(content)
-            told_of = CollectionChanged(
+            changed = CollectionChanged(
                 event.vbucket, event.message.by_seqno, *self.names.path(content), content, event.vbuuid, event.epoch
             )
-            yield Bundle([told_of] if self._system_events else [], [], self.feed.table.frozen())
+            yield Bundle([changed] if self._system_events else [], [], self.feed.table.frozen())
 
     def flush(self) -> Iterator[Bundle]:
         return iter(())
@@ -138,7 +139,7 @@ class ObjectMaker:
             c.vbucket, c.seqno, c.keys, values, c.cas, c.rev_seqno, c.scopes, c.collections, c.collection_id,
             datatypes.tolist(), c.flags, c.expiry, c.vbuuid, c.epoch, repeat(None), strict=False,
         )  # fmt: skip
-        return _uncollected(rows)
+        return _make_mutations(rows)
 
     def _one_by_one(self, columns: Columns, first: int, last: int, events: list[int]) -> list[Mutation | Deletion]:
         c = _Lists(columns, first, last, self.names)
@@ -180,10 +181,10 @@ class ObjectMaker:
         return value, xattrs if self._xattrs else None, datatype & ~_WRAPPED
 
 
-def _uncollected(rows: Iterator[tuple[object, ...]]) -> list[Mutation | Deletion]:
-    """Mutations from their fields, in a third of the time of calling ``Mutation``.
+def _make_mutations(rows: Iterator[tuple[object, ...]]) -> list[Mutation | Deletion]:
+    """Make mutations from their fields, in a third of the time that calling ``Mutation`` takes.
 
-    The garbage collector pauses: it would spend as long looking for cycles among tuples that cannot have any.
+    The garbage collector is paused: it would take as long again to look for cycles, which these tuples cannot have.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -210,7 +211,7 @@ class _Lists:
 
 
 def _names(ids: list[int], names: Names) -> tuple[list[str | None], list[str | None]]:
-    """Scope and collection of each row; mostly one for all."""
+    """The scope and collection of each row; usually the same for all."""
     paths = {number: names.collections.get(number, (None, None)) for number in set(ids)}
     if len(paths) == 1:
         [(scope, collection)] = paths.values()

@@ -1,7 +1,7 @@
-"""Checkpoints: positions that are kept between two lives of a reader, in a file, an SQLite database or a bucket.
+"""Checkpoints: positions kept between two runs of a reader, in a file, an SQLite database or a bucket.
 
-A store keeps one value per name. Saving replaces it in one step, so that a crash leaves the old or the new one. What
-cannot be read raises ``CorruptCheckpoint``; after ``delete()``, everything is read from the beginning.
+A store keeps one value per name. Saving replaces it atomically, so a crash leaves the old or the new value. A damaged
+checkpoint raises ``CorruptCheckpoint``; after ``delete()``, a reader begins at the beginning.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class CheckpointStore(Protocol):
-    """What a feed needs of a store; any class with these methods will do."""
+    """What a feed needs from a store; any class with these methods will do."""
 
     def load(self) -> Positions | None:
         """The saved positions; None if there are none."""
 
     def save(self, positions: Positions) -> None:
-        """Replace the saved positions in one step: a crash leaves the old or the new ones."""
+        """Replace the saved positions atomically: a crash leaves the old or the new ones."""
 
     def delete(self) -> None:
         """Forget the positions: the next reader begins at the beginning."""
@@ -46,7 +46,7 @@ def parse(text: str | bytes, where: str) -> Positions:
 
 
 def read_file(path: Path) -> bytes | None:
-    """What a file holds; None if there is none."""
+    """The content of a file; None if there is no file."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def read_file(path: Path) -> bytes | None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace what a file holds."""
+    """Replace the content of a file."""
     try:
         replace_file(path, text)
     except OSError as error:
@@ -75,7 +75,7 @@ class FileCheckpoint:
         return None if found is None else parse(found, str(self.path))
 
     def save(self, positions: Positions, beside: Mapping[str, object] | None = None) -> None:
-        """Replace the file; ``beside`` is kept in the same JSON object, for whoever reads it."""
+        """Replace the file; ``beside`` is stored in the same JSON object, for other readers of the file."""
         write_file(self.path, json.dumps({**positions.to_json(), **(beside or {})}, separators=(",", ":")))
 
     def delete(self) -> None:
@@ -86,8 +86,8 @@ class FileCheckpoint:
 class SqliteCheckpoint:
     """A row of the table ``upriver_checkpoints`` of an SQLite database.
 
-    With ``connection``, saving is part of the caller's transactions: commit the positions together with what was made
-    of the changes, and neither is ever ahead of the other.
+    With ``connection``, saving is part of the caller's transactions: commit the positions together with the results of
+    the changes, and neither gets ahead of the other.
     """
 
     def __init__(
@@ -126,8 +126,9 @@ class SqliteCheckpoint:
 class BucketCheckpoint:
     """A document of a bucket, in the default collection or in another one: ``BucketCheckpoint(db.collection("a.b"))``.
 
-    It may be the bucket that is read. A reader sees its own checkpoints as changes then, and should not save again
-    because of them. The database is a blocking one, also for feeds on asyncio, and is best used for nothing else there.
+    It may be the bucket that the feed reads. Then the feed also yields the checkpoints as changes, and the reader
+    should not save again because of them. The database must be a blocking one, even for asyncio feeds; use it for
+    nothing else there.
     """
 
     def __init__(self, documents: KeyValue, name: str = "default") -> None:

@@ -1,8 +1,9 @@
 """Consumer groups: several processes share a feed by ranges of vbuckets.
 
-One ``SharedValue`` holds the members, what each of them reads, and the positions. A member reads a vbucket only after
-the one that read it before has released it, or has been silent for too long. It saves positions only of what it still
-holds, so a member that was taken for dead cannot overwrite its successor's work. Clocks are never compared.
+One ``SharedValue`` holds the members, the vbuckets of each, and the positions. A member reads a vbucket only after its
+previous reader has released it or has been silent for too long. It saves positions only of vbuckets that it still
+holds, so a member that was taken for dead cannot overwrite its successor's work. Clocks of two machines are never
+compared.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ __all__ = ["Group", "Share", "SharedDocument", "SharedFile", "SharedRow", "Share
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a member may read now.
+    """The vbuckets that a member may read now.
 
-    When ``term`` changes, the group has given the member up in between: it must go on from what is saved.
+    If ``term`` changes, the group has expelled the member in between: it must continue from the saved positions.
     """
 
     vbuckets: tuple[int, ...]
@@ -44,8 +45,8 @@ class Share:
 class Group:
     """One member of a group of readers, and the store of their positions: a ``CheckpointStore``.
 
-    A member is alive while its count of beats grows; each of the others measures that with a clock of its own. Without
-    a ``member`` name it gets one that nobody else has. One that is silent for ``ttl_s`` loses its vbuckets.
+    A member is alive while its count of beats grows; every other member measures that with its own clock. A member
+    that is silent for ``ttl_s`` loses its vbuckets. Without a ``member`` name it gets a unique one.
     """
 
     def __init__(
@@ -54,19 +55,19 @@ class Group:
         self.member = member or secrets.token_hex(8)
         self.ttl_s = ttl_s
         self._value, self._now = value, now
-        self._term = ""  # our entry's; one with another term is not ours
+        self._term = ""  # of our entry; an entry with another term is not ours
         self._held: tuple[int, ...] = ()
         self._heard: dict[str, tuple[Any, float]] = {}  # the last beat of each other member, and when we saw it
 
     @property
     def expelled(self) -> bool:
-        """Whether the group has given our vbuckets away, as far as we know; ``beat`` joins again."""
+        """Whether the group has given our vbuckets to others, as far as we know; ``beat`` joins again."""
         return not self._term
 
     def beat(self, vbuckets: int) -> Share:
-        """Tell the group that we are alive; the answer is what we may read. Call it at least every third of ``ttl_s``.
+        """Tell the group that we are alive; returns what we may read. Call it at least every third of ``ttl_s``.
 
-        Stop reading what was held before and is not in the answer, then beat again: only then do others get it.
+        Stop reading vbuckets that are no longer in the share, then beat again: only then do others get them.
         """
         term = secrets.token_hex(8)
         value = self._value.update(lambda old: self._beaten(old, vbuckets, term))
@@ -89,7 +90,7 @@ class Group:
         return {**old, "members": members}
 
     def _entry(self, mine: Value | None, new_term: str) -> Value:
-        """Our entry, or a new one if we were given up, or take over the name of a process that is dead."""
+        """Our entry, or a new one if we were expelled or take over the name of a dead process."""
         if mine is not None and mine["term"] == self._term:
             return mine
         if mine is not None and self._term:
@@ -108,7 +109,7 @@ class Group:
         return parse(json.dumps(stored), "the group's checkpoint") if stored else None
 
     def save(self, positions: Positions) -> None:
-        """Save the positions of what we hold; ``CheckpointError`` if the group has given it to another member."""
+        """Save the positions of our vbuckets; ``CheckpointError`` if the group has given them to another member."""
         try:
             self._value.update(lambda old: self._saved(old, positions))
         except _Expelled:
@@ -132,7 +133,7 @@ class Group:
         self._value.update(lambda old: {name: entry for name, entry in old.items() if name != "positions"})
 
     def leave(self) -> None:
-        """Release everything now, instead of after ``ttl_s``."""
+        """Leave the group and release our vbuckets now, instead of after ``ttl_s``."""
         self._value.update(self._left)
         self._term, self._held = "", ()
 
@@ -142,11 +143,11 @@ class Group:
 
 
 class _Expelled(CheckpointError):
-    """The group went on without us."""
+    """The group has given our vbuckets to others."""
 
 
 def share_of(members: list[str], member: str, vbuckets: int) -> range:
-    """A contiguous range of vbuckets for each member, as even as can be.
+    """The member's range of vbuckets; all ranges are contiguous and about equal.
 
     >>> [share_of(["a", "b", "c"], m, 8) for m in "abc"]
     [range(0, 2), range(2, 5), range(5, 8)]
@@ -158,12 +159,12 @@ def share_of(members: list[str], member: str, vbuckets: int) -> range:
 def read_as_member(
     db: Database, group: Group, **options: Unpack[FeedKeywords]
 ) -> Iterator[tuple[ChangeFeed[pa.RecordBatch], pa.RecordBatch]]:
-    """Batches of our share of the bucket, for ever, each with its feed; call ``feed.confirm()`` when done with them.
+    """Batches of our share of the bucket, for ever, each with its feed; call ``feed.confirm()`` when done with one.
 
-    When the shares change, the feed is closed and another one is opened at what was confirmed; the caller only sees a
-    different ``feed`` object. A caller that takes longer than ``ttl_s`` over a batch loses its vbuckets, and
-    ``confirm`` raises ``CheckpointError``; it may go on with the next batch, of a new feed. Leaving the loop leaves the
-    group. The options are those of ``change_batches``, without ``checkpoint`` and ``vbuckets``.
+    When the shares change, the feed is closed and a new one is opened at the confirmed positions; the caller only sees
+    a different ``feed`` object. A caller that takes longer than ``ttl_s`` for a batch loses its vbuckets, and
+    ``confirm`` raises ``CheckpointError``; it may continue with the next batch, from a new feed. Leaving the loop
+    leaves the group. The options are those of ``change_batches``, without ``checkpoint`` and ``vbuckets``.
     """
     total, idle_s = db.topology.vbuckets, group.ttl_s / 3
     try:

@@ -1,6 +1,6 @@
 """Where and how to connect: one frozen dataclass that parses connection strings, the environment and TOML files.
 
-Errors name the option and what was wrong with it, never a password that stood beside it.
+Errors name the option and what is wrong with it, but never show a password.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ DEFAULT_WINDOW = 20 * 1024 * 1024
 ENVIRONMENT_PREFIX = "UPRIVER_"
 Network = Literal["auto", "default", "external"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
-_OF_THE_STRING = ("seeds", "tls")  # said by couchbase:// or couchbases://, and by nothing else
+_FROM_STRING = ("seeds", "tls")  # set only by the connection string (couchbase:// or couchbases://)
 _SECONDS = ("connect_timeout_s", "request_timeout_s", "noop_interval_s")
 
 
 class ConnectKeywords(TypedDict, total=False):
     """The keyword arguments of ``connect`` beside the bucket; ``ConnectOptions`` has their defaults.
 
-    None is the same as not to say it.
+    None means that the option is not given.
     """
 
     username: str | None
@@ -52,9 +52,9 @@ class ConnectKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """How to reach a cluster and who we are there. A value: it compares, it hashes, and its ``repr`` has no secrets.
+    """How to reach a cluster, and as which user. A value: it compares and hashes, and its ``repr`` has no secrets.
 
-    Make one with ``parse`` or ``from_toml``; ``dataclasses.replace`` makes another one of it.
+    Make one with ``parse`` or ``from_toml``; change one with ``dataclasses.replace``.
     """
 
     seeds: tuple[Address, ...]
@@ -66,12 +66,12 @@ class ConnectOptions:
     client_cert: str = ""
     client_key: str = field(default="", repr=False)
     network: str = "auto"
-    dns_srv: bool = False  # the seed is a name to look up as a service; connection strings without a port ask for it
+    dns_srv: bool = False  # look the seed up as a DNS service; on for connection strings without a port
     dns_nameserver: str = ""  # "address" or "address:port", instead of the system's
     connect_timeout_s: float = 10.0
     request_timeout_s: float = 30.0
     noop_interval_s: float = 20.0
-    window_bytes: int = DEFAULT_WINDOW  # of flow control, per node: what a feed may hold that the caller has not taken
+    window_bytes: int = DEFAULT_WINDOW  # flow control per node: what a feed may hold for the caller
     allow_plain: bool = False
 
     def __post_init__(self) -> None:
@@ -89,16 +89,16 @@ class ConnectOptions:
     def of(
         cls, connection: str | ConnectOptions, bucket: str | None = None, **given: Unpack[ConnectKeywords]
     ) -> ConnectOptions:
-        """From whatever ``connect`` was given: options as they are, or a connection string."""
+        """From the arguments of ``connect``: options as they are, or a connection string."""
         if not isinstance(connection, ConnectOptions):
             return cls.parse(connection, bucket, **given)
         if twice := [name for name, value in {"bucket": bucket, **given}.items() if value is not None]:
-            raise ConfigError(f"{twice[0]}: say it in the options; dataclasses.replace makes others of them")
+            raise ConfigError(f"{twice[0]}: set it in the options (dataclasses.replace changes them)")
         return connection
 
     @classmethod
     def parse(cls, connection: str, bucket: str | None = None, **given: Unpack[ConnectKeywords]) -> ConnectOptions:
-        """From a connection string; keyword arguments win over its ``?query``, which wins over the environment."""
+        """From a connection string. Keyword arguments override its ``?query``, which overrides the environment."""
         return cls._merge(connection, {}, {"bucket": bucket, **given})
 
     @classmethod
@@ -112,7 +112,7 @@ class ConnectOptions:
     ) -> ConnectOptions:
         """From the ``[connection]`` table of a TOML file; its ``connection`` key is the connection string.
 
-        Everything else wins over the file: keyword arguments, the ``?query``, and the environment.
+        Keyword arguments, the ``?query`` and the environment override the file.
         """
         table = _connection_table(path)
         ours = table.pop("connection")
@@ -124,7 +124,7 @@ class ConnectOptions:
     @classmethod
     def _merge(cls, connection: str, file: Mapping[str, Any], given: Mapping[str, Any]) -> ConnectOptions:
         parsed = parse_connection_string(connection)
-        known = {f.name: f for f in fields(cls) if f.name not in _OF_THE_STRING}
+        known = {f.name: f for f in fields(cls) if f.name not in _FROM_STRING}
         said = {name: value for name, value in given.items() if value is not None}
         merged = {"dns_srv": True, **file, **_from_environment(known), **parsed.query, **said}
         if unknown := sorted(set(merged) - set(known)):
@@ -154,7 +154,7 @@ def _ssl_context(ca_file: str, client_cert: str, client_key: str) -> ssl.SSLCont
 
 
 def password_of(password: str, file: str, option: str) -> str:
-    """The password, or else what the file holds that ``option`` names; ``ConfigError`` if it cannot be read."""
+    """The password, or else the content of ``file``; ``ConfigError``, naming ``option``, if it cannot be read."""
     if password or not file:
         return password
     try:
@@ -164,12 +164,12 @@ def password_of(password: str, file: str, option: str) -> str:
 
 
 class ConnectionString(NamedTuple):
-    """What a connection string says."""
+    """The parts of a connection string."""
 
     tls: bool
     seeds: tuple[Address, ...]
     query: dict[str, str]
-    is_service: bool  # one host name without a port, which DNS may know as a service
+    is_service: bool  # a single host name without a port, which may be a DNS service
 
 
 def parse_connection_string(text: str) -> ConnectionString:
@@ -180,7 +180,9 @@ def parse_connection_string(text: str) -> ConnectionString:
     """
     base, _, query = text.partition("?")
     if "@" in base:
-        raise ConfigError("no name and password in the connection string, please: use username and password")
+        raise ConfigError(
+            "a connection string must not contain a name and password: use the options username and password"
+        )
     scheme, separator, hosts = base.partition("://")
     if not separator or scheme not in ("couchbase", "couchbases"):
         raise ConfigError(f"{base!r} is not a connection string; write couchbase://host or couchbases://host (TLS)")
@@ -194,7 +196,7 @@ def parse_connection_string(text: str) -> ConnectionString:
 
 
 def has_password(connection: str) -> bool:
-    """Whether a connection string carries a password, which then goes wherever the string goes."""
+    """Whether a connection string contains a password."""
     return redacted(connection) != connection
 
 
@@ -230,7 +232,7 @@ def _seed(text: str) -> tuple[str, int | None]:
 
 
 def _is_host(text: str, host: str, port: int | None) -> bool:
-    """Whether a host can be looked up at all; what cannot would end in an error far from here."""
+    """Whether a host can be looked up at all; if not, fail here and not far away."""
     if text.startswith("["):
         behind = text.partition("]")[2]
         return ip_address(host).version == 6 and behind == ("" if port is None else f":{port}")
@@ -267,7 +269,7 @@ _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 
 def _typed(option: Field[Any], value: Any) -> Any:
-    """The value in the option's own type; texts are converted, other kinds are mistakes."""
+    """The value in the option's type; text is converted, other wrong types are errors."""
     kind = _KINDS[str(option.type)]
     if kind is str:
         value = os.fspath(value) if isinstance(value, os.PathLike) else value

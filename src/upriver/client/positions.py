@@ -1,6 +1,6 @@
 """The positions of all vbuckets of a bucket as one value, and its JSON form: what a checkpoint keeps.
 
-The JSON is versioned and names the bucket, so that a checkpoint of another bucket is noticed.
+The JSON has a version and names the bucket, so that a checkpoint of another bucket is detected.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from upriver.client.filters import covers, filter_from_json, filter_to_json
+from upriver.client.names import covers, filter_from_json, filter_to_json
 from upriver.errors import CorruptCheckpoint
 from upriver.model import SEQNO_MAX
 from upriver.protocol.filters import Filter
 from upriver.protocol.position import Position
 
 FORMAT = "upriver-positions"
-VERSION, KNOWN_VERSIONS = 2, (1, 2)  # 1 did not tell which collections were read
+VERSION, KNOWN_VERSIONS = 2, (1, 2)  # version 1 has no filters
 
 
 @dataclass(frozen=True, slots=True)
 class Positions(Mapping[int, Position]):
-    """Where a reader is in every vbucket; ``positions[vb]`` is a ``Position``. Equal if they claim the same."""
+    """Where a reader is in every vbucket; ``positions[vb]`` is a ``Position``. Equal if their claims are equal."""
 
     by_vbucket: Mapping[int, Position] = field(default_factory=dict)
     bucket_uuid: str = ""
@@ -48,17 +48,17 @@ class Positions(Mapping[int, Position]):
         return {vb: (at.vbuuid, at.seqno, at.snap_start, at.snap_end) for vb, at in self.items()}
 
     def __le__(self, other: Positions) -> bool:
-        """Whether ``other`` has at least everything that this one has (which is false across a lost branch)."""
+        """Whether ``other`` has at least everything that this one has; False across a lost branch."""
         return all(vb in other and (at.seqno == 0 or _reaches(other[vb], at)) for vb, at in self.items())
 
     def merged(self, other: Positions) -> Positions:
-        """This one with the vbuckets of ``other`` in place of its own."""
+        """These positions, with those of ``other`` in place of their own."""
         return replace(self, by_vbucket={**self, **other})
 
     def rolled_back(self, vbucket: int, to_seqno: int) -> Positions:
-        """After undoing what was read of a vbucket above ``to_seqno``, as ``HistoryLost`` asks for.
+        """The positions after undoing a vbucket's changes above ``to_seqno``, as ``HistoryLost`` requires.
 
-        Where the position is not beyond it yet, there is nothing to undo, and it stays.
+        A position at or below ``to_seqno`` stays.
         """
         at = self[vbucket]
         if at.seqno <= to_seqno:
@@ -66,13 +66,13 @@ class Positions(Mapping[int, Position]):
         return replace(self, by_vbucket={**self, vbucket: at.rolled_back(to_seqno)._replace(epoch=at.epoch + 1)})
 
     def only(self, vbuckets: set[int]) -> Positions:
-        """Those of some vbuckets."""
+        """The positions of some vbuckets."""
         return replace(self, by_vbucket={vb: at for vb, at in self.items() if vb in vbuckets})
 
     def to_json(self) -> dict[str, Any]:
-        """A plain value for ``json``; u64 numbers that JavaScript could not hold are hexadecimal text.
+        """A plain value for ``json``; u64 numbers too large for JavaScript are hexadecimal text.
 
-        The filter is that of all positions which do not name their own.
+        ``filter`` applies to all positions without a filter of their own.
         """
         common = next((at.filter for at in self.values()), None)
         return {
@@ -86,7 +86,7 @@ class Positions(Mapping[int, Position]):
 
     @classmethod
     def from_json(cls, value: Any) -> Positions:
-        """``CorruptCheckpoint`` says what is wrong with it."""
+        """The inverse of ``to_json``; ``CorruptCheckpoint`` says what is wrong with other values."""
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise CorruptCheckpoint("this is not a checkpoint of upriver")
         if value.get("version") not in KNOWN_VERSIONS:
@@ -131,7 +131,7 @@ def _from_json(entry: Any, common: Any) -> Position:
 
 
 def _number(value: Any) -> int:
-    """A u64; a number that was damaged into another kind must not be rounded into a position."""
+    """Check that a value is a u64; a damaged number must not be rounded into a position."""
     if type(value) is not int or not 0 <= value <= SEQNO_MAX:
-        raise ValueError(f"{value!r} is no seqno, uuid or count")
+        raise ValueError(f"{value!r} is not a seqno, uuid or count")
     return value

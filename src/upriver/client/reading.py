@@ -1,7 +1,7 @@
-"""What a feed reads of a bucket, as one frozen dataclass, and the stream requests that it leads to.
+"""What a feed reads, as one frozen dataclass, and the stream requests for it.
 
-Names of collections are looked up when a feed is opened, and again when they are gone, so that a collection which is
-dropped and created again is followed.
+Names of collections are looked up when a feed is opened, and again when a collection is gone, so that a collection
+that is dropped and created again is followed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from upriver.client._requests.operations import Operation, Operations
-from upriver.client.filters import Path, beyond, covers, named, path_of
+from upriver.client.names import Path, beyond, covers, named, path_of
 from upriver.client.options import ConnectOptions
 from upriver.client.positions import Positions
 from upriver.errors import ConfigError, ForeignCheckpoint, UnknownCollection, UnknownScope
 from upriver.model import OnRollback
-from upriver.protocol.feed.cluster_feed import FeedRequest
+from upriver.protocol.feed.events import FeedRequest
 from upriver.protocol.filters import Filter
 from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings
@@ -33,11 +33,11 @@ BEGINNING, NOW, FOREVER = "beginning", "now", "forever"
 
 
 class Content(StrEnum):
-    """How much of each document comes."""
+    """How much of each document a feed gets."""
 
     VALUES = "values"
     KEYS = "keys"  # key and metadata, no value
-    METADATA = "metadata"  # the same, but the datatype is that of the value that was left out
+    METADATA = "metadata"  # the same, but with the datatype of the omitted value
 
 
 class FeedKeywords(TypedDict, total=False):
@@ -68,7 +68,7 @@ class FeedKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class FeedOptions:
-    """What a feed reads, from where to where, and what a rollback means to it."""
+    """What a feed reads, from where to where, and what it does at a rollback."""
 
     start: str | Mapping[int, Position] = BEGINNING  # "beginning", "now", or positions
     end: str | Mapping[int, int] | Positions = FOREVER  # "forever", "now", or seqnos or positions by vbucket
@@ -77,25 +77,25 @@ class FeedOptions:
     collections: tuple[str, ...] = ()  # "scope.collection"
     content: Content = Content.VALUES
     xattrs: bool = False
-    expiry_events: bool = True  # an expired document is an event of its own, not a deletion
+    expiry_events: bool = True  # an expired document is an expiration, not a deletion
     compressed: bool = False  # ask for compressed values on the wire; callers get them inflated
     system_events: bool = True
     history: bool = False  # every version of documents in collections that keep history
-    out_of_order: bool = False  # let a first load of a collection come in any order, which is quicker
+    out_of_order: bool = False  # allow any order in the first load of a collection, which is quicker
     ignore_purged_tombstones: bool = False
-    where: Callable[[Mutation | Deletion], bool] | None = None  # which documents to give; the position moves anyway
+    where: Callable[[Mutation | Deletion], bool] | None = None  # the changes to deliver; the position moves anyway
     on_rollback: OnRollback = OnRollback.EMIT
-    wait_for_disk: bool = False  # hold changes back until they are on the disks of the active and all replicas
-    rows: int = 16_384  # of an Arrow batch, about: never twice as many
-    linger_s: float = 0.01  # how long rows wait for more before a batch is made of them
-    idle_s: float | None = None  # stop when nothing came for so long
-    name: str = ""  # of the connections, as the nodes' statistics show it; by default one that nobody else has
-    checkpoint: CheckpointStore | None = None  # start at the position that it holds, if any; ``confirm`` saves there
-    completes: bool = False  # another feed, by what it lacks up to its position: only at 0 are both consistent
+    wait_for_disk: bool = False  # deliver changes only when they are on the disks of the active and all replicas
+    rows: int = 16_384  # of an Arrow batch, about; always less than twice as many
+    linger_s: float = 0.01  # how long rows wait for others to fill a batch
+    idle_s: float | None = None  # stop when nothing has come for this time
+    name: str = ""  # of the connections, in the nodes' statistics; by default a unique one
+    checkpoint: CheckpointStore | None = None  # start at its position, if it has one; ``confirm`` saves to it
+    completes: bool = False  # this feed reads what another one lacks: the only consistent point is 0
 
     @classmethod
     def of(cls, **given: Unpack[FeedKeywords]) -> FeedOptions:
-        """From keyword arguments; words are taken for enums, and one name for a collection."""
+        """From keyword arguments; strings are accepted for enums and for a single collection."""
         if unknown := sorted(set(given) - FeedKeywords.__annotations__.keys()):
             raise ConfigError(f"unknown option {unknown[0]!r}; valid are {', '.join(FeedKeywords.__annotations__)}")
         said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -111,7 +111,7 @@ class FeedOptions:
 
     def __post_init__(self) -> None:
         if self.scope and self.collections:
-            raise ConfigError("read one scope, or some collections, not both")
+            raise ConfigError("give a scope or collections, not both")
         if isinstance(self.start, str) and self.start not in (BEGINNING, NOW):
             raise ConfigError(f"start: {self.start!r} is neither 'beginning', 'now' nor positions")
         if isinstance(self.end, str) and self.end not in (FOREVER, NOW):
@@ -119,12 +119,12 @@ class FeedOptions:
 
     @property
     def filtered(self) -> bool:
-        """Whether there is more in the bucket than is read, now or later."""
+        """Whether only a part of the bucket is read."""
         return bool(self.scope or self.collections)
 
     @property
     def filter(self) -> Filter:
-        """What is read, as a position remembers it."""
+        """What is read, as positions record it."""
         return named(self.scope, self.collections)
 
     @property
@@ -143,7 +143,7 @@ def _enum(name: str, kind: type[StrEnum], value: str) -> StrEnum:
 def settings_of(options: ConnectOptions, read: FeedOptions) -> FeedSettings:
     """How the connections of a feed are opened.
 
-    Without a ``name``, they get one that nobody else has: a node ends a connection when another of its name comes.
+    Without a ``name`` they get a unique one: a node closes a connection when another with the same name is opened.
     """
     flags = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
     if read.content is Content.KEYS:
@@ -154,7 +154,7 @@ def settings_of(options: ConnectOptions, read: FeedOptions) -> FeedSettings:
         flags |= OpenFlag.INCLUDE_XATTRS
     controls = [
         ("send_stream_end_on_client_close_stream", "true", False),
-        ("flatbuffers_system_events", "true", False),  # the older form cannot tell a flush from a creation
+        ("flatbuffers_system_events", "true", False),  # the older layout does not distinguish a flush from a creation
     ]
     if read.expiry_events:
         controls.append(("enable_expiry_opcode", "true", False))
@@ -167,7 +167,7 @@ def settings_of(options: ConnectOptions, read: FeedOptions) -> FeedSettings:
 
 
 def settled(operations: Operations, read: FeedOptions) -> Operation[FeedOptions]:
-    """The options as this bucket can fulfil them: without a disk there is nothing to wait for."""
+    """The options that this bucket supports: without a disk there is nothing to wait for."""
     if read.wait_for_disk and not (yield from operations.has_disk()):
         return replace(read, wait_for_disk=False)
     return read
@@ -212,9 +212,9 @@ def _starts(operations: Operations, read: FeedOptions, wanted: Iterable[int]) ->
 
 
 def missed(operations: Operations, read: FeedOptions) -> Operation[list[FeedOptions]]:
-    """Feeds for what the positions to start at lack, because they were reached with a narrower filter.
+    """Feeds for what the start positions lack because they were reached with a narrower filter.
 
-    They are to be read first. A stream has one filter and one start, so this takes streams of its own.
+    They must be read first. A stream has one filter and one start, so this takes separate streams.
     """
     if not isinstance(read.start, Positions):
         return []
@@ -228,13 +228,13 @@ def missed(operations: Operations, read: FeedOptions) -> Operation[list[FeedOpti
     existing = yield from operations.collection_names()
     highs = yield from operations.high_seqnos()
     found = ((vbs, beyond(read.filter, had, existing.values())) for had, vbs in lacking.items())
-    return [_from_the_beginning(read, vbs, what, highs) for vbs, what in found if what]
+    return [_feed_for_missed(read, vbs, what, highs) for vbs, what in found if what]
 
 
-def _from_the_beginning(
+def _feed_for_missed(
     read: FeedOptions, vbuckets: Mapping[int, Position], what: Filter, highs: Mapping[int, int]
 ) -> FeedOptions:
-    """Up to the position, or as far as there is anything: the rest may be of a branch that is gone."""
+    """A feed up to the position, or up to the high seqno if that is lower: the rest may be on a lost branch."""
     start = Positions({vb: Position(epoch=at.epoch) for vb, at in vbuckets.items()})
     ends = {vb: min(at.seqno, highs.get(vb, 0)) for vb, at in vbuckets.items()}
     scope, names = str(what.scope or ""), tuple(sorted(map(str, what.collections or ())))
@@ -246,7 +246,7 @@ def _from_the_beginning(
 
 
 def check_belongs(positions: Positions, operations: Operations) -> None:
-    """``ForeignCheckpoint`` if positions are of another bucket, or of one with other vbuckets."""
+    """``ForeignCheckpoint`` if positions are of another bucket, or of one with another number of vbuckets."""
     topology = operations.topology
     if positions.vbuckets and positions.vbuckets != topology.vbuckets:
         raise ForeignCheckpoint(
@@ -261,7 +261,7 @@ def check_belongs(positions: Positions, operations: Operations) -> None:
 
 
 def filter_value(operations: Operations, read: FeedOptions) -> Operation[bytes]:
-    """The JSON of a stream request, with names looked up now; ``UnknownCollection`` if one does not exist."""
+    """The filter JSON of a stream request, with names looked up now; ``UnknownCollection`` if one does not exist."""
     if not read.filtered:
         return b""
     if read.scope:
@@ -269,7 +269,7 @@ def filter_value(operations: Operations, read: FeedOptions) -> Operation[bytes]:
         value = json.dumps({"scope": f"{number:x}"}).encode()
     else:
         value = filter_of((yield from collection_ids(operations, read)).values())
-    # Without collections, the one that was found is all there is, and a filter would not be understood.
+    # A server without collections has only the default one, and does not understand a filter.
     return value if (yield from operations.has_collections()) else b""
 
 
@@ -288,6 +288,6 @@ def collection_ids(
 
 
 def filter_of(ids: Iterable[int]) -> bytes:
-    """The JSON of a stream request for these collections; nothing for none."""
+    """The filter JSON for these collections; empty if there are none."""
     listed = [f"{number:x}" for number in sorted(ids)]
     return json.dumps({"collections": listed}).encode() if listed else b""

@@ -1,7 +1,7 @@
 """A JSON object that several processes change, one at a time: in a file, an SQLite database, or a document.
 
-``update`` gives the old value to a function and stores what it returns; an exception in it changes nothing, nor does
-returning the old value itself. The function is called again if another process was quicker.
+``update`` calls a function with the old value and stores what it returns. If it raises, or returns the old value
+itself, nothing changes. It is called again if another process was quicker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SharedValue(Protocol):
     """A JSON object that several processes change, one at a time; empty at first."""
 
     def update(self, step: Step) -> Value:
-        """Replace the value by what ``step`` makes of it, and return that."""
+        """Replace the value by ``step(value)``; returns the new value."""
 
 
 def _loaded(text: str | bytes, where: str) -> Value:
@@ -50,13 +50,13 @@ def _are_members(found: Any) -> bool:
 
 
 class SharedFile:
-    """A file on a file system that all members see, guarded by a lock on a second one."""
+    """A file on a file system that all members share; a lock on a second file guards it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def update(self, step: Step) -> Value:
-        """Replace the value by what ``step`` makes of it, and return that; nobody else changes it meanwhile."""
+        """Replace the value by ``step(value)``, under a lock; returns the new value."""
         try:
             lock = self.path.with_name(self.path.name + ".lock").open("w")
         except OSError as error:
@@ -78,7 +78,7 @@ class SharedRow:
         self._do(lambda sql: sql.execute(_CREATE))
 
     def update(self, step: Step) -> Value:
-        """Replace the value by what ``step`` makes of it, and return that; nobody else changes it meanwhile."""
+        """Replace the value by ``step(value)``, under a lock; returns the new value."""
         new: Value = {}
 
         def replace(sql: sqlite3.Connection) -> None:
@@ -107,14 +107,14 @@ _CREATE = "CREATE TABLE IF NOT EXISTS upriver_groups (name TEXT PRIMARY KEY, val
 
 
 class SharedDocument:
-    """A document of a bucket, changed with its CAS; of a database, or of one of its collections."""
+    """A document in a database or in one of its collections, changed with its CAS."""
 
     def __init__(self, documents: KeyValue, name: str = "default") -> None:
         self.key = f"_upriver:group:{name}"
         self._documents = documents
 
     def update(self, step: Step) -> Value:
-        """Replace the value by what ``step`` makes of it, and return that; ``step`` may be called again."""
+        """Replace the value by ``step(value)``; returns the new value. ``step`` may be called again."""
         while True:
             try:
                 found = self._documents.get(self.key)

@@ -1,7 +1,7 @@
 """The nodes of a cluster as DNS lists them: SRV records of ``_couchbase._tcp`` or ``_couchbases._tcp`` (TLS).
 
-Needs dnspython (the extra ``srv``), since the standard library cannot ask for such records. Where there are none, or no
-name server answers, the name is that of a host.
+Needs dnspython (the extra ``srv``), since the standard library cannot look SRV records up. Without records, or without
+an answer, the name is used as a host name.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from upriver.client.options import ConnectOptions
 from upriver.errors import ConfigError
 from upriver.protocol.topology import Address
 
-MOST_S = 5.0  # a name server that does not answer should not delay us for much longer
+MOST_S = 5.0  # wait no longer for a name server that does not answer
 _log = logging.getLogger(__name__)
 
 
 def srv_seeds(options: ConnectOptions) -> tuple[Address, ...]:
-    """The seeds that DNS lists, in the order in which they want to be tried, or the given ones. Blocking."""
+    """The seeds that DNS lists, in the order to try them, or else the given seeds. Blocks."""
     if not options.dns_srv:
         return options.seeds
     try:
@@ -38,11 +38,11 @@ def _listed(options: ConnectOptions, dns: Any, exception: Any) -> tuple[Address,
         resolver = _resolver(dns, options.dns_nameserver)
         answer = resolver.resolve(name, "SRV", lifetime=min(MOST_S, options.connect_timeout_s))
     except exception.DNSException as error:
-        _log.debug("%s is not a service, so its host name is used: %s", name, error)
+        _log.debug("no SRV record %s, so the host name is used: %s", name, error)
         return ()
     records = answer.rrset.processing_order()  # priorities in order, weights by chance (RFC 2782)
     hosts = ((str(record.target).rstrip("."), int(record.port)) for record in records)
-    return tuple(Address(host, port) for host, port in hosts if host)  # a lone dot: the service is not offered
+    return tuple(Address(host, port) for host, port in hosts if host)  # a target of "." means that there is no service
 
 
 def _resolver(dns: Any, nameserver: str) -> Any:

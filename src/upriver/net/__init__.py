@@ -1,5 +1,5 @@
-"""Sockets towards nodes: connections, conversations (handshake, requests, answers) and waiting on several at once.
+"""Sockets to nodes: connections, conversations (handshake, requests, answers) and polling of several at once.
 
-``aio`` and ``blocking`` connect and carry bytes; ``conversation`` and ``aio_conversation`` shake hands and ask;
-``requests``, which both use, is pure. Client, node and replication talk to nodes through this room only.
+``aio`` and ``blocking`` connect and move bytes. ``conversation`` and ``aio_conversation`` do the handshake, send
+requests and match answers; both use ``requests``, which is pure. All connections to nodes are made here.
 """

@@ -1,4 +1,4 @@
-"""Asyncio connections that read straight into a machine's own buffer, and the event loop they run on."""
+"""Asyncio connections that read directly into a machine's buffer, and the event loop that they run on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Machine(Protocol):
-    """What a connection needs of the machine behind it; ``lost`` comes once, at the end."""
+    """What a connection needs from the machine behind it; ``lost`` is called once, at the end."""
 
     def buffer(self) -> memoryview: ...
     def received(self, size: int) -> None: ...
@@ -22,7 +22,7 @@ class Machine(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connected socket. Reading can be paused, which slows the peer down."""
+    """One connection. Reading can be paused, which slows the peer down."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -49,7 +49,7 @@ class Connection(asyncio.BufferedProtocol):
             self._machine.lost(exc)
 
     def write(self, data: bytes) -> None:
-        """Send; what is written before the connection stands goes out first."""
+        """Send bytes, or keep them until the connection is made."""
         if self._transport is None:
             self._early += data
         elif data and not self._closed:
@@ -75,7 +75,7 @@ class Connection(asyncio.BufferedProtocol):
 async def connect(
     protocol: asyncio.BaseProtocol, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None
 ) -> None:
-    """Connect ``protocol``, with TCP_NODELAY; ``ConnectFailed`` says why not."""
+    """Connect ``protocol``, with TCP_NODELAY; raises ``ConnectFailed``."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
@@ -83,7 +83,7 @@ async def connect(
             transport, _ = await made
     except TimeoutError as error:
         raise ConnectFailed(f"cannot connect to {host}:{port}: no answer within {timeout_s:g} s") from error
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a host that is none, a ValueError
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; an invalid host gives a ValueError
         raise ConnectFailed(f"cannot connect to {host}:{port}: {error}") from error
     sock = transport.get_extra_info("socket")
     if sock is not None:
@@ -91,7 +91,7 @@ async def connect(
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run`` on uvloop where it is installed: it takes half the time per packet."""
+    """``asyncio.run``, on uvloop if it is installed: that takes half the time per packet."""
     try:
         import uvloop
     except ImportError:

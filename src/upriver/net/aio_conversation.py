@@ -1,6 +1,6 @@
-"""The same conversation on asyncio: any number of tasks may ask at once; answers come in order.
+"""A conversation with a node on asyncio; any number of tasks may ask at once, and answers come in order.
 
-A connection that is to carry a stream of changes shakes hands here and then goes on as bytes (``into_stream``).
+A connection for a stream of changes does its handshake here and then becomes a byte stream (``into_stream``).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from upriver.wire.message import Message, Response, decode
 
 @dataclass(slots=True)
 class _Waiting:
-    """Requests, and who waits for their answers."""
+    """Requests, and the future for their answers."""
 
     asked: Pending
     done: asyncio.Future[list[Response]]
 
 
 class AsyncConversation(asyncio.Protocol):
-    """A connection after the handshake of ``session``. Trouble with it is a ``ConnectFailed``.
+    """A connection with the handshake of ``session``. If the connection fails, methods raise ``ConnectFailed``.
 
     A refused handshake raises its ``StatusError``. ``connect_timeout_s`` is for connecting and the handshake together,
     ``request_timeout_s`` for each call of ``ask``.
@@ -61,7 +61,7 @@ class AsyncConversation(asyncio.Protocol):
         return self.session.config or b""
 
     async def open(self) -> None:
-        """Connect and shake hands."""
+        """Connect and do the handshake."""
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await connect(self, self.address.host, self.address.port, self._connect_timeout_s, self._tls)
@@ -77,24 +77,24 @@ class AsyncConversation(asyncio.Protocol):
             raise
 
     async def _greet(self, hello: Message) -> Response:
-        """Say hello. A web service waits for the rest of a line that never ends, or hangs up."""
+        """Send HELLO, and find out if the peer is a web service: that would wait for the end of a line, or hang up."""
         answer = asyncio.ensure_future(self.ask_one(hello))
         try:
             await asyncio.wait({answer}, timeout=GREETING_S)
             if not answer.done() or isinstance(answer.exception(), ConnectFailed | FramingError):
-                await self._must_not_be_a_web_service()
+                await self._refuse_web_service()
             return await answer
         finally:
             if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # somebody has seen it
+                answer.exception()  # mark it as retrieved
 
-    async def _must_not_be_a_web_service(self) -> None:
+    async def _refuse_web_service(self) -> None:
         host, port = self.address.host, self.address.port
         if await asyncio.to_thread(speaks_http, host, port, self._connect_timeout_s, self._tls):
             raise wrong_service(self.address)
 
     async def ask_one(self, message: Message) -> Response:
-        """The answer to a message that keeps its own opaque; for handshakes, which have a deadline of their own."""
+        """The answer to a message, sent with its own opaque and without a deadline; for handshakes."""
         [answer] = await self._wait_for(Pending(message.encode(), range(message.opaque, message.opaque + 1)))
         return answer
 
@@ -102,13 +102,15 @@ class AsyncConversation(asyncio.Protocol):
         """One response for each request, in order; with ``ends``, all responses up to that one."""
         if not messages:
             return []
-        return await self._in_time(pending(messages, self._opaques, ends, collections=self.session.collections))
+        return await self._wait_with_deadline(
+            pending(messages, self._opaques, ends, collections=self.session.collections)
+        )
 
     async def ask_run(self, run: RequestRun) -> list[Response]:
-        """The refusals among the answers to a run, and the answer to its fence."""
-        return await self._in_time(pending_run(run))
+        """The refused requests of a run, and the answer to its fence."""
+        return await self._wait_with_deadline(pending_run(run))
 
-    async def _in_time(self, asked: Pending) -> list[Response]:
+    async def _wait_with_deadline(self, asked: Pending) -> list[Response]:
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 return await self._wait_for(asked)
@@ -125,7 +127,7 @@ class AsyncConversation(asyncio.Protocol):
         return await waiting.done
 
     def into_stream(self, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """From here on the connection carries bytes of another protocol; nothing may be on its way."""
+        """Hand the connection over as a byte stream; no request may be unanswered."""
         if self.broken or self._transport is None:
             raise self.broken or ConnectFailed(f"{self.address} is not connected")
         loop = asyncio.get_running_loop()
@@ -149,7 +151,7 @@ class AsyncConversation(asyncio.Protocol):
 
     def _answered(self, response: Response) -> None:
         if not self._waiting:
-            raise RemoteProtocolError("an answer to nothing that was asked", "opaque", 12)
+            raise RemoteProtocolError("an answer without a request", "opaque", 12)
         if self._waiting[0].asked.add(response):
             waiting = self._waiting.popleft()
             if not waiting.done.done():

@@ -13,7 +13,7 @@ __all__ = ["ConnectFailed", "Pipe", "Poller", "connect", "speaks_http"]
 
 
 class Pipe:
-    """One connected socket that never blocks; bytes that cannot leave yet wait in ``pending``."""
+    """One connected, non-blocking socket; bytes that it does not take yet wait in ``pending``."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -29,7 +29,7 @@ class Pipe:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes now."""
+        """Send as much as the socket takes now."""
         try:
             while self.pending:
                 sent = self.sock.send(self.pending)
@@ -38,14 +38,14 @@ class Pipe:
             return
 
     def read_into(self, buffer: memoryview) -> int:
-        """Bytes read; 0 at the end of the stream, -1 when there is nothing now."""
+        """The number of bytes read; 0 at the end of the stream, -1 if there is nothing now."""
         try:
             return self.sock.recv_into(buffer)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return -1
 
     def has_buffered(self) -> bool:
-        """TLS may hold decrypted bytes that no selector sees."""
+        """Whether TLS holds decrypted bytes, which a selector does not see."""
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def close(self) -> None:
@@ -53,15 +53,15 @@ class Pipe:
 
 
 def connect(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
-    """A connected socket with TCP_NODELAY, after ``timeout_s`` at the latest; ``ConnectFailed`` says why not."""
+    """A connected socket with TCP_NODELAY; ``ConnectFailed`` if that fails or takes longer than ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     sock = None
     try:
-        sock = _first_that_answers(host, port, deadline)
+        sock = _connect_any(host, port, deadline)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock = _secured(sock, host, tls, deadline) if tls else sock
+        sock = _with_tls(sock, host, tls, deadline) if tls else sock
         sock.settimeout(timeout_s)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; a host that is none, a ValueError
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; an invalid host gives a ValueError
         if sock is not None:
             sock.close()
         why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else error
@@ -69,8 +69,8 @@ def connect(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None =
     return sock
 
 
-def _first_that_answers(host: str, port: int, deadline: float) -> socket.socket:
-    """A name may stand for several addresses; together they have no more time than one."""
+def _connect_any(host: str, port: int, deadline: float) -> socket.socket:
+    """Connect to the first of a host's addresses that answers; all of them share the deadline."""
     failure: OSError = TimeoutError()
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
@@ -91,8 +91,8 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _secured(sock: socket.socket, host: str, tls: ssl.SSLContext, deadline: float) -> ssl.SSLSocket:
-    """TLS on a connected socket, however slowly the peer speaks."""
+def _with_tls(sock: socket.socket, host: str, tls: ssl.SSLContext, deadline: float) -> ssl.SSLSocket:
+    """Add TLS to a connected socket; the deadline holds even if the peer sends byte by byte."""
     wrapped = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
     try:
         wrapped.setblocking(False)
@@ -119,7 +119,7 @@ def _shake_hands(wrapped: ssl.SSLSocket, deadline: float) -> None:
 
 
 def speaks_http(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> bool:
-    """Whether a web server listens there. Others take the question for garbage, and hang up."""
+    """Whether a web server listens there. Any other server takes the request for garbage and hangs up."""
     try:
         with connect(host, port, timeout_s, tls) as sock:
             sock.settimeout(timeout_s)
@@ -142,7 +142,7 @@ class Poller:
         self._selector.unregister(pipe)
 
     def wait(self, timeout_s: float) -> list[Pipe]:
-        """Pipes that can be read now; pending bytes are sent along the way."""
+        """Wait, send pending bytes, and return the pipes that can be read."""
         ready: list[Pipe] = []
         for key in list(self._selector.get_map().values()):
             pipe: Pipe = key.fileobj  # type: ignore[assignment]

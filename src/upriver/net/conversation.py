@@ -1,4 +1,4 @@
-"""A blocking conversation with a node: handshake, then requests, pipelined, and their answers."""
+"""A blocking conversation with a node: a handshake, then pipelined requests and their answers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from upriver.wire import Frame, FrameSplitter
 from upriver.wire.message import Message, Response, decode
 
 PIPELINE_BYTES = 256 * 1024
-GREETING_S = 1.0  # a data service says hello at once; after that we look whether it is another service
+GREETING_S = 1.0  # a data service answers HELLO at once; after this time, check for a web service
 
 
 def make_session(agent: str, credentials: Credentials, bucket: str, feed: FeedSettings | None = None) -> Session:
-    """The handshake of one connection, with a nonce of its own."""
+    """The handshake of one connection; each gets a new nonce."""
     return Session(agent, credentials, bucket, _scram, feed)
 
 
@@ -31,19 +31,19 @@ def _scram(mechanism: str, username: str, password: str) -> ScramClient:
 
 
 def wrong_service(address: Address) -> ConfigError:
-    """For a connection string that names the port of a web service."""
+    """The error for a connection string that names the port of a web service."""
     return ConfigError(
         f"{address} speaks HTTP: it is a node's management port, or another web service. Give the port of the data "
         "service: 11210 unless it was changed (11207 for couchbases://); without a port, that one is used"
     )
 
 
-class _TooLate(ConnectFailed):
-    """Nothing came before a deadline."""
+class _Timeout(ConnectFailed):
+    """Nothing arrived before the deadline."""
 
 
 class Conversation:
-    """A connection after the handshake of ``session``. Trouble with it is a ``ConnectFailed``.
+    """A connection with the handshake of ``session``. If the connection fails, methods raise ``ConnectFailed``.
 
     A refused handshake raises its ``StatusError``. ``connect_timeout_s`` is for connecting and the handshake together,
     ``request_timeout_s`` for each call of ``ask``.
@@ -84,7 +84,7 @@ class Conversation:
             messages = self.session.receive(self._next())
 
     def _greet(self, hello: Message) -> Response:
-        """Say hello. A web service waits for the rest of a line that never ends, or hangs up."""
+        """Send HELLO, and find out if the peer is a web service: that would wait for the end of a line, or hang up."""
         self._send(hello.encode())
         deadline = self._deadline
         self._deadline = min(deadline, time.monotonic() + GREETING_S)
@@ -94,7 +94,7 @@ class Conversation:
             left = max(GREETING_S, deadline - time.monotonic())
             if speaks_http(self.address.host, self.address.port, left, self._tls):
                 raise wrong_service(self.address) from error
-            if not isinstance(error, _TooLate):
+            if not isinstance(error, _Timeout):
                 raise
         finally:
             self._deadline = deadline
@@ -103,7 +103,7 @@ class Conversation:
     def ask(self, messages: Sequence[Encodes], ends: Ends | None = None) -> list[Response]:
         """One response for each request, in order; with ``ends``, all responses up to that one.
 
-        At most ``PIPELINE_BYTES`` are on their way.
+        At most ``PIPELINE_BYTES`` are sent before their answers are read.
         """
         self._deadline = time.monotonic() + self._request_timeout_s
         answers: list[Response] = []
@@ -112,7 +112,7 @@ class Conversation:
         return answers
 
     def ask_run(self, run: RequestRun) -> list[Response]:
-        """The refusals among the answers to a run, and the answer to its fence."""
+        """The refused requests of a run, and the answer to its fence."""
         self._deadline = time.monotonic() + self._request_timeout_s
         return self._exchange(pending_run(run))
 
@@ -130,7 +130,7 @@ class Conversation:
             raise ConnectFailed(f"{self.address}: {error}") from error
 
     def _next(self) -> Response:
-        """The next response; frames that came with it wait for the next call."""
+        """The next response; other frames that came with it are kept for the next call."""
         while True:
             while self._frames:
                 message = decode(self._frames.popleft())
@@ -143,7 +143,7 @@ class Conversation:
         try:
             data = self._socket.recv(1 << 18)
         except TimeoutError as error:
-            raise _TooLate(f"{self.address} did not answer in time") from error
+            raise _Timeout(f"{self.address} did not answer in time") from error
         except OSError as error:
             raise ConnectFailed(f"{self.address}: {error}") from error
         if not data:
@@ -153,7 +153,7 @@ class Conversation:
     def _left(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise _TooLate(f"{self.address} did not answer in time")
+            raise _Timeout(f"{self.address} did not answer in time")
         return left
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class Conversation:
 
 
 def _parts(messages: Sequence[Encodes]) -> list[list[Encodes]]:
-    """Requests that are sent before their answers are read: with more, both ends could wait for each other."""
+    """Split requests into parts, each sent before its answers are read; larger parts could block both ends."""
     parts: list[list[Encodes]] = []
     size = PIPELINE_BYTES
     for message in messages:

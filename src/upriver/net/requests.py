@@ -1,7 +1,7 @@
-"""Requests on their way over one connection, and which answers belong to them; pure.
+"""Requests of one connection that wait for answers, and which answers belong to them; pure.
 
-Every request gets an opaque of its own. An answer with another opaque ends the connection: a peer that mixes up answers
-would hand out one document for another. A connection without collections carries bare keys.
+Every request gets its own opaque. An answer with a wrong opaque ends the connection: if a peer mixed up answers, a
+caller would get the wrong document. On a connection without collections, keys have no collection id.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from upriver.wire.messages.cluster import GetAllVbSeqnos
 
 Ends = Callable[[Response], bool]
 _OPAQUE = slice(12, 16)
-_LAST = 0xFFFF_0000
+_LAST_OPAQUE = 0xFFFF_0000
 
 
 class Encodes(Protocol):
-    """What can be sent: a message, or a run of them."""
+    """A message, or a run of messages."""
 
     def encode(self) -> bytes: ...
 
 
 class RequestRun(Protocol):
-    """Quiet requests under opaques 0, 1, 2 ..., and one behind them, the fence, that is always answered."""
+    """Quiet requests with opaques 0, 1, 2 ..., followed by one request that is always answered: the fence."""
 
     fence: int
 
@@ -38,31 +38,31 @@ class RequestRun(Protocol):
 
 
 class Opaques:
-    """Numbers for requests; a number comes again only after all others."""
+    """Opaques for requests; one is reused only after all others."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def next(self, count: int) -> range:
-        first = self._next + 1 if self._next + count < _LAST else 1
+        first = self._next + 1 if self._next + count < _LAST_OPAQUE else 1
         self._next = first + count - 1
         return range(first, first + count)
 
 
 @dataclass(slots=True)
 class Pending:
-    """Requests, as bytes to be sent, and their answers so far: one each, or all up to the one that ``ends`` them."""
+    """Requests as bytes to send, and their answers so far: one per request, or all up to the one that ``ends`` them."""
 
     data: bytes
     opaques: range
     ends: Ends | None = None
-    fence: int | None = None  # the opaque behind a run, of which only refusals are answered
+    fence: int | None = None  # the opaque of a run's fence; of the run itself, only refusals are answered
     answers: list[Response] = field(default_factory=list)
 
     def add(self, response: Response) -> bool:
-        """Add an answer; true for the last one. ``RemoteProtocolError`` if it answers something else."""
+        """Add an answer; True if it is the last one. ``RemoteProtocolError`` if it has a wrong opaque."""
         if not self._is_ours(response.opaque):
-            what = f"this answers request {response.opaque:#x}, which is not the one that waits"
+            what = f"this answers request {response.opaque:#x}, not the one that waits for an answer"
             raise RemoteProtocolError(what, "opaque", 12)
         self.answers.append(response)
         return self.ends(response) if self.ends else len(self.answers) == len(self.opaques)
@@ -76,14 +76,14 @@ class Pending:
 def pending(
     messages: Sequence[Encodes], opaques: Opaques, ends: Ends | None = None, *, collections: bool = True
 ) -> Pending:
-    """Number the requests."""
+    """Give requests their opaques and encode them."""
     numbers = opaques.next(len(messages))
     encoded = (_encoded(message, number, collections) for message, number in zip(messages, numbers, strict=True))
     return Pending(b"".join(encoded), numbers, ends)
 
 
 def pending_run(run: RequestRun) -> Pending:
-    """A run, which has numbers of its own: the answers are refusals, up to that of the fence."""
+    """A run, which has its own opaques; its answers are refusals, then the answer to the fence."""
     return Pending(run.encode(), range(len(run)), lambda response: response.opaque == run.fence, run.fence)
 
 
@@ -95,7 +95,7 @@ def _encoded(message: Encodes, opaque: int, collections: bool) -> bytes:
 
 
 def bare(message: Message) -> Message:
-    """The request as a server without collections understands it; ``UnknownCollection`` if it is about another."""
+    """The request for a server without collections; ``UnknownCollection`` if it is not for the default one."""
     if isinstance(message, GetAllVbSeqnos) and message.collection_id is not None:
         _must_be_default(message.collection_id)
         return _replaced(message, collection_id=None)

@@ -29,7 +29,7 @@ from upriver.node.housekeeping import Housekeeping
 from upriver.node.http import routes
 from upriver.node.options import VERSION, NodeOptions
 from upriver.node.persistence import PersistenceWaits
-from upriver.protocol.producer.memory import ProducerMemory
+from upriver.protocol.producer.machine import ProducerMemory
 
 if TYPE_CHECKING:
     from upriver.node.http.routes import HttpServer

@@ -1,7 +1,7 @@
-"""Which collections a position speaks of: of all others, nothing has been read up to it.
+"""Filters: which collections a position covers. Of all other collections, nothing has been read.
 
-Spark means collections by id. Ids are never used twice, so a collection that was dropped and made again is another one,
-and new to every position. The client means them by name, so that it stays the same. The rules are the same for both.
+Spark identifies collections by id. Ids are never reused, so a collection that is dropped and created again is a new
+one to every position. The client identifies them by name, so such a collection stays the same. Both share these rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Key = int | str  # an id, or a name: "scope" of a scope, "scope.collection" of a
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Everything; or a scope, with whatever collections it has and will have; or collections."""
+    """Everything; or a scope, with all collections that it has now or later; or a set of collections."""
 
     scope: Key | None = None
     collections: frozenset[Key] | None = None
@@ -26,17 +26,17 @@ class Filter:
 
     @property
     def nothing(self) -> bool:
-        """Collections were wanted, but none of them exists now."""
+        """Whether the filter names collections, but none of them exists now."""
         return self.collections is not None and not self.collections
 
     def has(self, collection: Key, scope: Key | None) -> bool:
-        """Whether a collection, which is in ``scope``, passes."""
+        """Whether a collection of ``scope`` passes."""
         if self.collections is not None:
             return collection in self.collections
         return self.scope is None or scope == self.scope
 
     def covers(self, other: Filter, scope_of: Callable[[Key], Key | None]) -> bool:
-        """Whether everything that passes the other one, now or later, passes this one, too."""
+        """Whether everything that passes ``other``, now or later, passes this filter too."""
         if self.everything:
             return True
         if other.collections is not None:
@@ -44,7 +44,7 @@ class Filter:
         return other.scope is not None and other.scope == self.scope
 
     def wire(self) -> bytes:
-        """By ids: the value of a stream request that lets only this through."""
+        """The value of a stream request for this filter; only for filters by id."""
         if self.everything:
             return b""
         if self.scope is not None:
@@ -52,7 +52,7 @@ class Filter:
         return json.dumps({"collections": self.text().split()}).encode()
 
     def text(self) -> str:
-        """By ids: the form in an offset.
+        """The filter as an offset stores it; only for filters by id.
 
         >>> Filter().text(), Filter(scope=8).text(), Filter(collections=frozenset({9, 10})).text()
         ('*', 's8', '9 a')
@@ -65,7 +65,7 @@ class Filter:
 
     @classmethod
     def of_text(cls, text: str) -> Filter:
-        """The filter that ``text`` made this of."""
+        """The inverse of ``text``."""
         if text == "*":
             return cls()
         if text.startswith("s"):
@@ -78,7 +78,7 @@ EVERYTHING = Filter()
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a position lacks: all of ``filter`` but the collections ``without``."""
+    """What a position lacks: all of ``filter`` except the collections ``without``."""
 
     filter: Filter
     without: tuple[int, ...] = ()
@@ -86,20 +86,20 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be read, by ids, and the scope of each collection in the manifest."""
+    """The filter to read with, by ids, and the scope of each collection in the manifest."""
 
     filter: Filter = EVERYTHING
     scope_of: Mapping[int, int] = field(default_factory=dict)
 
     def has(self, one: Filter, collection: Key) -> bool:
-        """Whether a collection passes a filter, as the manifest is now."""
+        """Whether a collection passes a filter, according to the current manifest."""
         return one.has(collection, self._scope(collection))
 
     def missing(self, have: Filter) -> Missing | None:
-        """What a position that has read ``have`` lacks; None if nothing.
+        """What a position that was reached with ``have`` lacks; None if nothing.
 
-        A scope or a bucket is asked for as such, and what the position has is left out on arrival: a list of ids could
-        lack a collection that was made a moment ago.
+        A whole scope or bucket is requested as such, and what the position has already is dropped on arrival: a list
+        of ids could miss a collection that was created a moment ago.
         """
         wanted = self.filter
         if have.covers(wanted, self._scope):
@@ -112,13 +112,13 @@ class Wanted:
         return Missing(wanted, tuple(sorted(number for number in known if self.has(have, number))))
 
     def exists(self, one: Filter) -> bool:
-        """Whether the bucket has all that ``one`` names. A scope without collections counts as gone: none was read."""
+        """Whether all that ``one`` names exists. A scope without collections counts as gone: nothing of it was read."""
         if one.collections is not None:
             return one.collections <= self.scope_of.keys()
         return one.scope is None or one.scope in self.scope_of.values()
 
     def overlaps(self, missing: Missing, other: Filter) -> bool:
-        """Whether some of what is missing was let through by ``other``; in doubt, yes."""
+        """Whether ``other`` lets some of what is missing through; if in doubt, yes."""
         if other.everything or missing.filter.everything:
             return True
         if missing.filter.collections is not None:

@@ -1,9 +1,7 @@
-"""May this reader go on where it stopped? The rollback decision of docs/protocol/rollback.md#decision, and its UPR
-variant.
+"""The rollback decision: whether a reader may go on where it stopped.
 
-Pure: the producer asks it about its own vbucket, the client and the Spark driver about a log that they were sent.
-
-See docs/protocol/upr.md#both.
+Implements docs/protocol/rollback.md#decision and its UPR variant (docs/protocol/upr.md#both). A producer decides about
+its own vbucket; the client and the Spark driver decide about a failover log that they were sent.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ class RollbackTo(NamedTuple):
 
 
 class UnknownUuid(NamedTuple):
-    """UPR only: the branch was never here; answered with KeyEnoent, and the reader starts from 0."""
+    """UPR only: the branch is not known. The answer is KeyEnoent, and the reader starts from 0."""
 
 
 Decision: TypeAlias = Accept | RollbackTo
@@ -34,10 +32,10 @@ UprDecision: TypeAlias = Accept | RollbackTo | UnknownUuid
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the decision must know about a vbucket.
+    """What the decision needs to know about a vbucket.
 
-    ``collection_high`` is the greatest high seqno of the collections that the stream is filtered by, None without a
-    filter. ``purge_seqno`` is 0 for streams that ignore purged tombstones.
+    ``collection_high`` is the highest seqno in the collections of the stream's filter; None without a filter.
+    ``purge_seqno`` is 0 for streams that ignore purged tombstones.
     """
 
     log: FailoverLog
@@ -47,7 +45,7 @@ class History:
 
 
 def decide(history: History, wanted: Claim, *, strict: bool = False, known_purge_seqno: int = 0) -> Decision:
-    """Whether the branch and the snapshot that a reader names are part of this history.
+    """Decide whether the branch and the snapshot that a reader claims are part of this history.
 
     >>> log = FailoverLog.new(0xA).branch(0xB, 500)
     >>> decide(History(log, 900), Claim(0xA, 600, 600, 600))
@@ -67,12 +65,12 @@ def decide(history: History, wanted: Claim, *, strict: bool = False, known_purge
     if snap_end <= upper:
         return Accept()
     if start == snap_end:
-        snap_start = start  # all of it was
+        snap_start = start  # all of the snapshot was received
     return RollbackTo(min(upper, snap_start))
 
 
 def decide_upr(history: History, uuid: int, start: int) -> UprDecision:
-    """The old dialect: no snapshot range, and an unknown branch is said to be unknown."""
+    """The same for UPR, which has no snapshot range and reports an unknown branch."""
     if uuid == 0 and start == 0:
         return Accept()
     if history.log.last_seqno_of(uuid, history.high_seqno) is None:
@@ -81,7 +79,7 @@ def decide_upr(history: History, uuid: int, start: int) -> UprDecision:
 
 
 def has_lost(log: FailoverLog, uuid: int, seqno: int) -> bool:
-    """Whether history has left a branch before a seqno that was read of it.
+    """Whether history left the branch ``uuid`` before ``seqno``, up to which a reader has read it.
 
     >>> log = FailoverLog.new(7).branch(9, 40)
     >>> has_lost(log, 7, 50), has_lost(log, 7, 40), has_lost(log, 9, 99), has_lost(log, 5, 1)
@@ -92,7 +90,7 @@ def has_lost(log: FailoverLog, uuid: int, seqno: int) -> bool:
 
 
 def _missed_deletions(history: History, start: int, known_purge_seqno: int) -> bool:
-    """Tombstones above ``start`` were purged, and they may have been for this reader."""
+    """Whether tombstones above ``start`` were purged that this reader may have needed."""
     purge, high = history.purge_seqno, history.collection_high
     if start == 0 or start >= purge or known_purge_seqno == purge:
         return False

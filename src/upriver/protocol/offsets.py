@@ -1,8 +1,8 @@
 """Offsets: the positions of a bucket as Spark's checkpoint keeps them, in one canonical, compact JSON object.
 
-Spark compares offsets as text, keeps a hundred of them, and hands them back after any crash. So the JSON of an offset
-is unique, and below 40 KB for 1024 vbuckets whatever the numbers are. Why they are enough to never lose a document is
-in ``spark.reader.planning``.
+Spark compares offsets as text, keeps a hundred of them, and returns them after any crash. So an offset has exactly one
+JSON form, which stays below 40 KB for 1024 vbuckets whatever the numbers are. ``spark.reader.planning`` explains why
+offsets are enough to never lose a document.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MASKS = ("rollbacks", "reads", "unread")
 class Offset:
     """The positions in all vbuckets, indexed by vbucket.
 
-    ``rollbacks`` are the vbuckets that the batch which ends here rolls back, each to its newest consistent point,
-    before it reads the new branch. ``reads`` are those that it reads; whether it did is known only when it is over.
-    ``unread`` are those that nobody has read up to their position yet, though a batch before was to: only their
-    consistent points count. ``anchor`` marks the first offset of a query, whose batch is empty. ``baseline`` is set
-    when the query did not begin at the beginning: the oldest point of each vbucket is then where it began.
-    ``filters``: the first is what is wanted, and what positions have that name no filter; the others are what some
-    positions still have (none: an offset of an earlier version, which did not say). ``former`` were wanted before.
+    ``rollbacks``: vbuckets that the batch ending here rolls back, each to its newest consistent point, before it reads
+    the new branch. ``reads``: vbuckets that this batch reads; only after the batch is it known whether it did.
+    ``unread``: vbuckets that an earlier batch should have read up to their position but did not; only their consistent
+    points count. ``anchor`` marks the first offset of a query, whose batch is empty. ``baseline`` is set if the query
+    did not begin at the beginning: the oldest point of each vbucket is then where it began. ``filters``: the first is
+    the filter to read with, which also applies to positions that name none; the others still apply to some positions.
+    Offsets of an earlier version have no filters. ``former``: filters that the query used before.
     """
 
     positions: tuple[Position, ...]
@@ -41,7 +41,7 @@ class Offset:
     baseline: bool = False
     reads: frozenset[int] = frozenset()
     unread: frozenset[int] = frozenset()
-    bucket: str = ""  # its uuid; empty if the cluster does not say, or an earlier version made this offset
+    bucket: str = ""  # the bucket's uuid; empty if the cluster gives none, or in offsets of an earlier version
     filters: tuple[Filter, ...] = ()
     former: tuple[Filter, ...] = ()
 
@@ -54,12 +54,14 @@ class Offset:
         return len(self.positions)
 
     def settled(self) -> Offset:
-        """The same positions without what concerns only the batch that ended here; it is taken to have been read."""
+        """The same positions without the marks of the batch that ended here, which counts as read."""
         return replace(self, rollbacks=frozenset(), reads=frozenset(), unread=frozenset(), anchor=False)
 
     def to_json(self) -> dict[str, Any]:
-        """What Spark stores. Points are dropped when the text would get too long: that is always safe, it only makes a
-        rollback go back further."""
+        """The JSON that Spark stores.
+
+        If the text would be too long, consistent points are dropped. That is safe: a rollback only goes back further.
+        """
         found = self._without_points()
         room = LIMIT_BYTES - len(json.dumps(found))
         most, behind = POINTS_KEPT, self._behind(POINTS_KEPT)
@@ -89,7 +91,7 @@ class Offset:
         return 0 if position.filter is None else self.filters.index(position.filter)
 
     def _behind(self, most: int) -> str:
-        """How far behind its seqno the consistent points of each position lie, newest first; ``-`` for none."""
+        """For each position, how far its consistent points are behind its seqno, newest first; ``-`` for none."""
         points = [self._kept(at.consistent_points[1:], most) for at in self.positions]
         return " ".join(
             ",".join([str(at.seqno - point) for point in reversed(kept)]) or "-"
@@ -97,14 +99,14 @@ class Offset:
         )
 
     def _kept(self, points: tuple[int, ...], most: int) -> tuple[int, ...]:
-        """If only one can stay, it is the newest, or where a query began that did not begin at the beginning."""
+        """At most so many points. A single one is the newest, or with ``baseline`` the point where the query began."""
         if most > 1:
             return thinned(points, most)
         return (points[:1] if self.baseline else points[-1:]) if most else ()
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Offset:
-        """An offset that ``to_json`` made; ``ConfigError`` says what is wrong with anything else."""
+        """The inverse of ``to_json``; ``ConfigError`` says what is wrong with other values."""
         try:
             return cls._from_json(found)
         except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
@@ -141,6 +143,6 @@ def mask_of(vbuckets: Iterable[int]) -> str:
 
 
 def of_mask(text: str) -> frozenset[int]:
-    """The vbuckets that ``mask_of`` was given."""
+    """The inverse of ``mask_of``."""
     bits = int(text or "0", 16)
     return frozenset(vb for vb in range(bits.bit_length()) if bits >> vb & 1)

@@ -1,10 +1,12 @@
-"""Where a reader is in one vbucket: what it may claim, where it was consistent, where a rollback leads.
+"""A position: what a reader may claim in one vbucket, where it was consistent, and where a rollback leads.
 
-The only place with these rules, for the client, for Spark's offsets and for the tables. Two of them decide whether
-data is lost. A producer deduplicates inside a snapshot, so a reader that stopped inside one may lack the old version
-of a document whose new version it has not seen: it never claims a snapshot that it has not fully received. And if
-history is cut below a write that it has seen, the version which that write had replaced is alive again, though nobody
-ever sent it: told to roll back to R, a reader goes to the newest seqno no higher than R at which it was consistent.
+The client, Spark's offsets and the tables all use these rules. Two of them decide whether data is lost:
+
+* A producer deduplicates inside a snapshot. A reader that stopped inside one may lack the old version of a document
+  whose new version it has not seen. So it never claims a snapshot that it has not fully received.
+* If history is cut below a write that the reader has seen, the version that this write replaced is valid again, but
+  it may never have been sent. So a reader that is told to roll back to R goes to the newest consistent point at or
+  below R.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from typing import NamedTuple
 from upriver.model import SEQNO_MAX, Claim
 from upriver.protocol.filters import Filter
 
-POINTS_KEPT = 16  # consistent points of a position: with fewer, a rollback goes back further, and loses nothing
+POINTS_KEPT = 16  # consistent points of a position; with fewer, a rollback goes back further but loses nothing
 
 
 class Position(NamedTuple):
     """A reader's position in one vbucket, as an immutable value.
 
     ``snap_start`` is the newest consistent point: a seqno at which the reader had every key of the history up to it.
-    ``points`` are older ones, rising; 0 always is one, and is not listed. No snapshot that the reader took changes
-    from ends beyond ``snap_end``; ``SEQNO_MAX`` if nobody knows. ``epoch`` counts the rollbacks. ``filter`` says which
-    collections were read; None if whoever keeps the position says it, or nobody knows.
+    ``points`` are older consistent points, rising; 0 is always one and is not listed. No snapshot of which the reader
+    has changes ends after ``snap_end`` (``SEQNO_MAX`` if unknown). ``epoch`` counts the rollbacks. ``filter`` says
+    which collections were read; None if it is kept elsewhere or unknown.
     """
 
     vbuuid: int = 0
@@ -37,12 +39,12 @@ class Position(NamedTuple):
 
     @classmethod
     def consistent_at(cls, vbuuid: int, seqno: int, points: tuple[int, ...] = (), epoch: int = 0) -> Position:
-        """At a seqno at which the reader has every key."""
+        """A position at a seqno at which the reader has every key."""
         return cls(vbuuid, seqno, seqno, seqno, points, epoch)
 
     @classmethod
     def of_points(cls, vbuuid: int, seqno: int, points: tuple[int, ...] = (), epoch: int = 0) -> Position:
-        """Of which only the consistent points are known, rising, and not the snapshot; ``ValueError`` if they are not.
+        """A position with known consistent points but an unknown snapshot; ``ValueError`` if the points do not rise.
 
         >>> Position.of_points(7, 30, (10, 20))[:5], Position.of_points(7, 30, (10, 30))[:5]
         ((7, 30, 20, 18446744073709551615, (10,)), (7, 30, 30, 30, (10,)))
@@ -51,7 +53,7 @@ class Position(NamedTuple):
         return cls(vbuuid, seqno, newest, seqno if seqno == newest else SEQNO_MAX, points[:-1], epoch).checked()
 
     def checked(self) -> Position:
-        """The same; ``ValueError`` if the numbers contradict each other."""
+        """This position; ``ValueError`` if its numbers contradict each other."""
         if not 0 <= self.snap_start <= self.seqno <= self.snap_end:
             raise ValueError(f"seqno {self.seqno} is outside its snapshot {self.snap_start}..{self.snap_end}")
         steps = (0, *self.points, self.snap_start)
@@ -71,7 +73,7 @@ class Position(NamedTuple):
 
     @property
     def claim(self) -> Claim:
-        """What a stream request from here may say; at 0, nothing of any snapshot."""
+        """What a stream request from here may claim; at 0, no snapshot."""
         if self.seqno == 0:
             return Claim(self.vbuuid)
         return Claim(self.vbuuid, self.seqno, self.snap_start, self.snap_end)
@@ -79,17 +81,17 @@ class Position(NamedTuple):
     # ---------------------------------------------------------------------------------------------- going on
 
     def begin_snapshot(self, start: int, end: int) -> Position:
-        """A snapshot marker has come.
+        """The position after a snapshot marker.
 
-        If the snapshot before ends below it, nothing more comes of that one. If not, and its end was not reached, this
-        one only goes on with it, and the claim covers both.
+        If the previous snapshot ends before this one starts, it is complete. If it overlaps and its end was not
+        reached, the new snapshot continues it, and the claim covers both.
         """
         vbuuid, seqno, snap_start, snap_end, points, epoch, filter = self.complete() if start > self.snap_end else self
         least = seqno if seqno == snap_start else snap_end
         return Position(vbuuid, seqno, snap_start, max(end, least), points, epoch, filter)
 
     def read(self, seqno: int, snapshot_end: int) -> Position:
-        """Changes have come up to ``seqno``, all of them of snapshots that end at ``snapshot_end`` or below.
+        """The position after changes up to ``seqno``, all in snapshots that end at ``snapshot_end`` or below.
 
         >>> Position(7, 10, 10, 10).read(15, 20)[:4], Position(7, 15, 10, 20).read(20, 20)[:4]
         ((7, 15, 10, 20), (7, 20, 20, 20))
@@ -103,28 +105,28 @@ class Position(NamedTuple):
         return Position(vbuuid, seqno, snap_start, end, points, epoch, filter)
 
     def complete(self) -> Position:
-        """Nothing is lacking up to here: the newest consistent point."""
+        """The same seqno as a consistent point: nothing up to here is missing."""
         vbuuid, seqno, snap_start, _, points, epoch, filter = self
         return Position(vbuuid, seqno, seqno, seqno, _with_point(points, snap_start, seqno), epoch, filter)
 
     def resume(self) -> Position:
-        """Where a reader begins that was saved here: it has nothing, all, or some of its snapshot."""
+        """Where a reader that saved this position begins: consistent, unless it is inside its snapshot."""
         return self.complete() if self.is_consistent or self.seqno == self.snap_end else self
 
     # ---------------------------------------------------------------------------------------------- going back
 
     def rollback_target(self, seqno: int) -> int:
-        """Where a rollback to ``seqno`` leads: the newest consistent point that is no higher."""
+        """Where a rollback to ``seqno`` leads: the newest consistent point at or below it."""
         return max((point for point in (*self.points, self.snap_start) if point <= seqno), default=0)
 
     def rolled_back(self, target: int) -> Position:
-        """After everything above ``target``, which came from ``rollback_target``, was forgotten; in the same epoch."""
+        """The position after forgetting everything above ``target``, from ``rollback_target``; in the same epoch."""
         points = tuple(point for point in (*self.points, self.snap_start) if 0 < point < target)
         return Position(self.vbuuid if target else 0, target, target, target, points, self.epoch, self.filter)
 
 
 def _with_point(points: tuple[int, ...], point: int, newest: int) -> tuple[int, ...]:
-    """``points`` and one more, if it is one below ``newest``; only half of them once they are too many."""
+    """``points`` with ``point`` added, if it is below ``newest``; halved when there are too many."""
     if not 0 < point < newest:
         return points
     points = (*points, point)
@@ -132,8 +134,10 @@ def _with_point(points: tuple[int, ...], point: int, newest: int) -> tuple[int, 
 
 
 def thinned(points: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """At most so many of some rising points, two or more: the oldest, the newest, and others that lie further apart
-    the older they are, so that a rollback goes back by a few times what it must.
+    """At most ``most`` (two or more) of some rising points.
+
+    Keeps the oldest, the newest, and others with gaps that grow with age, so that a rollback goes back at most a few
+    times as far as it must.
 
     >>> thinned((10, 5000, 9000, 9900, 9950, 9990, 9998, 9999, 10000), 5)
     (10, 5000, 9950, 9999, 10000)

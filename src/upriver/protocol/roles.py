@@ -1,4 +1,4 @@
-"""What the two roles of a DCP connection have in common."""
+"""What producers and consumers have in common: the error for a wrong role, and frames that are not DCP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from upriver.wire.framing import Frame
 
 
 class WrongRole(RemoteProtocolError):
-    """A command for the other role, or an answer that cannot be: disconnect.
+    """The peer sent a command for the other role, or an impossible answer: disconnect.
 
     See docs/protocol/framing.md#malformed and docs/protocol/consumer.md.
     """
@@ -17,6 +17,6 @@ class WrongRole(RemoteProtocolError):
 
 @dataclass(slots=True)
 class Foreign:
-    """A frame that is no business of DCP: a key-value command on the same connection."""
+    """A frame that is not DCP: a key-value command on the same connection."""
 
     frame: Frame

@@ -1,7 +1,7 @@
 """SCRAM (RFC 5802, RFC 7677) with the names that Couchbase gives it, for both ends (docs/protocol/session.md#sasl).
 
-Pure: randomness is a parameter, bytes go in and bytes come out. The server holds salted credentials, never a
-password; the client proves the server too, because only one that knows the user's credentials can sign.
+Pure: randomness is a parameter, bytes go in and bytes come out. The server keeps salted credentials, never a password.
+The client verifies the server too: only a server that knows the user's credentials can sign.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from enum import StrEnum
 
 from upriver.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
 
-# RFC 7677 asks for 4,096 at least, but real servers have always defaulted to 4,000. Fewer would help whoever listens
-# to guess the password, more would keep us busy for a second and longer.
+# RFC 7677 asks for at least 4,096, but real servers have always defaulted to 4,000. With fewer iterations an
+# eavesdropper could guess the password more easily; more would take us a second or longer.
 MIN_ITERATIONS, MAX_ITERATIONS = 4_000, 1_000_000
 MIN_NONCE = 8
 _GS2_HEADER = "n,,"
@@ -42,7 +42,7 @@ SCRAM_MECHANISMS = tuple(_DIGESTS)
 
 @dataclass(frozen=True, slots=True)
 class SaltedCredentials:
-    """What a server keeps of a password for one mechanism; the password cannot be computed back from it."""
+    """What a server keeps of a password for one mechanism; the password cannot be recovered from it."""
 
     salt: bytes
     iterations: int
@@ -78,10 +78,10 @@ def encode_plain(username: str, password: str, authzid: str = "") -> bytes:
 
 
 def decode_plain(value: bytes) -> tuple[str, str]:
-    """User name and password of a PLAIN SASL_AUTH; the authorization identity is allowed, and ignored."""
+    """The user name and password in a PLAIN SASL_AUTH; an authorization identity is allowed but ignored."""
     parts = _text(value, "PLAIN").split("\0")
     if len(parts) != 3:
-        raise RemoteProtocolError("PLAIN is authzid, user and password, with a zero byte between", "value")
+        raise RemoteProtocolError("PLAIN is authzid, user and password, separated by zero bytes", "value")
     return parts[1], parts[2]
 
 
@@ -120,7 +120,7 @@ class ScramClient:
         return (_GS2_HEADER + self._first_bare).encode()
 
     def respond(self, server_first: bytes) -> bytes:
-        """Prove that we know the password; ``RemoteProtocolError`` if the server's salt or nonce make no sense."""
+        """Prove that we know the password; ``RemoteProtocolError`` if the server's salt or nonce is invalid."""
         text = _text(server_first, "server's first message")
         nonce, salt, iterations = _parse_server_first(text)
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
@@ -135,7 +135,7 @@ class ScramClient:
         return f"{final},p={_base64(proof)}".encode()
 
     def verify(self, server_final: bytes) -> None:
-        """Check the server's signature; raises ``AuthenticationFailed`` if it does not know our credentials."""
+        """Check the server's signature; ``AuthenticationFailed`` if the server does not know our credentials."""
         if self._signature is None:
             raise LocalProtocolError("respond() to the server's first message before verify()")
         fields = _fields(_text(server_final, "server's final message"))
@@ -149,7 +149,7 @@ class ScramClient:
 
 
 class ScramServer:
-    """The server's two steps, for the credentials of the user whom ``client_first`` names.
+    """The server's two steps, with the credentials of the user named in ``client_first``.
 
     Find the user with ``client_name(client_first)``, build this with the stored credentials, then ``challenge`` and
     ``finish``. ``finish`` raises ``AuthenticationFailed`` for a wrong proof.
@@ -189,7 +189,7 @@ class ScramServer:
         if _required(fields, "c") not in (_CHANNEL_BINDING, "eSws"):  # "n,," or "y,,": no channel binding either way
             raise RemoteProtocolError("channel binding is not supported", "c")
         if not hmac.compare_digest(_required(fields, "r").encode(), self._full_nonce.encode()):
-            raise AuthenticationFailed("the nonce is not the one that was agreed on")
+            raise AuthenticationFailed("the nonce is not the agreed one")
         proof = _unbase64(_required(fields, "p"), "p")
         if len(proof) != len(self._credentials.stored_key):
             raise AuthenticationFailed("the proof has the wrong size")
@@ -197,7 +197,7 @@ class ScramServer:
 
 
 def client_name(client_first: bytes) -> str:
-    """Who wants to authenticate, from the client's first message."""
+    """The user name in the client's first message."""
     return _parse_client_first(client_first)[0]
 
 
@@ -233,7 +233,7 @@ def _fields(text: str) -> dict[str, str]:
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if len(name) != 1 or not equals or name in fields:
-            raise RemoteProtocolError("must be attributes like 'r=...', each once, with ',' between", "SCRAM message")
+            raise RemoteProtocolError("must be attributes like 'r=...', each once, separated by ','", "SCRAM message")
         fields[name] = value
     return fields
 
@@ -266,7 +266,7 @@ def _unbase64(text: str, field: str) -> bytes:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise RemoteProtocolError("is not base64", field) from None
-    if _base64(data) != text:  # bits that decoding throws away: two texts for one proof
+    if _base64(data) != text:  # decoding ignores some bits: two texts would mean one proof
         raise RemoteProtocolError("is not the shortest base64", field)
     return data
 

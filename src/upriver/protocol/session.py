@@ -1,7 +1,7 @@
-"""The client's half of a session, up to the point where it may talk about documents or open streams.
+"""The client's half of a handshake, until it may ask for documents or open streams.
 
-HELLO, authentication, bucket, cluster map; then for a feed DCP_OPEN and its controls. Strictly one request at a
-time except for the first three, which every server answers in order. Pure: bytes in, bytes out.
+HELLO, authentication, bucket, for a feed DCP_OPEN and its controls, then the cluster map; one request at a time. Pure:
+responses go in, messages come out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from upriver.errors import (
     Status,
     StatusError,
 )
+from upriver.protocol.scram import SCRAM_MECHANISMS, encode_plain
 from upriver.wire.constants import Feature, Opcode, OpenFlag
 from upriver.wire.message import Message, OtherResponse, Response
 from upriver.wire.messages.cluster import GetClusterConfig
@@ -39,7 +40,7 @@ FEED_FEATURES = (
 class Credentials:
     username: str = ""
     password: str = field(default="", repr=False)
-    allow_plain: bool = False  # PLAIN sends the password itself: only over TLS, or when asked for
+    allow_plain: bool = False  # PLAIN sends the password itself: only over TLS, or on request
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class FeedSettings:
     flags: OpenFlag = OpenFlag.PRODUCER | OpenFlag.INCLUDE_DELETE_TIMES
     buffer_bytes: int = 20 * 1024 * 1024
     noop_interval_s: float = 20
-    compressed: bool = False  # values may come, and are asked to come, compressed
+    compressed: bool = False  # ask for compressed values
     controls: tuple[tuple[str, str, bool], ...] = ()  # name, value, required
 
 
@@ -67,7 +68,7 @@ Step = Iterator[Message]
 
 
 class Session:
-    """Runs the handshake: ``start`` gives the first messages, ``receive`` takes each response in turn.
+    """Runs the handshake: ``start`` gives the first message, ``receive`` takes each response in turn.
 
     When ``done`` is true, ``features`` are on and ``config`` holds the cluster map's JSON (None without a bucket).
     """
@@ -97,11 +98,11 @@ class Session:
         return self._next()
 
     def receive(self, response: Response) -> list[Message]:
-        """The messages to send next; raises the error of a refused step."""
+        """The messages to send next; raises the error if a step was refused."""
         if self._awaiting is None:
             raise LocalProtocolError("the handshake is over")
         if response.opaque != self._awaiting.opaque:
-            raise RemoteProtocolError("this answers nothing that was asked", "opaque", 12)
+            raise RemoteProtocolError("this does not answer any request", "opaque", 12)
         self._response = response
         return self._next()
 
@@ -136,17 +137,16 @@ class Session:
     def _authenticate(self) -> Step:
         yield SaslListMechanisms()
         offered = getattr(self._answer("list SASL mechanisms"), "value", b"").decode("ascii", "replace").split()
-        best = next((m for m in ("SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1") if m in offered), None)
+        best = next((m for m in SCRAM_MECHANISMS if m in offered), None)
         if best:
             yield from self._scram(best)
         elif "PLAIN" in offered and self.credentials.allow_plain:
-            secret = f"\0{self.credentials.username}\0{self.credentials.password}".encode()
-            yield SaslAuth(b"PLAIN", secret)
+            yield SaslAuth(b"PLAIN", encode_plain(self.credentials.username, self.credentials.password))
             self._answer("authenticate")
         else:
             raise ConfigError(
                 f"the server offers {' '.join(offered) or 'nothing'}: no SCRAM, and PLAIN would send the password "
-                "readable; use couchbases:// (TLS) or set allow_plain"
+                "in the clear; use couchbases:// (TLS) or set allow_plain"
             )
 
     def _scram(self, mechanism: str) -> Step:
@@ -181,7 +181,7 @@ class Session:
             raise LocalProtocolError("no response yet")
         if response.status != wanted:
             if response.status == Status.EACCESS and not self.credentials.username:
-                reason = _detail(response) or "the server wants a login"
+                reason = _detail(response) or "the server requires a login"
                 raise AccessDenied(f"cannot {doing}: {reason} (no username was given)")
             raise _refused(response, doing)
         return response
@@ -191,20 +191,20 @@ def _refused(response: Response, doing: str) -> Exception:
     if response.status == Status.AUTH_ERROR:
         return AuthenticationFailed("wrong user name or password")
     if response.status == Status.SUCCESS:
-        return RemoteProtocolError(f"cannot {doing}: the server said it is done, too early", "status", 6)
+        return RemoteProtocolError(f"cannot {doing}: the server reported success too early", "status", 6)
     detail = _detail(response)
     return StatusError.of(response.status, f"cannot {doing}{': ' + detail if detail else ''}")
 
 
 def _detail(response: Response) -> str:
-    """What the server says to a person, or whatever else it sent."""
+    """The server's error text, or the beginning of whatever it sent."""
     if not isinstance(response, OtherResponse):
         return ""
     return response.context() or response.value[:200].decode("utf-8", "replace")
 
 
 def config_json(raw: bytes) -> Any:
-    """A cluster config's JSON; ``RemoteProtocolError`` if it is not."""
+    """The JSON of a cluster config; ``RemoteProtocolError`` if it is not JSON."""
     import orjson
 
     try:

@@ -1,4 +1,4 @@
-"""Who owns which vbucket: the cluster map as a value, parsed from the JSON of nodes.
+"""The cluster map as a value: which node owns which vbucket, parsed from the JSON that nodes send.
 
 See docs/protocol/session.md#cluster-map.
 """
@@ -24,7 +24,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One revision of the cluster map; ``chains[vb]`` lists indexes into ``nodes``, active first, -1 for nobody."""
+    """One revision of the cluster map; ``chains[vb]`` lists indexes into ``nodes``, active first, -1 for none."""
 
     revision: tuple[int, int]
     nodes: tuple[Address, ...]
@@ -38,30 +38,27 @@ class Topology:
         return len(self.chains)
 
     def active(self, vbucket: int) -> Address | None:
-        """The node that owns a vbucket, or None while nobody does."""
+        """The node that owns a vbucket, or None while no node does."""
         return self.nodes[index] if (index := self.chains[vbucket][0]) >= 0 else None
 
     @property
     def serving(self) -> tuple[Address, ...]:
-        """The nodes that own a vbucket: a map may still list others, which nobody should ask anything."""
+        """The nodes that own vbuckets. A map may list others, which should not be asked."""
         owners = {chain[0] for chain in self.chains if chain[0] >= 0}
         return tuple(self.nodes[index] for index in sorted(owners)) or self.nodes
 
     def owned(self) -> set[int]:
-        """The vbuckets that somebody owns."""
+        """The vbuckets that have an owner."""
         return {vb for vb, chain in enumerate(self.chains) if chain[0] >= 0}
-
-    def owned_by(self, address: Address) -> list[int]:
-        return [vb for vb in range(self.vbuckets) if self.active(vb) == address]
 
     def replicas(self, vbucket: int) -> list[Address]:
         return [self.nodes[index] for index in self.chains[vbucket][1:] if index >= 0]
 
 
 def parse_topology(config: Any, seen_host: str, *, tls: bool = False, network: str = "auto") -> Topology:
-    """The map in a config; ``seen_host`` is how we reached the node that sent it, for ``$HOST`` and missing names.
+    """The map in a config. ``seen_host`` is the host by which we reached its sender, for ``$HOST`` and missing names.
 
-    ``network`` is "default", "external" (alternate addresses) or "auto": external if we came by such an address.
+    ``network`` is "default", "external" (alternate addresses) or "auto": external if we used such an address.
     """
     try:
         return _parse(config, seen_host, tls, network)
@@ -87,9 +84,9 @@ def _parse(config: Any, seen_host: str, tls: bool, network: str) -> Topology:
 
 
 def _extended_nodes(config: Any, seen_host: str, tls: bool, network: str) -> list[Address]:
-    """Addresses from ``nodesExt``, which alone knows TLS ports and alternate addresses.
+    """Addresses from ``nodesExt``, the only part with TLS ports and alternate addresses.
 
-    Its data nodes stand in the order of ``serverList``, so that indexes of the vbucket map hold.
+    Its data nodes are in the order of ``serverList``, so the indexes of the vbucket map apply.
     """
     service = "kvSSL" if tls else "kv"
     found = []
@@ -106,7 +103,7 @@ def _extended_nodes(config: Any, seen_host: str, tls: bool, network: str) -> lis
 
 
 def _network_of(config: Any, seen_host: str) -> str:
-    """Which of the cluster's networks we came in by."""
+    """The cluster's network by which we reached it."""
     nodes = config.get("nodesExt", ())
     if any(node.get("hostname") == seen_host for node in nodes):
         return "default"

@@ -1,5 +1,5 @@
-"""Records: the Arrow schemas of the change feed, and columns off the wire as Arrow batches.
+"""Changes as Arrow data: the schemas of the change feed, and batches made from decoded columns.
 
-``schema`` declares the schemas that the client, the lake and Spark derive theirs from; ``batches`` makes batches of
-them. This package knows Arrow and ``wire``, no socket and no store.
+``schema`` declares the schemas from which the client, the lake and Spark derive theirs; ``batches`` fills them. This
+package imports Arrow and ``wire``, and touches neither sockets nor the store.
 """

@@ -1,7 +1,7 @@
-"""Columns to Arrow record batches, without Python work per row.
+"""Turns decoded columns into Arrow record batches without Python work per row.
 
-Keys and values are not copied: the batch refers to the memory that the decoder wrote. Only rows whose value is
-compressed or has extended attributes are looked at one by one.
+Keys and values are not copied: a batch refers to the memory that the decoder wrote. Only rows whose value is
+compressed or has extended attributes are handled one by one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ DEFAULT_NAMES: Mapping[int, tuple[str, str]] = {0: ("_default", "_default")}
 
 @dataclass(frozen=True, slots=True)
 class ChangeOptions:
-    """How change rows are to look."""
+    """How ``change_batch`` builds its rows."""
 
     names: Mapping[int, tuple[str, str]] = field(default_factory=lambda: dict(DEFAULT_NAMES))  # id: scope, collection
-    xattrs: bool = False  # fill the map; values never include the attributes either way
+    xattrs: bool = False  # fill the xattrs column; values never include the attributes either way
     values: bool = True  # False: the stream was opened without values
 
 
 def wire_batch(columns: Columns, first: int = 0, last: int | None = None) -> pa.RecordBatch:
     """Rows as they came off the wire, in the schema ``WIRE``; nothing is copied.
 
-    Made once per ``Columns`` and then sliced, so that a small chunk costs two microseconds. As valid as the columns.
+    The batch is made once per ``Columns`` and then sliced, so a small chunk costs two microseconds. It is valid for
+    as long as the columns are.
     """
     whole = _whole.get(columns)
     if whole is None:
@@ -51,19 +52,19 @@ def wire_batch(columns: Columns, first: int = 0, last: int | None = None) -> pa.
 
 
 def _whole_batch(columns: Columns) -> pa.RecordBatch:
-    """All the room of the columns as one batch, whatever is in it yet.
+    """The whole memory of the columns as one batch, including rows that are not written yet.
 
-    Arrow looks at the last offsets, which may not be written yet: they are hidden for that moment.
+    Arrow reads the last offsets, which may not be written yet, so they are set to 0 while the batch is made.
     """
     ends = columns.view("key_at")[-1:], columns.view("value_at")[-1:]
-    hidden = [end.copy() for end in ends]
+    saved = [end.copy() for end in ends]
     for end in ends:
         end[:] = 0
     rows = columns.sizes.rows
     arrays = [_binary(columns, name, 0, rows) if name in ("key", "value") else _arrow(columns.view(name)[:-1])
               for name in WIRE.names]  # fmt: skip
     batch = pa.RecordBatch.from_arrays(arrays, schema=WIRE)
-    for end, last in zip(ends, hidden, strict=True):
+    for end, last in zip(ends, saved, strict=True):
         end[:] = last
     return batch
 
@@ -102,19 +103,19 @@ def change_batch(columns: Columns, options: ChangeOptions, first: int = 0, last:
 
 
 def row_batch(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Rows made one by one (rollbacks, collection events, odd documents), by column name; the rest is null."""
+    """Rows given by column name (rollbacks, collection events, unusual documents); missing columns are null."""
     return pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=CHANGES)
 
 
 def rollback_row(vbucket: int, to_seqno: int, lost_vbuuid: int, epoch: int) -> dict[str, Any]:
-    """The row that tells of a rollback: changes of the vbucket above ``to_seqno`` from before ``epoch`` are void."""
+    """The row for a rollback: it voids the vbucket's changes above ``to_seqno`` from before ``epoch``."""
     return {
         "event": Event.ROLLBACK, "vbucket": vbucket, "seqno": to_seqno, "epoch": epoch, "vbuuid": signed(lost_vbuuid),
     }  # fmt: skip
 
 
 def _arrow(column: Any) -> pa.Array:
-    """NumPy columns are wrapped, not copied."""
+    """The column as an Arrow array; NumPy columns are wrapped, not copied."""
     if not isinstance(column, np.ndarray):
         return column
     return pa.Array.from_buffers(pa.from_numpy_dtype(column.dtype), len(column), [None, pa.py_buffer(column)])
@@ -136,7 +137,7 @@ def _repeated(text: str | None) -> pa.Array:
 
 
 def _constant(text: str | None, count: int) -> pa.Array:
-    """The same text in every row: the usual case, and twenty times cheaper than looking each one up."""
+    """The same text in every row: the usual case, and twenty times cheaper than a lookup per row."""
     if count > _LONGEST_CONSTANT:
         return pa.repeat(pa.scalar(text, pa.string()), count)
     return _repeated(text).slice(0, count)
@@ -164,7 +165,7 @@ def _names(ids: npt.NDArray[np.uint32], names: Mapping[int, tuple[str, str]]) ->
 
 
 def _timestamps(cas: npt.NDArray[np.uint64]) -> pa.Array:
-    """The clock in a CAS: nanoseconds, whose low 16 bits are a counter; no time for a CAS that is none.
+    """The times in CAS values: nanoseconds whose low 16 bits are a counter; null where the CAS is not a clock.
 
     See docs/protocol/kv.md#clocks.
     """
@@ -177,7 +178,7 @@ def _timestamps(cas: npt.NDArray[np.uint64]) -> pa.Array:
 def _values(
     columns: Columns, first: int, last: int, events: Any, datatypes: Any, options: ChangeOptions
 ) -> tuple[pa.Array, pa.Array, Any]:
-    """Values without wrapping, their extended attributes, and what the values are now."""
+    """Values without compression and attributes, the attributes, and the datatypes of the values as they are now."""
     count = last - first
     if not options.values:
         return pa.nulls(count, pa.binary()), pa.nulls(count, XATTRS), datatypes
@@ -194,7 +195,7 @@ def _values(
 def _unwrap(
     columns: Columns, first: int, values: pa.Array, live: Any, wrapped: Any, datatypes: Any, options: ChangeOptions
 ) -> tuple[pa.Array, pa.Array, Any]:
-    """Inflate and take apart the rows in ``wrapped``; all others stay as they are."""
+    """Inflate and split the values of the rows in ``wrapped``; the others stay as they are."""
     bodies: list[bytes | None] = []
     attributes: dict[int, dict[str, bytes]] = {}
     for row in wrapped.tolist():

@@ -1,7 +1,7 @@
-"""THE Arrow schemas, declared once: document messages as they come off the wire, and rows of the change feed.
+"""The Arrow schemas, declared once: document messages as they come off the wire, and rows of the change feed.
 
-Spark, the client and the files all derive theirs from ``CHANGES``. It holds only types that Spark has: no unsigned
-numbers, no large or view types. A u64 is the same 64 bits as a signed number (``model.signed``).
+Spark, the client and the lake's files derive theirs from ``CHANGES``. It has only types that Spark has: no unsigned
+numbers, no large or view types. A u64 is stored as the same 64 bits in a signed number (``model.signed``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-# The columns of a bulk decode; ``event`` is the opcode, ``stream_id`` 0 means none.
+# The columns of a bulk decode; ``event`` is the opcode, and ``stream_id`` 0 means that the stream has none.
 WIRE = pa.schema(
     [
         pa.field("event", pa.uint8(), nullable=False),
@@ -51,13 +51,13 @@ class Event(StrEnum):
 
 XATTRS = pa.map_(pa.string(), pa.binary())
 
-# Rows of the change feed. Only documents have everything; a rollback has its vbucket, seqno, epoch and branch.
+# Rows of the change feed. Only documents fill every column; a rollback has a vbucket, seqno, epoch and vbuuid.
 CHANGES = pa.schema(
     [
         pa.field("event", pa.string(), nullable=False),
         pa.field("vbucket", pa.int32(), nullable=False),
         pa.field("seqno", pa.int64(), nullable=False),
-        pa.field("epoch", pa.int32(), nullable=False),  # how often this source saw the vbucket roll back
+        pa.field("epoch", pa.int32(), nullable=False),  # how many rollbacks of the vbucket the reader has seen
         pa.field("vbuuid", pa.int64(), nullable=False),
         pa.field("rev_seqno", pa.int64()),
         pa.field("cas", pa.int64()),
@@ -67,7 +67,7 @@ CHANGES = pa.schema(
         pa.field("collection_id", pa.int64()),
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),  # null for tombstones
-        pa.field("datatype", pa.int32()),  # of ``value`` as it stands here: inflated, without xattrs
+        pa.field("datatype", pa.int32()),  # of ``value`` in this row: inflated, without xattrs
         pa.field("flags", pa.int64()),
         pa.field("expiry", pa.int64()),  # Unix seconds, 0: never
         pa.field("delete_time", pa.int64()),  # Unix seconds, 0: unknown
@@ -79,9 +79,9 @@ CHANGES = pa.schema(
 
 
 def signed_column(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """u64 columns as Arrow and Spark have them: the same 64 bits, read as a signed number.
+    """A u64 column as Arrow and Spark store it: the same 64 bits, read as signed numbers.
 
-    Equality and uniqueness survive, and so does order below 2^63: seqnos never come near it, and a CAS, nanoseconds
-    since 1970, not before 2262.
+    Equality and uniqueness are preserved, and so is order below 2^63. Seqnos never get near that, and a CAS, which
+    counts nanoseconds since 1970, reaches it in 2262.
     """
     return numbers.view(np.int64)

@@ -17,7 +17,7 @@ from upriver.client._requests.operations import Ask, Operation
 from upriver.client.blocking import Database, collection_names
 from upriver.errors import TEMPORARY, ConfigError, ConnectFailed, Status, status_name
 from upriver.model import DEFAULT_COLLECTION, Datatype, unsigned, vbucket_of
-from upriver.protocol.feed.cluster_feed import backoff
+from upriver.protocol.feed.stream_states import backoff
 from upriver.protocol.topology import Address
 from upriver.records.schema import Event
 from upriver.spark.options import WriteOperation, WriteOptions

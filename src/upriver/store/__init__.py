@@ -1,11 +1,12 @@
 """The store: vbuckets on disk and in memory, with their documents, history, failover logs and collections.
 
-``Bucket.open`` is the way in. A ``VBucket`` has its operations in parts: ``documents``, ``bulk``, ``with_meta``,
-``durable``, ``replication``, ``collections``. A ``StreamSource`` hands out history.
+Start at ``Bucket.open``. A ``VBucket`` groups its operations in parts: ``documents``, ``bulk``, ``with_meta``,
+``durable``, ``replication``, ``collections``. A ``StreamSource`` reads the history.
 
-A write is taken when its call returns, and durable when ``persisted_seqno`` has reached it. A crash loses nothing below
-that; damage is an error that names the vbucket. Operations may be called from any thread. The store touches files,
-threads and the clock it is given; it knows nothing of sockets, and nobody else takes its locks. See ``docs/store.md``.
+A write is accepted when its call returns, and durable when ``persisted_seqno`` has reached it. A crash loses nothing
+below that; damage is an error that names the vbucket. Operations may be called from any thread. The store touches
+files, threads and the clock it is given. It knows nothing of sockets, and no other code takes its locks. See
+``docs/store.md``.
 """
 
 from upriver.store.bucket import Bucket
@@ -17,7 +18,7 @@ from upriver.store.log.stream import StreamSource, follow, live_after
 from upriver.store.options import Durability, StoreOptions
 from upriver.store.vbucket import VBucket
 from upriver.store.withmeta import WithMetaOption
-from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire.packed import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 __all__ = [
     "Bucket",

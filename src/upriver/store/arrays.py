@@ -1,7 +1,7 @@
-"""Memory for records and key tables: large pieces are mapped from the system.
+"""Memory for records and key tables: large pieces are mapped from the system, and reused.
 
-The C heap keeps most of what is freed, scattered between what is in use, and the quota would mean little. Fresh pages
-are expensive, though (twenty times a copy into pages that are there), so a pool keeps some of what is freed.
+The C heap would keep most freed memory, scattered between pieces in use, and make the quota meaningless. But fresh
+pages cost twenty times as much as a copy into existing ones, so a pool keeps some of the freed mappings.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class MemoryPool:
-    """Mappings that nobody refers to any more, by size; no more than the open buckets allow.
+    """Freed mappings by size, no more bytes than the open buckets allow.
 
-    A mapping comes back in whatever thread drops the last reference to it.
+    A mapping comes back in the thread that drops the last reference to it.
     """
 
     def __init__(self) -> None:
         self.allowed_bytes = 0
-        self._free: dict[int, list[mmap.mmap]] = {}  # the sizes asked for last are at the end
+        self._free: dict[int, list[mmap.mmap]] = {}  # sizes used last are at the end
         self._returned: deque[mmap.mmap] = deque()
         self._lock = threading.Lock()
 
@@ -38,7 +38,7 @@ class MemoryPool:
         return sum(size * len(mappings) for size, mappings in self._free.items())
 
     def allow(self, size: int) -> None:
-        """Keep so many bytes more; a negative number takes it back."""
+        """Allow ``size`` more bytes; a negative number takes them back."""
         with self._lock:
             self.allowed_bytes += size
             self._sort_in()
@@ -54,14 +54,14 @@ class MemoryPool:
 
     def give_back(self, mapping: mmap.mmap) -> None:
         self._returned.append(mapping)
-        if self._lock.acquire(blocking=False):  # its holder, perhaps this very thread, sorts it in
+        if self._lock.acquire(blocking=False):  # else the holder, perhaps this very thread, sorts it in
             try:
                 self._sort_in()
             finally:
                 self._lock.release()
 
     def _sort_in(self) -> None:
-        """Keep what came back; if that is too much, free the sizes that were asked for least recently."""
+        """Keep the returned mappings; if they are too many, free the sizes used least recently."""
         while self._returned:
             mapping = self._returned.popleft()
             self._free.setdefault(len(mapping), []).append(mapping)
@@ -76,10 +76,10 @@ POOL = MemoryPool()
 
 
 def keep_heap(size: int) -> None:
-    """Let the C heap keep so many free bytes at its end, where it has such a switch.
+    """Let glibc's heap keep ``size`` free bytes at its end; other C libraries have no such switch.
 
-    LMDB allocates what a commit writes and frees it afterwards. By default glibc then gives it back to the system, to
-    ask for fresh pages a moment later.
+    LMDB allocates what a commit writes and frees it afterwards. By default glibc gives that memory back to the system
+    and asks for fresh pages a moment later.
     """
     global _heap_kept
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -93,7 +93,7 @@ _heap_kept = 0
 
 
 def octets(size: int) -> Octets:
-    """Bytes, not cleared."""
+    """An array of bytes, not cleared."""
     if size < MAPPED:
         return np.empty(size, np.uint8)
     mapping, _ = POOL.lend(size)
@@ -101,7 +101,7 @@ def octets(size: int) -> Octets:
 
 
 def words(count: int) -> Words:
-    """Zeros."""
+    """An array of zero words."""
     if count * 8 < MAPPED:
         return np.zeros(count, np.uint64)
     mapping, fresh = POOL.lend(count * 8, mmap.MAP_POPULATE)  # every page of a hash table is touched
@@ -112,20 +112,20 @@ def words(count: int) -> Words:
 
 
 def _lent(mapping: mmap.mmap) -> Octets:
-    """All of a mapping, which goes back when no array, slice or memoryview of it is left."""
+    """A whole mapping as an array; it goes back to the pool with the last array, slice or memoryview of it."""
     lent = np.frombuffer(mapping, np.uint8)
     weakref.finalize(lent.base, POOL.give_back, mapping).atexit = False
     return lent
 
 
 class Scratch:
-    """Words for one user at a time, kept for the next one unless they are many."""
+    """A reusable array of words for one user at a time; a very large one is not kept."""
 
     def __init__(self) -> None:
         self._kept = words(0)
 
     def zeros(self, count: int) -> Words:
-        """Valid until the next call."""
+        """An array of zeros, valid until the next call."""
         if count * 8 > MOST_KEPT:
             return words(count)
         if count > self._kept.size:

@@ -13,12 +13,11 @@ from typing import Any
 from upriver.errors import DamagedVbucket, NotMyVbucket, OutOfRange, TemporaryFailure
 from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.store.arrays import POOL, keep_heap
-from upriver.store.collections import kept as kept_manifests
-from upriver.store.collections.changes import ManifestChanges
+from upriver.store.collections.changes import ManifestChanges, put_manifest, read_manifests
 from upriver.store.collections.manifest import Manifest
-from upriver.store.disk.file import BUCKET, FORMAT, Disk, seal_vbucket
+from upriver.store.disk.file import BUCKET, FORMAT, Disk, meta_key, seal_vbucket
 from upriver.store.disk.sealed import seal_record
-from upriver.store.log.flusher import Flusher, meta_key
+from upriver.store.log.flusher import Flusher
 from upriver.store.opening import check_identity, read_vbuckets, survive_crash
 from upriver.store.options import StoreOptions
 from upriver.store.record import describe
@@ -27,9 +26,9 @@ from upriver.store.upkeep.compaction import compact, wants_compaction
 from upriver.store.upkeep.emptying import empty
 from upriver.store.upkeep.expiry import expire_due
 from upriver.store.vbucket import VBucket
-from upriver.wire.source_events import EndReason
+from upriver.wire.packed import EndReason
 
-WORTH_KEEPING = 512  # records of a vbucket whose keys no table knows
+WORTH_KEEPING = 512  # records whose keys are in no key table
 SLICE = 4  # vbuckets that one call of ``maintain`` compacts
 
 
@@ -39,9 +38,9 @@ def random_uuid() -> int:
 
 
 class Bucket:
-    """Made by ``open``. Methods block and belong to one thread, unless they say otherwise; vbuckets take any thread.
+    """An open bucket; ``open`` makes it. Its methods block and are for one thread, unless they say otherwise.
 
-    ``listeners`` are called when something becomes durable, or cannot.
+    Its vbuckets may be used from any thread. ``listeners`` are called when changes become durable, or cannot.
     """
 
     def __init__(self, name: str, vbuckets: int, shared: Shared, identity: dict[str, Any]) -> None:
@@ -57,14 +56,14 @@ class Bucket:
         self._flusher = Flusher(shared)
         self._manifests = ManifestChanges(shared, self._flusher, self._vbuckets)
         self._closed = self._closing = False
-        self.opened_clean = True  # what was in memory when the bucket was last used is here
+        self.opened_clean = True  # the last shutdown was clean: nothing was lost
 
     @classmethod
     def open(
         cls, path: str | Path, *, name: str, vbuckets: int = 1024, options: StoreOptions | None = None,
         now_ns: Callable[[], int] = time.time_ns, uuids: Callable[[], int] = random_uuid,
     ) -> Bucket:  # fmt: skip
-        """Open the bucket in this directory, or make one; refuses files that are damaged or not ours."""
+        """Open the bucket in this directory, or create one; refuses files that are damaged or not ours."""
         options = options or StoreOptions()
         disk = Disk(Path(path), options)
         try:
@@ -86,9 +85,9 @@ class Bucket:
         check_identity(identity, disk, vbuckets)
         manifest = Manifest.parse(identity["manifest"]) if identity["manifest"] else Manifest()
         shared = Shared(disk, options, int(identity["seed"]), now_ns, manifest, uuids)
-        shared.manifests = kept_manifests.read(disk)
+        shared.manifests = read_manifests(disk)
         if manifest.uid:
-            shared.manifests[manifest.uid] = manifest  # it is in the bucket's record, too
+            shared.manifests[manifest.uid] = manifest  # also kept in the bucket's record
         shared.change_options(options, vbuckets)
         bucket = cls(name, vbuckets, shared, identity)
         bucket._load(clean=bool(identity["clean"]), fresh=stored is None)
@@ -99,13 +98,13 @@ class Bucket:
         return bucket
 
     def _load(self, clean: bool, fresh: bool) -> None:
-        """Read every vbucket's record; after a crash begin new branches, and make that durable before serving."""
+        """Read every vbucket's record; after a crash begin new branches, durably, before anything is served."""
         shared = self._shared
         self.opened_clean = clean
         found, self._unreadable = read_vbuckets(shared, self.vbuckets, self._identity["format"], fresh)
         self._vbuckets.update(found)
         shared.vbucket_count = len(found)
-        # Who will catch up with the manifest writes where others may have gone on: as after a crash.
+        # A vbucket that must catch up with the manifest writes new events where readers may be ahead: as after a crash.
         branching = [vb for vb in found.values() if not clean or vb.collections.lags_behind]
         for vbucket in branching:
             survive_crash(vbucket)
@@ -114,7 +113,7 @@ class Bucket:
         with disk.write() as transaction:
             self._put_identity(transaction, clean=False)
             if shared.manifest.uid:
-                kept_manifests.put(transaction, disk, shared.manifest)  # were it damaged, it is whole again
+                put_manifest(transaction, disk, shared.manifest)  # repairs a damaged copy
             for vbucket in branching:
                 transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, describe(vbucket)), db=disk.meta)
             disk.put_present(transaction, shared.present)
@@ -124,22 +123,22 @@ class Bucket:
         self._identity.update(clean=clean, format=FORMAT, manifest=_manifest_field(self._shared.manifest))
         transaction.put(BUCKET, seal_record(BUCKET, self._identity), db=self._shared.disk.meta)
 
-    # ---- persistence, and the end ----
+    # ---- persistence and closing ----
 
     def flush(self) -> None:
         """Everything written before this call is durable when it returns; raises ``DiskFull``."""
         self._flusher.flush()
 
     def flush_unless_paused(self) -> None:
-        """``flush``, unless persistence is paused: then what was written becomes durable when that is over."""
+        """``flush``, unless persistence is paused: then the changes become durable when it resumes."""
         self._flusher.flush_unless_paused()
 
     def stop_persistence(self) -> bool:
-        """Keep everything in memory until ``start_persistence``; False if that is so already.
+        """Keep everything in memory until ``start_persistence``; False if persistence is stopped already.
 
-        Meanwhile ``persisted_seqno`` stands still, changes of state are not yet durable, and what needs the disk to be
-        up to date (compaction, rollback, deletion, a manifest) is refused with ``TemporaryFailure``, as writes are when
-        too much has gathered. ``close`` persists all the same.
+        Until then ``persisted_seqno`` stands still and changes of state are not durable. Operations that need an
+        up-to-date disk (compaction, rollback, deletion, a manifest) raise ``TemporaryFailure``; so do writes when too
+        much waits in memory. ``close`` still persists everything.
         """
         if self._flusher.paused:
             return False
@@ -147,14 +146,14 @@ class Bucket:
         return True
 
     def start_persistence(self) -> bool:
-        """The end of ``stop_persistence``; False if persistence is running."""
+        """Undo ``stop_persistence``; False if persistence is running already."""
         if not self._flusher.paused:
             return False
         self._flusher.resume()
         return True
 
     def close(self) -> None:
-        """Persist everything and leave the mark of a clean shutdown."""
+        """Persist everything and mark the shutdown as clean."""
         if self._closed:
             return
         self._end_upkeep()
@@ -172,7 +171,7 @@ class Bucket:
         self._release(clean=True)
 
     def _freeze_keys(self) -> None:
-        """Write key tables where the next start would have to read many records instead."""
+        """Write key tables for vbuckets where the next start would otherwise read many records."""
         with self._shared.lock:
             for vbucket in self._vbuckets.values():
                 if vbucket.high_seqno - vbucket.indexed_seqno > WORTH_KEEPING:
@@ -188,7 +187,7 @@ class Bucket:
             self._release()
 
     def _end_upkeep(self) -> None:
-        """Wait until background work is done with the vbucket that it works on; it does not begin another."""
+        """Wait until background work has finished its current vbucket; it begins no other."""
         self._closing = True
         with self._manifests.turn, self._shared.commit_lock:
             pass
@@ -196,7 +195,7 @@ class Bucket:
     def _release(self, clean: bool = False) -> None:
         self._closed = True
         with self._shared.lock:
-            for vbucket in self._vbuckets.values():  # a vbucket and its parts know each other: only the collector would
+            for vbucket in self._vbuckets.values():  # else its memory would stay until the next garbage collection
                 vbucket.memory.clear(vbucket.high_seqno)
                 vbucket.keys.clear()
         self._shared.disk.close(clean)
@@ -214,7 +213,7 @@ class Bucket:
         self.close()
 
     def change_options(self, options: StoreOptions) -> None:
-        """Another quota or max TTL, from now on; what decides how data is written stays as it was."""
+        """Change quota and max TTL; the other options stay as they are."""
         options = replace(self.options, quota_bytes=options.quota_bytes, max_ttl_s=options.max_ttl_s)
         with self._shared.lock:
             POOL.allow(options.spare_bytes - self.options.spare_bytes)
@@ -232,9 +231,9 @@ class Bucket:
 
     @property
     def unreadable(self) -> Mapping[int, str]:
-        """Vbuckets whose records are damaged, so that nothing is known of them, and what is wrong.
+        """Vbuckets whose records are damaged, and what is wrong.
 
-        It can become a replica, which starts empty, or be deleted; anything else is refused.
+        Such a vbucket can become a replica, which starts empty, or be deleted; anything else is refused.
         """
         return self._unreadable
 
@@ -243,7 +242,7 @@ class Bucket:
             raise self._shared.disk.damaged(vbucket_id, self._unreadable[vbucket_id])
 
     def existing(self) -> Iterator[VBucket]:
-        """The vbuckets that are here, by id."""
+        """The vbuckets of this bucket, ordered by id."""
         return iter([self._vbuckets[number] for number in sorted(self._vbuckets)])
 
     def set_state(
@@ -252,10 +251,9 @@ class Bucket:
     ) -> VBucket:  # fmt: skip
         """Change the state of a vbucket, creating it if it is missing; durable on return unless ``durable`` is False.
 
-        To active by an administrator begins a new branch (docs/protocol/rollback.md#failover-log), by a takeover it
-        does not. Streams end, unless ``silent`` (a producer's own step from active to dead,
-        docs/protocol/vbuckets.md#takeover). What is written to the vbucket later never becomes durable before its state
-        does.
+        Becoming active begins a new branch (docs/protocol/rollback.md#failover-log), except in a takeover.
+        Streams end, unless ``silent`` (a producer's own step from active to dead, docs/protocol/vbuckets.md#takeover).
+        Later writes to the vbucket never become durable before its state does.
         """
         vbucket = self._change_state(vbucket_id, state, takeover, silent, topology)
         if durable:
@@ -290,7 +288,7 @@ class Bucket:
                 vbucket = VBucket(self._shared, vbucket_id, state, FailoverLog.new(self._shared.random_uuid()))
                 self._vbuckets[vbucket_id] = vbucket
                 self._shared.vbucket_count = len(self._vbuckets)
-                if state is VbucketState.ACTIVE:  # others hear of it from theirs
+                if state is VbucketState.ACTIVE:  # others learn it from their active
                     vbucket.collections.adopt_manifest()
             elif vbucket.state is not state:
                 vbucket.change_state(state, takeover=takeover, silent=silent)
@@ -300,7 +298,7 @@ class Bucket:
             return vbucket
 
     def delete_vbucket(self, vbucket_id: int) -> None:
-        """Erase it; its streams end."""
+        """Erase the vbucket; its streams end."""
         if vbucket_id in self._unreadable:
             self._erase_unreadable(vbucket_id)
             return
@@ -322,7 +320,7 @@ class Bucket:
             del self._unreadable[vbucket_id]
 
     def _erase(self, vbucket_id: int) -> None:
-        """From the disk; damage is gone with it."""
+        """Erase the vbucket on disk, and forget its damage."""
         disk = self._shared.disk
         present = self._shared.present - {vbucket_id}
         with disk.write() as transaction:
@@ -334,12 +332,12 @@ class Bucket:
         disk.damage.pop(vbucket_id, None)
 
     def empty(self) -> None:
-        """Every vbucket begins a new history, without documents; its streams end. Durable on return.
+        """Remove all documents: every vbucket begins a new history and its streams end. Durable on return.
 
-        May be called in a thread beside the one that the bucket belongs to; others go on meanwhile.
+        May be called in any thread; other threads can read and write meanwhile.
         """
         for number in self._unreadable:
-            self._check_readable(number)  # nobody knows what it should be
+            self._check_readable(number)  # its state is unknown
         with self._manifests.turn:
             empty(self._shared, self._vbuckets, self._check_open)
             self._manifests.apply()
@@ -356,9 +354,9 @@ class Bucket:
         return self._shared.manifest
 
     def apply_manifest(self, data: bytes | str) -> None:
-        """Make this the manifest; active vbuckets write their events. Durable on return.
+        """Make this the bucket's manifest; active vbuckets write its system events. Durable on return.
 
-        May be called in a thread beside the one that the bucket belongs to; others go on meanwhile.
+        May be called in any thread; other threads can read and write meanwhile.
 
         See docs/protocol/collections.md#applying.
         """
@@ -377,7 +375,7 @@ class Bucket:
         self, vbucket_id: int | None = None, *, purge_before_s: int | None = None,
         purge_before_seqno: int | None = None, drop_deletes: bool = False,
     ) -> None:  # fmt: skip
-        """Give back the space of old versions and of dropped collections, and purge old tombstones."""
+        """Reclaim the space of old versions and dropped collections, and purge old tombstones."""
         if purge_before_s is None:
             purge_before_s = self._shared.now_s - self.options.purge_age_s
         chosen = list(self.existing()) if vbucket_id is None else [self.vbucket(vbucket_id)]
@@ -390,41 +388,41 @@ class Bucket:
         waiting = [vbucket for vbucket in self._present() if wants_compaction(vbucket)]
         for vbucket in waiting[:most]:
             with self._shared.commit_lock:
-                if self._may_keep_up(vbucket):
-                    with suppress(DamagedVbucket):  # who listens to damage knows; the others have their turn
+                if self._may_maintain(vbucket):
+                    with suppress(DamagedVbucket):  # ``on_damage`` was called; continue with the others
                         compact(vbucket, self._shared.now_s - self.options.purge_age_s, SEQNO_MAX)
         return max(0, len(waiting) - most) if not self._flusher.paused else 0
 
     def run_expiry_pager(self) -> int:
-        """Turn documents whose time has come into tombstones, each with a new seqno; returns how many."""
+        """Turn expired documents into tombstones, each with a new seqno; returns how many."""
         expired = 0
         for vbucket in self._present():
             with self._shared.commit_lock:
-                if self._may_keep_up(vbucket) and vbucket.state is VbucketState.ACTIVE:
+                if self._may_maintain(vbucket) and vbucket.state is VbucketState.ACTIVE:
                     with suppress(DamagedVbucket):
                         expired += expire_due(vbucket)
         return expired
 
     def _present(self) -> list[VBucket]:
-        with self._shared.lock:  # upkeep has a thread of its own
+        with self._shared.lock:  # upkeep runs in another thread
             return list(self.existing())
 
-    def _may_keep_up(self, vbucket: VBucket) -> bool:
-        """Whether background work on it makes sense: it may have been deleted, the bucket closed, the disk paused."""
+    def _may_maintain(self, vbucket: VBucket) -> bool:
+        """False if the vbucket was deleted, the bucket is closing, or persistence is paused."""
         return not self._closing and not self._flusher.paused and self._vbuckets.get(vbucket.id) is vbucket
 
     @property
     def damage(self) -> Mapping[int, DamagedVbucket]:
-        """What was found damaged since the bucket was opened: the first of each vbucket."""
+        """The first damage found in each vbucket since the bucket was opened."""
         return self._shared.disk.damage
 
     def begin_anew(self, vbucket_id: int) -> None:
-        """Erase what a replica has, damage included, so that its active can fill it again."""
+        """Empty a replica, damaged or not, so that its active can fill it again."""
         self.vbucket(vbucket_id).rollback(0)
         self._shared.disk.damage.pop(vbucket_id, None)
 
     def trim_memory(self, wanted_bytes: int = 0) -> None:
-        """Evict checkpoints that are on disk until the memory log is this small; slow streams read from disk."""
+        """Evict checkpoints that are on disk until the memory log has this size; slow streams then read from disk."""
         with self._shared.lock:
             self._shared.evict(wanted_bytes)
 
@@ -436,11 +434,11 @@ class Bucket:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory log and key tables."""
+        """The size of the memory log and the overlays."""
         return self._shared.log_gauge.bytes + self._shared.index_gauge.bytes
 
     def stats(self) -> dict[str, int]:
-        """Numbers for people and for STAT."""
+        """Figures for people and for STAT."""
         vbuckets = list(self._vbuckets.values())
         return {
             "items": sum(vb.item_count for vb in vbuckets),
@@ -464,7 +462,7 @@ class Bucket:
         return self._shared.disk.size_bytes
 
     def wait_for_room(self, timeout_s: float = 60.0) -> bool:
-        """Block until writes are taken again; for loaders."""
+        """Block until writes are accepted again, for loaders; False after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while self._shared.dirty_bytes > self._shared.options.dirty_bytes // 2 or self._shared.disk_full:
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Many documents in one call: the way in for loaders and benchmarks."""
+"""Writes of many documents in one call, for loaders and benchmarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sizes = npt.NDArray[np.int64]
 
 
 class BulkWrites:
-    """All or nothing: an error leaves everything as it was."""
+    """Bulk writes of one vbucket. All or nothing: an error changes nothing."""
 
     __slots__ = ("_vb",)
 
@@ -35,7 +35,7 @@ class BulkWrites:
         self, keys: Sequence[bytes], values: Sequence[bytes], collection_id: int = 0, *, flags: int = 0,
         expiry: int = 0, datatype: int | None = None,
     ) -> int:  # fmt: skip
-        """Store many documents; returns the high seqno. ``datatype`` None: JSON is detected value by value."""
+        """Store many documents; returns the high seqno. With ``datatype`` None, JSON is detected for each value."""
         if datatype is None:
             datatypes = np.fromiter((is_json(value) for value in values), np.uint8, len(values))
         else:
@@ -47,7 +47,7 @@ class BulkWrites:
         return self._write_many(RecordKind.MUTATION, keys, values, datatypes, collection_id, flags, time)
 
     def delete_many(self, keys: Sequence[bytes], collection_id: int = 0) -> int:
-        """Write a tombstone for every key, whether it was there or not."""
+        """Write a tombstone for every key, whether it exists or not."""
         none, now = np.zeros(len(keys), np.uint8), self._vb.shared.now_s
         return self._write_many(RecordKind.DELETION, keys, [b""] * len(keys), none, collection_id, 0, now)
 
@@ -72,7 +72,7 @@ class BulkWrites:
             return vb.high_seqno
 
     def _refuse_held(self, keys: Sequence[bytes], collection_id: int) -> None:
-        """Locked keys and pending durable writes are few; look for them only when there are any."""
+        """Raise if a key is locked or has a pending durable write; rarely are there any at all."""
         vb = self._vb
         if vb.locks or vb.pending:
             prefix = prefix_of(collection_id)
@@ -95,7 +95,7 @@ def _lay_out(
     kind: RecordKind, keys: Sequence[bytes], key_sizes: Sizes, values: Sequence[bytes], value_sizes: Sizes,
     datatypes: Octets, collection_id: int, flags: int, time: int,
 ) -> Octets:  # fmt: skip
-    """The documents as packed records that still lack a seqno."""
+    """The documents as packed records without seqnos."""
     prefix = np.frombuffer(prefix_of(collection_id), np.uint8)
     total = (HEADER_SIZE + prefix.size) * len(keys) + int(key_sizes.sum()) + int(value_sizes.sum())
     run = np.empty(total, np.uint8)
@@ -103,5 +103,5 @@ def _lay_out(
         np.frombuffer(b"".join(keys), np.uint8), key_sizes, np.frombuffer(b"".join(values), np.uint8), value_sizes,
         datatypes, prefix, int(kind), collection_id, flags, time, run,
     )  # fmt: skip
-    run.flags.writeable = False  # one kind of array, one compiled kernel
+    run.flags.writeable = False  # kernels are compiled for read-only input
     return run

@@ -1,6 +1,6 @@
-"""What clients do to documents: the KV operations of one active vbucket.
+"""The KV operations that clients run on the documents of one active vbucket.
 
-Every operation either changes the memory log and returns, or raises and has changed nothing.
+Every operation either changes the memory log and returns, or raises and changes nothing.
 
 See docs/protocol/vbuckets.md#states and docs/protocol/kv.md.
 """
@@ -30,8 +30,7 @@ from upriver.model import SEQNO_MAX, Datatype, Document, VbucketState
 from upriver.store import registers as r
 from upriver.store.values import MOST_XATTR_BYTES, checked_body, is_json, split_value, surviving_xattrs
 from upriver.wire.keys import MAX_COLLECTION_KEY, MAX_KEY, encode_leb128
-from upriver.wire.packed import RecordHead, RecordKind, pack, unpack
-from upriver.wire.source_events import Run
+from upriver.wire.packed import RecordHead, RecordKind, Run, pack, unpack
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -45,7 +44,7 @@ prefix_of = lru_cache(maxsize=4096)(encode_leb128)
 
 
 class Stored(NamedTuple):
-    """A change that was taken: what a mutation response carries."""
+    """An accepted change: what a mutation response carries."""
 
     cas: int
     seqno: int
@@ -53,7 +52,7 @@ class Stored(NamedTuple):
 
 
 class Documents:
-    """The operations. ``cas`` 0 means any."""
+    """The KV operations of one vbucket. ``cas`` 0 means any version."""
 
     __slots__ = ("_shared", "_vb")
 
@@ -64,7 +63,7 @@ class Documents:
     # ---- reading ----
 
     def get(self, key: bytes, collection_id: int = 0) -> Document:
-        """The live document; an expired one is turned into a tombstone on the way."""
+        """The live document; reading an expired one turns it into a tombstone."""
         with self._shared.lock:
             self._vb.require_active()
             return self._live(self.wire_key(key, collection_id), key, collection_id)
@@ -89,15 +88,15 @@ class Documents:
             return document
 
     def get_random(self, collection_id: int = 0) -> Document:
-        """Some live document of the collection."""
+        """A live document of the collection, chosen at random."""
         vb = self._vb
         with self._shared.lock:
             vb.require_active()
             if not vb.collection_item_count(collection_id):
                 raise KeyNotFound
-            begun = vb.collection_start_seqno(collection_id)
-            somewhere = random.randrange(begun, vb.collection_high_seqno(collection_id) + 1)
-            for start in (somewhere, begun):
+            begin = vb.collection_start_seqno(collection_id)
+            middle = random.randrange(begin, vb.collection_high_seqno(collection_id) + 1)
+            for start in (middle, begin):
                 document = self._first_live_after(start, collection_id)
                 if document is not None:
                     return document
@@ -130,9 +129,9 @@ class Documents:
     def version(self, wire_key: bytes, key: bytes, collection_id: int) -> Document | None:
         """The newest version of a key, live or not; None if there is none. The caller holds the lock."""
         vb = self._vb
-        begun = vb.collection_start_seqno(collection_id)
+        start = vb.collection_start_seqno(collection_id)
         entry = vb.lookup(wire_key)
-        if entry.seqno <= begun:
+        if entry.seqno <= start:
             return None
         head, stored_key, value = vb.record(entry)
         if stored_key != wire_key:
@@ -143,7 +142,7 @@ class Documents:
         return 0 < document.expiry <= self._shared.now_s
 
     def _expire(self, wire_key: bytes, document: Document) -> None:
-        """Write the tombstone of a document whose time has come."""
+        """Write the tombstone of an expired document."""
         kept, now = surviving_xattrs(document), self._shared.now_s
         self.write(RecordKind.EXPIRATION, wire_key, *kept, document.collection_id, time=now)
         self._vb.expired_count += 1
@@ -154,7 +153,7 @@ class Documents:
         self, key: bytes, value: bytes, collection_id: int = 0, *, flags: int = 0, expiry: int = 0, datatype: int = 0,
         cas: int = 0, preserve_ttl: bool = False,
     ) -> Stored:  # fmt: skip
-        """Store the document, whatever was there (or only over the version ``cas``)."""
+        """Store the document, over any version or only over the version ``cas``."""
         with self._shared.lock:
             wire_key = self.key_for_write(key, collection_id, value)
             time = self.absolute_expiry(expiry, collection_id)
@@ -169,7 +168,7 @@ class Documents:
     def add(
         self, key: bytes, value: bytes, collection_id: int = 0, *, flags: int = 0, expiry: int = 0, datatype: int = 0
     ) -> Stored:
-        """Store the document only if there is none."""
+        """Store the document only if the key does not exist."""
         with self._shared.lock:
             wire_key = self.key_for_write(key, collection_id, value)
             known = self._vb.lookup(wire_key)
@@ -183,7 +182,7 @@ class Documents:
         self, key: bytes, value: bytes, collection_id: int = 0, *, flags: int = 0, expiry: int = 0, datatype: int = 0,
         cas: int = 0, preserve_ttl: bool = False,
     ) -> Stored:  # fmt: skip
-        """Store the document only if there is one."""
+        """Store the document only if the key exists."""
         with self._shared.lock:
             wire_key = self.key_for_write(key, collection_id, value)
             current = self._required(wire_key, key, collection_id, cas)
@@ -191,7 +190,7 @@ class Documents:
             return self._store(wire_key, value, collection_id, flags, time, datatype)
 
     def delete(self, key: bytes, collection_id: int = 0, *, cas: int = 0) -> Stored:
-        """Replace the document by a tombstone; system xattrs stay."""
+        """Replace the document with a tombstone, which keeps the system xattrs."""
         with self._shared.lock:
             wire_key = self.key_for_write(key, collection_id, b"")
             current = self._required(wire_key, key, collection_id, cas)
@@ -221,7 +220,7 @@ class Documents:
         self, key: bytes, delta: int, collection_id: int = 0, *, initial: int = 0, expiry: int = 0, create: bool = True,
         decrement: bool = False,
     ) -> tuple[int, Stored]:  # fmt: skip
-        """Count a decimal document up (wrapping at 64 bits) or down (not below 0)."""
+        """Add to a decimal document (wraps at 64 bits) or subtract from it (stops at 0)."""
         with self._shared.lock:
             wire_key = self.key_for_write(key, collection_id, b"")
             current = self.current_for_write(wire_key, key, collection_id, 0)
@@ -238,7 +237,7 @@ class Documents:
             return number, self._store(wire_key, value, collection_id, current.flags, current.expiry, kept)
 
     def touch(self, key: bytes, expiry: int, collection_id: int = 0) -> Stored:
-        """Give the document a new expiry; a change like any other."""
+        """Give the document a new expiry, which is a change like any other."""
         with self._shared.lock:
             wire_key = self.key_for_write(key, collection_id, b"")
             return self._touch(wire_key, self._required(wire_key, key, collection_id, 0), expiry)
@@ -258,10 +257,10 @@ class Documents:
             time=time,
         )  # fmt: skip
 
-    # ---- locks of documents ----
+    # ---- document locks ----
 
     def lock(self, key: bytes, collection_id: int = 0, seconds: int = 0) -> Document:
-        """The document under a new CAS that only its holder knows; 15 s unless told, 30 s at most."""
+        """Lock the document under a new CAS that only the caller knows, for 15 s by default and 30 s at most."""
         vb = self._vb
         with self._shared.lock:
             wire_key = self.key_for_write(key, collection_id, b"")
@@ -290,11 +289,11 @@ class Documents:
             del self._vb.locks[wire_key]
 
     def is_locked(self, key: bytes, collection_id: int = 0) -> bool:
-        """Whether others see this document with the CAS of a locked one."""
+        """Whether other clients see this document as locked."""
         return self.lock_cas(self.wire_key(key, collection_id)) is not None
 
     def lock_cas(self, wire_key: bytes) -> int | None:
-        """The CAS that a key is locked under; None if it is not."""
+        """The CAS that a key is locked under; None if it is not locked."""
         locks = self._vb.locks
         held = locks.get(wire_key)
         if held is None:
@@ -304,16 +303,16 @@ class Documents:
             return None
         return held[0]
 
-    # ---- steps that writes have in common; the caller holds the lock ----
+    # ---- steps that all writes share; the caller holds the lock ----
 
     def wire_key(self, key: bytes, collection_id: int) -> bytes:
-        """The key with its collection prefix, as records have it."""
+        """The key with its collection prefix, as in records."""
         if not 1 <= len(key) <= (MAX_COLLECTION_KEY if collection_id else MAX_KEY):
             raise InvalidArguments(f"a key of {len(key)} bytes is not allowed")
         return prefix_of(collection_id) + key
 
     def key_for_write(self, key: bytes, collection_id: int, value: bytes) -> bytes:
-        """The prefixed key, if a write of it would be taken at all."""
+        """The prefixed key, after the checks that every write must pass."""
         vb, shared = self._vb, self._shared
         vb.require_active()
         shared.check_room()
@@ -323,7 +322,7 @@ class Documents:
         return self.wire_key(key, collection_id)
 
     def checked_body(self, value: bytes, datatype: int) -> bytes:
-        """What is behind compression and xattrs; raises if readers could not open the value."""
+        """The body without compression and xattrs; raises if readers could not open the value."""
         return checked_body(value, datatype, self._shared.options.max_value_bytes)
 
     def current_for_write(self, wire_key: bytes, key: bytes, collection_id: int, cas: int) -> Document | None:
@@ -348,9 +347,9 @@ class Documents:
         return current
 
     def absolute_expiry(self, expiry: int, collection_id: int, *, relative: bool = True) -> int:
-        """An expiry as unix seconds, no later than the max TTL of the collection, or else of the bucket, allows.
+        """An expiry as unix seconds, capped by the max TTL of the collection, or of the bucket if that has none.
 
-        ``relative``: KV's expiry field, in which small numbers are seconds from now.
+        ``relative``: small numbers are seconds from now, as in KV's expiry field.
         """
         shared = self._shared
         if relative and 0 < expiry <= RELATIVE_EXPIRY_S:
@@ -365,7 +364,7 @@ class Documents:
         return latest if expiry == 0 or expiry > latest else expiry
 
     def _store(self, wire_key: bytes, value: bytes, collection_id: int, flags: int, time: int, datatype: int) -> Stored:
-        if datatype & WRAPPED:  # JSON is never believed, but seen: behind xattrs and compression too
+        if datatype & WRAPPED:  # the JSON flag is never trusted: look at the body
             datatype = datatype & WRAPPED | (JSON if is_json(self.checked_body(value, datatype)) else 0)
         elif len(value) > self._shared.options.max_value_bytes:
             raise TooBig(f"{len(value)} bytes")
@@ -377,7 +376,7 @@ class Documents:
         self, kind: RecordKind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int = 0,
         time: int = 0, cas: int = 0, rev_seqno: int = 0, extra: int = 0,
     ) -> Stored:  # fmt: skip
-        """Append a change of a document, or while ``preparing`` its prepare; a key with a pending one is refused."""
+        """Append a change of a document, or its prepare inside ``preparing``; raises if the key has a pending one."""
         vb = self._vb
         if vb.preparing_level and kind in (RecordKind.MUTATION, RecordKind.DELETION):
             return vb.durable.write_prepare(kind, wire_key, value, datatype, collection_id, flags, time, cas, rev_seqno)
@@ -393,7 +392,7 @@ class Documents:
 
 
 def document_of(head: RecordHead, key: bytes, value: bytes) -> Document:
-    """The document that a record says."""
+    """The document that a record describes."""
     kind = head.kind & 0x7F
     commit_deletes = kind == RecordKind.COMMIT and bool(head.extra >> 63)
     gone = commit_deletes or kind in (RecordKind.DELETION, RecordKind.EXPIRATION)

@@ -1,8 +1,8 @@
-"""Durable writes as records: prepare, commit, abort. The node decides when enough replicas have one.
+"""Durable writes as records: prepare, commit, abort. The node decides when enough replicas have the prepare.
 
-A prepare lives beside the committed version of its key. A COMMIT record carries the whole document, so that a stream
+A prepare is kept beside the committed version of its key. A COMMIT record carries the whole document, so that a stream
 without sync writes can send it as an ordinary change; bit 63 of ``extra`` says that it deletes. The time of a deletion
-is that of its prepare, which the active and its replicas have in common.
+is that of its prepare, which is the same on the active and its replicas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEVELS = range(1, 4)
 
 
 class DurableWrites:
-    """The active vbucket's side: it decides. What a replica is told comes through ``Replication``."""
+    """Durable writes on the active vbucket, which decides their outcome; a replica gets it through ``Replication``."""
 
     __slots__ = ("_shared", "_vb")
 
@@ -42,9 +42,9 @@ class DurableWrites:
 
     @contextmanager
     def preparing(self, level: int) -> Iterator[None]:
-        """Inside, every write of a document is only prepared, whichever command makes it."""
+        """Inside the ``with``, every write of a document is only prepared, whichever command makes it."""
         _check_level(level)
-        with self._shared.lock:  # nobody else's writes
+        with self._shared.lock:  # no other thread may write meanwhile
             self._vb.preparing_level = level
             try:
                 yield
@@ -55,7 +55,7 @@ class DurableWrites:
         self, key: bytes, value: bytes, collection_id: int = 0, *, level: int, deleted: bool = False, flags: int = 0,
         expiry: int = 0, datatype: int = 0, cas: int = 0,
     ) -> Stored:  # fmt: skip
-        """Announce a write; the key takes no other until ``commit`` or ``abort``."""
+        """Prepare a write; the key accepts no other write until ``commit`` or ``abort``."""
         _check_level(level)
         vb, documents = self._vb, self._vb.documents
         with self._shared.lock:
@@ -77,7 +77,7 @@ class DurableWrites:
         self, kind: RecordKind, wire_key: bytes, value: bytes, datatype: int, collection_id: int, flags: int, time: int,
         cas: int, rev_seqno: int,
     ) -> Stored:  # fmt: skip
-        """What ``Documents.write`` does while ``preparing``: the prepare of a mutation or a deletion."""
+        """Write the prepare of a mutation or a deletion; ``Documents.write`` calls this inside ``preparing``."""
         vb = self._vb
         stored = vb.documents.write(
             RecordKind.PREPARE, wire_key, value, datatype, collection_id, flags, time, cas,
@@ -91,7 +91,7 @@ class DurableWrites:
         return self._complete(RecordKind.COMMIT, key, collection_id, prepared_seqno)
 
     def abort(self, key: bytes, collection_id: int = 0, prepared_seqno: int = 0) -> Stored:
-        """Give the prepared document up."""
+        """Discard the prepared document."""
         return self._complete(RecordKind.ABORT, key, collection_id, prepared_seqno)
 
     def _complete(self, kind: RecordKind, key: bytes, collection_id: int, prepared_seqno: int) -> Stored:
@@ -109,7 +109,7 @@ class DurableWrites:
             return stored
 
     def completion(self, kind: RecordKind, wire_key: bytes, prepared_seqno: int, seqno: int) -> bytes:
-        """The COMMIT or ABORT record at ``seqno`` of what was prepared here, for a replica that was told of it."""
+        """The COMMIT or ABORT record at ``seqno`` for a prepare on this replica."""
         head, value = self._prepared(wire_key, prepared_seqno)
         value = value if kind is RecordKind.COMMIT else b""
         return pack(
@@ -125,7 +125,7 @@ class DurableWrites:
             return document_of(head, key, value)
 
     def is_prepared(self, key: bytes, collection_id: int, seqno: int) -> bool:
-        """Whether this very write waits for its commit."""
+        """Whether the write with this seqno is still pending."""
         return self._vb.pending.get(self._vb.documents.wire_key(key, collection_id)) == seqno
 
     def _prepared(self, wire_key: bytes, seqno: int) -> tuple[RecordHead, bytes]:
@@ -139,19 +139,19 @@ class DurableWrites:
     def drop_completed(self) -> None:
         """Forget prepares whose key has a later version: a disk snapshot sends commits as plain documents.
 
-        So are those that a dropped or flushed collection took with it.
+        Also forget the prepares of collections that were dropped or flushed.
 
         See docs/protocol/snapshots.md#seqnos.
         """
         vb = self._vb
-        born = {int(row[r.C_ID]): int(row[r.C_START]) for row in vb.collection_table}
+        starts = {int(row[r.C_ID]): int(row[r.C_START]) for row in vb.collection_table}
         for wire_key, prepared in list(vb.pending.items()):
-            begun = born.get(split_key(wire_key)[0], SEQNO_MAX)
-            if prepared <= begun or vb.lookup(wire_key).seqno > prepared:
+            start = starts.get(split_key(wire_key)[0], SEQNO_MAX)
+            if prepared <= start or vb.lookup(wire_key).seqno > prepared:
                 del vb.pending[wire_key]
 
     def note_received(self, records: Octets) -> None:
-        """Prepares among these records of a producer are pending now, those that are completed are not any more."""
+        """Update ``pending`` from a producer's records: add their prepares, remove what they commit or abort."""
         pending = self._vb.pending
         offsets = np.empty(records.size // HEADER_SIZE, np.int64)
         for at in offsets[: runs.specials(records, 0, records.size, offsets)]:

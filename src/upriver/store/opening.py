@@ -1,4 +1,4 @@
-"""What a bucket reads when it is opened: whether the file is ours, which vbuckets it has, and what a crash has cost."""
+"""Opening a bucket: checks that the file is ours, reads its vbuckets, and starts new branches after a crash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from upriver.store.record import restore
 from upriver.store.shared import Shared
 from upriver.store.vbucket import VBucket
 
-UNCLEAN_CAS_LEAP = 1 << 32  # more CAS values than can have been given out and lost
+UNCLEAN_CAS_LEAP = 1 << 32  # more CAS values than can have been assigned and lost
 
 
 def check_identity(identity: dict[str, Any], disk: Disk, vbuckets: int) -> None:
@@ -27,7 +27,7 @@ def check_identity(identity: dict[str, Any], disk: Disk, vbuckets: int) -> None:
 
 
 def read_vbuckets(shared: Shared, most: int, version: int, fresh: bool) -> tuple[dict[int, VBucket], dict[int, str]]:
-    """The vbuckets by number, and what is wrong with those whose records are damaged; ``version`` is the format."""
+    """The vbuckets by id, and what is wrong with those whose records are damaged; ``version`` is the file format."""
     found: dict[int, VBucket] = {}
     unreadable: dict[int, str] = {}
     disk = shared.disk
@@ -41,10 +41,10 @@ def read_vbuckets(shared: Shared, most: int, version: int, fresh: bool) -> tuple
             vbucket = VBucket(shared, number, VbucketState.DEAD, FailoverLog.new(1))
             try:
                 restore(vbucket, disk.vbucket_value(cursor, number))
-            except DamagedVbucket as damage:  # the others go on, and what is on disk of this one stays as it is
+            except DamagedVbucket as damage:  # the other vbuckets work; this one stays on disk as it is
                 unreadable[number] = damage.what
                 continue
-            if version == 1:  # a rollback forgot how many were dead
+            if version == 1:  # a rollback in format 1 reset this count
                 vbucket.content = vbucket.content._replace(dead=max(1, vbucket.content.dead))
             found[number] = vbucket
     shared.present = frozenset(numbers)
@@ -52,7 +52,7 @@ def read_vbuckets(shared: Shared, most: int, version: int, fresh: bool) -> tuple
 
 
 def _recorded(transaction: Any, disk: Disk) -> list[int]:
-    """The vbuckets of a store whose version did not note which there are."""
+    """The vbuckets of a store whose version kept no list of them."""
     found: list[int] = []
     cursor = transaction.cursor(db=disk.meta)
     more = cursor.set_range(VB_META)
@@ -63,7 +63,7 @@ def _recorded(transaction: Any, disk: Disk) -> list[int]:
 
 
 def survive_crash(vbucket: VBucket) -> None:
-    """What was acknowledged but not persisted is lost: its seqnos may come again, under another uuid.
+    """Begin a new branch: acknowledged but unpersisted changes are lost, and their seqnos may be assigned again.
 
     See docs/protocol/rollback.md#failover-log.
     """

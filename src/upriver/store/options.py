@@ -1,4 +1,4 @@
-"""What can be chosen about a store, and how its memory quota is shared out."""
+"""The options of a store, and how its memory quota is divided."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MIB = 1 << 20
 
 
 class Durability(Enum):
-    """How far a commit is pushed before ``persisted_seqno`` moves.
+    """What a commit syncs before ``persisted_seqno`` moves.
 
-    ``FSYNC`` syncs data and the meta page: nothing acknowledged is lost, even when the power fails. ``LAZY`` syncs
-    the data but leaves the meta page to the system: after a power failure the last commit may be missing (the file
-    is intact), after a crash of the process nothing is. LAZY saves one of two syncs.
+    ``FSYNC`` syncs data and meta page: nothing acknowledged is lost, even when the power fails. ``LAZY`` syncs the data
+    and leaves the meta page to the system: a power failure may lose the last commit (the file stays intact), a crash of
+    the process loses nothing. LAZY saves one of two syncs.
     """
 
     FSYNC = "fsync"
@@ -27,7 +27,7 @@ class StoreOptions:
     """Options of one bucket; sizes in bytes, times in seconds."""
 
     quota_bytes: int = 256 * MIB
-    flush_bytes: int = 16 * MIB  # group commit: as soon as this much is waiting ...
+    flush_bytes: int = 16 * MIB  # group commit: when this much is waiting ...
     flush_delay_s: float = 0.05  # ... or this long after the first change
     durability: Durability = Durability.FSYNC
     max_value_bytes: int = 20 * MIB
@@ -36,7 +36,7 @@ class StoreOptions:
     lww: bool = False  # conflict resolution by CAS instead of by rev
     background: bool = True  # False: only flush() and close() persist
     map_bytes: int = 0  # 0: as large as the disk
-    block_bytes: int = 64 * 1024 - 64  # fills whole pages of the file together with LMDB's own header
+    block_bytes: int = 64 * 1024 - 64  # with LMDB's header, fills whole pages of the file
     checkpoint_bytes: int = 1 * MIB  # at most
     max_failover_entries: int = 25
 
@@ -48,29 +48,29 @@ class StoreOptions:
 
     @property
     def log_bytes(self) -> int:
-        """Memory checkpoints, written or still dirty."""
+        """For memory checkpoints, written or still dirty."""
         return self.quota_bytes // 2
 
     def checkpoint_bytes_of(self, vbuckets: int) -> int:
-        """Small enough that every vbucket can have several: then those that are evicted are full, and worth reusing."""
+        """Small enough for several per vbucket, so that evicted ones are full and worth reusing."""
         return min(self.checkpoint_bytes, max(64 * 1024, self.log_bytes // (4 * vbuckets)))
 
     @property
     def spare_bytes(self) -> int:
-        """Freed memory that the pool may keep for its next use."""
+        """Freed memory that the pool may keep for reuse."""
         return self.quota_bytes // 16
 
     @property
     def dirty_bytes(self) -> int:
-        """Above this writes are refused until the disk has caught up."""
+        """Above this, writes are refused until the disk has caught up."""
         return self.quota_bytes * 3 // 8
 
     @property
     def index_bytes(self) -> int:
-        """Key tables of what was written since the key index on disk was last brought forward."""
+        """For overlays: keys written since the last key table went to disk."""
         return self.quota_bytes // 4
 
     @property
     def batch_bytes(self) -> int:
-        """Most that one commit takes: LMDB holds its dirty pages in memory until then."""
+        """The most that one commit takes: LMDB holds the dirty pages of a commit in memory."""
         return min(self.flush_bytes * 2, self.quota_bytes // 16)

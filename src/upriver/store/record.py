@@ -1,4 +1,4 @@
-"""A vbucket's record in the meta tree: what it says, how it is made, and how a vbucket is made from it again."""
+"""A vbucket's record in the meta tree: its fields, how to write it, and how to restore a vbucket from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = (  # fields that are attributes of the same name
 
 
 class Tally(NamedTuple):
-    """How much a vbucket has on disk; ``dead`` counts the records that others have replaced."""
+    """How much a vbucket has on disk; ``dead`` counts the records that newer ones have replaced."""
 
     blocks: int = 0
     records: int = 0
@@ -29,7 +29,7 @@ class Tally(NamedTuple):
 
 
 class OnDisk(NamedTuple):
-    """What a snapshot of the disk says about itself, as of the last commit."""
+    """What the marker of a disk snapshot says, as of the last commit."""
 
     visible: int
     prepared: int
@@ -38,7 +38,7 @@ class OnDisk(NamedTuple):
 
 
 def describe(vbucket: VBucket) -> dict[str, Any]:
-    """All that is kept, for ``seal_vbucket``; of few objects, since those of a thousand vbuckets live at once."""
+    """All fields of the record, for ``seal_vbucket``; few objects, because a thousand of these exist at once."""
     fields: dict[str, Any] = {name: getattr(vbucket, name) for name in _PLAIN}
     fields["manifest_uid"] = vbucket.manifest_uid
     fields["manifest"] = vbucket.collections.manifest_field()
@@ -54,18 +54,18 @@ def describe(vbucket: VBucket) -> dict[str, Any]:
 
 
 def restore(vbucket: VBucket, data: Any) -> None:
-    """The inverse of ``describe``: ``data`` is the sealed record. What is in memory is forgotten."""
+    """The inverse of ``describe``, from a sealed record. Clears the memory log and the overlay."""
     disk = vbucket.shared.disk
     fields = disk.vbucket_record(vbucket.id, data)
     try:
         _restore(vbucket, fields)
     except (KeyError, TypeError, ValueError, OverflowError) as failure:
-        raise disk.damaged(vbucket.id, "its record makes no sense") from failure
+        raise disk.damaged(vbucket.id, "its record has invalid fields") from failure
 
 
 def _restore(vbucket: VBucket, fields: dict[str, Any]) -> None:
     vbucket.collections.restore(fields["manifest"])
-    if "log_end" not in fields:  # of a version without checksums
+    if "log_end" not in fields:  # written by a version without checksums
         _count_anew(vbucket, fields)
     log = FailoverLog.load((uuid, seqno) for uuid, seqno in fields["failover_log"])
     vbucket.failover_log = log or FailoverLog.new(vbucket.shared.random_uuid())
@@ -76,7 +76,7 @@ def _restore(vbucket: VBucket, fields: dict[str, Any]) -> None:
     vbucket.pending = {bytes.fromhex(key): seqno for key, seqno in fields["pending"]}
     for register in (r.USED, r.ENTRIES, r.DEDUPED):
         vbucket.numbers[register] = 0
-    if vbucket.registers[r.CAS] >= ingest.NO_CLOCK:  # a document's CAS was believed once that no clock can follow
+    if vbucket.registers[r.CAS] >= ingest.NO_CLOCK:  # an older version trusted a CAS beyond any clock
         vbucket.numbers[r.CAS] = 0
     for name in fields.keys() & set(_PLAIN):
         setattr(vbucket, name, fields[name])
@@ -86,7 +86,7 @@ def _restore(vbucket: VBucket, fields: dict[str, Any]) -> None:
 
 
 def _count_anew(vbucket: VBucket, fields: dict[str, Any]) -> None:
-    """What such a version did not note: where the log ends, which tables there are, how many records are dead."""
+    """Add the fields that a version without checksums did not write: end of the log, key tables, dead records."""
     disk = vbucket.shared.disk
     with disk.read(vbucket.id) as transaction:
         fields["log_end"] = disk.last_block(transaction, vbucket.id)
@@ -96,7 +96,7 @@ def _count_anew(vbucket: VBucket, fields: dict[str, Any]) -> None:
 
 
 def note_persisted(vbucket: VBucket, high_seqno: int, fields: dict[str, Any]) -> None:
-    """Everything up to here is durable; ``fields`` is the record that was written with it."""
+    """Everything up to ``high_seqno`` is durable; ``fields`` is the record that was written with it."""
     vbucket.persisted_seqno = high_seqno
     vbucket.content = Tally(*fields["content"])
     vbucket.log_end, vbucket.tables = fields["log_end"], fields["tables"]

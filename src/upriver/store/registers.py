@@ -1,4 +1,4 @@
-"""The numbers of a vbucket, by place: one uint64 array of registers and one of collections, which kernels update."""
+"""Names for the places in a vbucket's two uint64 arrays that kernels update: its registers and its collection table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receiving end of replication: snapshots as announced, records as they come (docs/protocol/consumer.md)."""
+"""The receiving end of replication: takes snapshots and records from a producer (docs/protocol/consumer.md)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Replication:
     def __init__(self, vbucket: VBucket) -> None:
         self._vb = vbucket
         self._shared = vbucket.shared
-        # Documents may have come (from disk, or before a restart) that complete a prepare silently.
+        # A document from a disk snapshot, or from before a restart, may complete a prepare without a COMMIT.
         self._unchecked = True
 
     def begin_snapshot(self, start: int, end: int, flags: int = 0x01, purge_seqno: int = 0) -> None:
-        """What follows, up to ``end``, is one snapshot; tombstones up to ``purge_seqno`` may be missing in it."""
+        """The records that follow, up to ``end``, are one snapshot; it may lack tombstones up to ``purge_seqno``."""
         vb = self._vb
         with self._shared.lock:
             vb.require_replica()
@@ -53,12 +53,12 @@ class Replication:
             vb.snapshot_from_disk = bool(flags & DISK_FLAG)
             self._unchecked = self._unchecked or vb.snapshot_from_disk
             if min(purge_seqno, end) > vb.purge_seqno:
-                # Whoever reads from us, once we are active, may have missed the deletions that the producer had purged.
+                # Once we are active, our readers may have missed deletions that the producer had purged.
                 vb.purge_seqno = min(purge_seqno, end)
                 self._shared.note_dirty(vb, 0)
 
     def apply_records(self, run: bytes | bytearray | memoryview | Octets) -> int:
-        """Take packed records as they are; their seqnos rise inside the snapshot. Returns the high seqno."""
+        """Append packed records, whose seqnos rise inside the snapshot. Returns the high seqno."""
         octets = np.frombuffer(bytes(run) if isinstance(run, bytearray) else run, np.uint8)
         octets = octets.view()
         octets.flags.writeable = False
@@ -76,7 +76,7 @@ class Replication:
             vb.durable.note_received(octets)
 
     def _end_snapshot(self) -> None:
-        """If all of the snapshot is here: that is a state that existed."""
+        """If the snapshot is complete, note that its end is a consistent point."""
         vb = self._vb
         if vb.high_seqno == vb.snap_end:
             vb.close_segment()
@@ -86,11 +86,11 @@ class Replication:
                 self._unchecked = False
 
     def commit(self, key: bytes, collection_id: int, prepared_seqno: int, commit_seqno: int) -> None:
-        """COMMIT as DCP sends it: the document is the one that was prepared here."""
+        """DCP's COMMIT, which names the document prepared here."""
         self._complete(RecordKind.COMMIT, key, collection_id, prepared_seqno, commit_seqno)
 
     def abort(self, key: bytes, collection_id: int, prepared_seqno: int, abort_seqno: int) -> None:
-        """ABORT as DCP sends it."""
+        """DCP's ABORT."""
         self._complete(RecordKind.ABORT, key, collection_id, prepared_seqno, abort_seqno)
 
     def _complete(self, kind: RecordKind, key: bytes, collection_id: int, prepared: int, seqno: int) -> None:
@@ -99,16 +99,16 @@ class Replication:
             vb.require_replica()
             wire_key = vb.documents.wire_key(key, collection_id)
             if kind is RecordKind.ABORT and vb.pending.get(wire_key) != prepared and vb.snapshot_from_disk:
-                # A disk snapshot has the abort without its prepare, which the abort replaced.
+                # In a disk snapshot the abort has replaced its prepare.
                 record = pack(RecordKind.ABORT, wire_key, b"", seqno=seqno, collection_id=collection_id, extra=prepared)
             else:
                 record = vb.durable.completion(kind, wire_key, prepared, seqno)
             self._apply(np.frombuffer(record, np.uint8))
-            vb.pending.pop(wire_key, None)  # also when a later prepare was completed before this one
+            vb.pending.pop(wire_key, None)  # even if a later prepare was completed before this one
             self._end_snapshot()
 
     def advance(self, seqno: int) -> None:
-        """The sender has nothing for us up to ``seqno`` (SEQNO_ADVANCED)."""
+        """The producer has no records for us up to ``seqno`` (SEQNO_ADVANCED)."""
         vb = self._vb
         with self._shared.lock:
             vb.require_replica()
@@ -123,7 +123,7 @@ class Replication:
             vb.wake()
 
     def replace_failover_log(self, entries: Iterable[tuple[int, int]]) -> None:
-        """The producer's log replaces ours."""
+        """Replace our failover log with the producer's."""
         log = FailoverLog.load(entries)
         if log is None:
             raise InvalidArguments("the failover log has no usable entry")

@@ -1,4 +1,4 @@
-"""What the vbuckets of a bucket share: the file, the clock, the lock, the gauges, and what waits to be written."""
+"""What the vbuckets of a bucket share: the file, the clock, the locks, the gauges, and what is not yet on disk."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Listeners:
-    """Whom the store calls, and in which thread."""
+    """The callbacks of the store, and the threads that they run in."""
 
     on_persisted: Callable[[list[tuple[int, int]]], None] | None = None
-    """After every commit, in the thread that made it, with (vbucket, persisted seqno)."""
+    """After every commit, in the thread that made it, with pairs of vbucket and persisted seqno."""
     on_room: Callable[[], None] | None = None
-    """In the same thread, when writes are taken again after a ``TemporaryFailure``."""
+    """In the same thread, when writes are accepted again after a ``TemporaryFailure``."""
     on_trouble: Callable[[str], None] | None = None
-    """In any thread: the reason when nothing can be written to disk, "" when that is over."""
+    """In any thread: the reason why nothing can be written to disk, or "" once writing works again."""
     on_damage: Callable[[DamagedVbucket], None] | None = None
     """In any thread, when a vbucket is found damaged for the first time."""
 
@@ -50,8 +50,8 @@ class Shared:
         self.now_ns = now_ns
         self.random_uuid = random_uuid
         self.manifest = manifest
-        self.manifests: dict[int, Manifest] = {}  # those that vbuckets have, by uid, as they are kept on disk
-        self._transition: Transition | None = None  # the last one that was worked out
+        self.manifests: dict[int, Manifest] = {}  # the manifests kept on disk, by uid
+        self._transition: Transition | None = None  # the one computed last
         self.listeners = Listeners()
         disk.on_damage = self._tell_damage
         self.lock = threading.RLock()
@@ -64,8 +64,8 @@ class Shared:
         self.dirty: dict[int, VBucket] = {}
         self.dirty_bytes = 0
         self.disk_full = False
-        self.failure = ""  # why nothing can be persisted until the bucket is opened again
-        self.refused = False  # somebody was told to come back later
+        self.failure = ""  # why nothing can be persisted until the bucket is reopened
+        self.refused = False  # a write was refused, so ``on_room`` is due
         self.wake_flusher: Callable[[], None] = _nobody
         self.flush: Callable[[], None] = _nobody
         self.checkpoint_bytes = options.checkpoint_bytes
@@ -88,14 +88,14 @@ class Shared:
         return self.now_ns() // 1_000_000_000
 
     def transition_from(self, old: Manifest) -> Transition:
-        """What makes the bucket's manifest of an older one; nearly all vbuckets have the same."""
+        """From ``old`` to the bucket's manifest; the last one is kept, as nearly all vbuckets have the same ``old``."""
         known = self._transition
         if known is None or known.new is not self.manifest or (known.old is not old and known.old != old):
             known = self._transition = Transition(old, self.manifest)
         return known
 
     def check_room(self) -> None:
-        """Raise ``TemporaryFailure`` while too much waits for the disk."""
+        """Raise ``TemporaryFailure`` while too many bytes wait for the disk."""
         if self.failure:
             raise TemporaryFailure(f"nothing can be written to disk ({self.failure}); open the bucket again")
         if self.disk_full:
@@ -116,7 +116,7 @@ class Shared:
             self.wake_flusher()
 
     def evict(self, wanted_bytes: int | None = None, tries: int | None = None) -> None:
-        """Let go of the oldest checkpoints that are on disk until the log fits its share of memory."""
+        """Evict the oldest checkpoints that are on disk until the log fits its share of memory."""
         wanted = self.options.log_bytes if wanted_bytes is None else wanted_bytes
         tries = len(self.ages) if tries is None else min(tries, len(self.ages))
         while self.log_gauge.bytes > wanted and tries > 0:

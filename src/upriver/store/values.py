@@ -1,4 +1,4 @@
-"""What the store must know about values: whether they are JSON, and what of them survives a deletion."""
+"""Checks on values: whether they are JSON, whether readers can open them, and what a deletion keeps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from upriver.model import Datatype, Document
 from upriver.wire import json_text
 from upriver.wire.values import check_value, inflate, inflated_size, join_xattrs, split_xattrs
 
-MOST_XATTR_BYTES = 1 << 20  # of all of a document's extended attributes; a value may be larger by this much
+MOST_XATTR_BYTES = 1 << 20  # for all xattrs of a document; a value may be larger by this much
 _JSON_STARTS = frozenset(b'{["-0123456789tfn \t\r\n')
 
 
 def is_json(value: bytes) -> bool:
-    """Whether the value is JSON text, by the first byte where that is enough."""
+    """Whether the value is JSON text; the first byte alone rules out most others."""
     if not value or value[0] not in _JSON_STARTS:
         return False
     if len(value) > json_text.LARGE:
@@ -36,10 +36,10 @@ def split_value(document: Document) -> tuple[bytes, bytes]:
 
 
 def checked_body(value: bytes, datatype: int, most_bytes: int) -> bytes:
-    """What is behind compression and xattrs, of a value that every reader will be able to open.
+    """The body without compression and xattrs, of a value that every reader can open.
 
-    Nothing else may be stored: what a stream cannot read would stop all who read it. ``TooBig``, or the status of the
-    rule that is broken.
+    Nothing else may be stored: a value that a stream cannot read would stop all its readers. Raises ``TooBig``, or the
+    status of the broken rule.
     """
     try:
         if datatype & Datatype.SNAPPY and inflated_size(value) > most_bytes + MOST_XATTR_BYTES:
@@ -56,13 +56,13 @@ def checked_body(value: bytes, datatype: int, most_bytes: int) -> bytes:
 
 
 def surviving_xattrs(document: Document) -> tuple[bytes, int]:
-    """(value, datatype) that a tombstone keeps: the system xattrs, whose names begin with ``_``."""
+    """(value, datatype) of the tombstone: it keeps the system xattrs, whose names begin with ``_``."""
     if not document.datatype & Datatype.XATTR:
         return b"", 0
     try:
         blob, _ = split_value(document)
         attributes, _ = split_xattrs(blob)
     except InvalidMessage:
-        return b"", 0  # it was stored unchecked; there is nothing in it that could be kept
+        return b"", 0  # an older version stored it unchecked; nothing in it can be kept
     kept = {name: content for name, content in attributes.items() if name.startswith("_")}
     return (join_xattrs(kept), int(Datatype.XATTR)) if kept else (b"", 0)

@@ -1,11 +1,11 @@
-"""A vbucket: its state, the one way in for records, and the parts that work on it.
+"""A vbucket: its state, ``append_records`` through which every record enters, and the parts with its operations.
 
 ``VBucket`` owns everything that is true of one vbucket: registers, failover log, memory log, key index, snapshot range.
 The operations live in its parts, which share that state and nothing else:
 
-* ``documents``, ``bulk``, ``with_meta``: what clients do, one document or many at a time;
+* ``documents``, ``bulk``, ``with_meta``: the operations of clients, on one document or many;
 * ``durable``: prepare, commit and abort of durable writes;
-* ``replication``: what a replica takes from its producer;
+* ``replication``: what a replica receives from its producer;
 * ``collections``: the manifest and its system events.
 
 Everything is built from ``append_records``, ``lookup`` and ``record``.
@@ -37,20 +37,19 @@ from upriver.store.replication import Replication
 from upriver.store.shared import Shared
 from upriver.store.upkeep.rollback import roll_back
 from upriver.store.withmeta import WithMetaWrites
-from upriver.wire.packed import HEADER_SIZE, RecordHead, unpack
-from upriver.wire.source_events import EndReason
+from upriver.wire.packed import HEADER_SIZE, EndReason, RecordHead, unpack
 
 SEVERAL = 4 * 1024  # a run of this many bytes is likely more than one record
-BULK = 32 * 1024  # from this many bytes on a run is taken in without the interpreter lock
+BULK = 32 * 1024  # a larger run is taken in without the interpreter lock
 NO_CEILING = np.uint64(SEQNO_MAX)
-EVICTIONS = 4  # checkpoints looked at when a write finds the memory log too large
+EVICTIONS = 4  # checkpoints that a write tries to evict when the memory log is too large
 CLOCK_MASK = ~0xFFFF
 
 
 class VBucket:
-    """One vbucket of a ``Bucket``. Whoever changes it holds ``shared.lock``; every public operation does so itself."""
+    """One vbucket of a ``Bucket``. ``shared.lock`` guards it; every public operation takes the lock itself."""
 
-    # With a thousand vbuckets written in turn what counts is how few cache lines a write touches.
+    # When a thousand vbuckets are written in turn, speed depends on how few cache lines a write touches.
     __slots__ = (
         "_waiting", "_waiting_for_disk", "bulk", "collection_rows", "collection_table", "collections", "compacted_s",
         "complete_seqno", "content", "documents", "durable", "epoch", "erasing", "expired_count", "failover_log",
@@ -65,10 +64,10 @@ class VBucket:
         self.id = vbucket_id
         self.state = state
         self.failover_log = log
-        self.stored_log: tuple[FailoverLog | None, list[list[int]]] = (None, [])  # a log, and how the record says it
+        self.stored_log: tuple[FailoverLog | None, list[list[int]]] = (None, [])  # a log, and its form in the record
         self.registers: Words = np.zeros(r.REGISTERS, np.uint64)
         self.registers[r.EXPIRY] = SEQNO_MAX
-        self.numbers = self.registers.data  # the same, as Python's integers: three times as fast one by one
+        self.numbers = self.registers.data  # the same memory as Python integers: three times as fast for single ones
         self.replace_collection_table(default_table())
         self.erasing = False  # collections were dropped or flushed and their records are still on disk
         self.persisted_seqno = 0
@@ -77,12 +76,12 @@ class VBucket:
         self.tables: list[int] = []  # generations of the key tables on disk
         self.compacted_s = shared.now_s
         self.on_disk = OnDisk(0, 0, 0, self.collection_table)
-        self.expired_count = 0  # documents that it let expire since it was opened
+        self.expired_count = 0  # documents expired since the bucket was opened
         self.purge_seqno = 0
-        self.rollback_floor = 0  # below this the versions that a rollback would need are gone
+        self.rollback_floor = 0  # below this, versions that a rollback needs are gone
         self.indexed_seqno = 0  # the key tables on disk know everything up to here
-        self.epoch = 0  # moves when records on disk are rewritten or taken away
-        self.complete_seqno = 0  # end of the last snapshot that is wholly here
+        self.epoch = 0  # rises when records on disk are rewritten or removed
+        self.complete_seqno = 0  # end of the last complete snapshot
         self.snap_start = 0
         self.snap_end = 0
         self.snapshot_from_disk = False
@@ -92,9 +91,9 @@ class VBucket:
         self.keys_loaded = True  # False after a restart: the overlay lacks what the tables on disk do not know
         self.sources: set[StreamSource] = set()
         self._waiting: dict[Callable[[], None], None] = {}  # in order, each once
-        self._waiting_for_disk: dict[Callable[[], None], None] = {}  # those of them that a commit may help
+        self._waiting_for_disk: dict[Callable[[], None], None] = {}  # those that a commit also wakes
         self.locks: dict[bytes, tuple[int, int]] = {}
-        self.preparing_level = 0  # the durability level of the writes that are being made; 0: they are plain
+        self.preparing_level = 0  # durability level of the writes being made; 0: not durable
         self.pending: dict[bytes, int] = {}  # prepared and neither committed nor aborted: key -> seqno
         self.documents = Documents(self)
         self.bulk = BulkWrites(self)
@@ -139,12 +138,12 @@ class VBucket:
 
     @property
     def manifest_uid(self) -> int:
-        """Of the manifest that this vbucket knows, which may be older than the bucket's."""
+        """The uid of this vbucket's manifest, which may be older than the bucket's."""
         return self.collections.manifest.uid
 
     @property
     def snapshot(self) -> tuple[int, int]:
-        """Range of the snapshot that the last record came in."""
+        """Range of the snapshot that the last record belongs to."""
         return (self.snap_start, self.snap_end)
 
     @property
@@ -153,12 +152,12 @@ class VBucket:
 
     @property
     def receiving_initial_disk_snapshot(self) -> bool:
-        """A replica that has nothing consistent to offer yet (docs/protocol/stream-request.md#checks, step 22)."""
+        """A replica that has no consistent point yet (docs/protocol/stream-request.md#checks, step 22)."""
         receiving = self.state is not VbucketState.ACTIVE and not self.snapshot_complete
         return receiving and self.snapshot_from_disk and self.complete_seqno == 0
 
     def collection_row(self, collection_id: int) -> int:
-        """Where the collection is in the table; raises ``UnknownCollection``."""
+        """The collection's row in the collection table; raises ``UnknownCollection``."""
         row = self.collection_rows.get(collection_id)
         if row is None:
             raise UnknownCollection(f"no collection {collection_id:x} in vbucket {self.id}")
@@ -184,7 +183,7 @@ class VBucket:
         return self.collection_table.item(self.collection_row(collection_id), r.C_ITEMS)
 
     def next_cas(self) -> int:
-        """Hybrid logical clock (docs/protocol/kv.md#clocks)."""
+        """The next CAS of the hybrid logical clock (docs/protocol/kv.md#clocks)."""
         return max(self.shared.now_ns() & CLOCK_MASK, self.numbers[r.CAS] + 1)
 
     def require_active(self) -> None:
@@ -195,10 +194,10 @@ class VBucket:
         if self.state not in (VbucketState.REPLICA, VbucketState.PENDING):
             raise NotMyVbucket(f"vbucket {self.id} is {self.state.name.lower()} here")
 
-    # ---- the way in ----
+    # ---- appending records ----
 
     def append_records(self, run: Octets, *, assign: bool, ceiling: int = SEQNO_MAX) -> None:
-        """Take in packed records; with ``assign`` they get seqno, CAS and rev here."""
+        """Append packed records; with ``assign`` they get seqno, CAS and rev here."""
         keys, numbers = self.keys, self.numbers
         if not keys.ready:
             self.load_keys()
@@ -222,14 +221,14 @@ class VBucket:
             self.wake()
 
     def appended(self, segment: OpenSegment, used: int) -> None:
-        """The registers say what was written behind ``used``: so does the segment now, and the flusher will see it."""
+        """Records were written behind ``used``: update the segment from the registers and tell the flusher."""
         if segment.first == 0:
             segment.first = self.numbers[r.FIRST]
         segment.end = self.numbers[r.USED]
         self.shared.note_dirty(self, segment.end - used)
 
     def _resolve_stop(self, run: Octets, at: int, stuck: bool) -> int:
-        """Do what the kernel could not and return where to go on, or say why the record at ``at`` is refused."""
+        """Do what the kernel could not and return where to continue, or raise why the record at ``at`` is refused."""
         reason = self.numbers[r.STOP]
         if reason == ingest.CROWDED:
             self.keys.make_room(self.high_seqno)
@@ -276,39 +275,39 @@ class VBucket:
         return segment
 
     def close_segment(self) -> None:
-        """Freeze what was written so far: nothing in it will be deduplicated away any more."""
+        """Freeze what was written so far: from now on nothing in it is deduplicated."""
         if self.memory.open is None:
             return
         own = self.state is VbucketState.ACTIVE
         high = self.numbers[r.HIGH]
         if own:
             self.complete_seqno = self.snap_start = self.snap_end = high
-        # A received snapshot without a gap had nothing left out: every seqno in it is a state that existed.
+        # A received snapshot without gaps lacks nothing: every seqno in it is a state that existed.
         exact = self.numbers[r.DEDUPED] == 0 and (own or self.numbers[r.GAPS] == 0)
         self.memory.close_segment(high, high if own else self.snap_end, exact)
 
-    # ---- who waits for changes ----
+    # ---- waiting for changes ----
 
     def wait(self, wake: Callable[[], None], for_disk: bool = False) -> None:
-        """Call ``wake`` once, when something happens; ``for_disk``: also when something was persisted."""
+        """Call ``wake`` once, at the next change; with ``for_disk`` also at the next commit."""
         self._waiting[wake] = None
         if for_disk:
             self._waiting_for_disk[wake] = None
 
     def stop_waiting(self, wake: Callable[[], None]) -> None:
-        """Forget it; else an idle vbucket would hold on to every reader that ever was."""
+        """Forget ``wake``; otherwise an idle vbucket would keep all its past readers alive."""
         self._waiting.pop(wake, None)
         self._waiting_for_disk.pop(wake, None)
 
     def wake(self) -> None:
-        """Call everybody who waits, in this thread."""
+        """Call everything that waits for changes, in this thread."""
         if self._waiting:
             waiting, self._waiting = self._waiting, {}
             for wake in waiting:
                 wake()
 
     def wake_for_disk(self) -> None:
-        """Call those who wait for a commit."""
+        """Call everything that waits for a commit, in this thread."""
         if self._waiting_for_disk:
             waiting, self._waiting_for_disk = self._waiting_for_disk, {}
             for wake in waiting:
@@ -317,13 +316,13 @@ class VBucket:
     # ---- the key index ----
 
     def load_keys(self) -> None:
-        """Make sure that overlay and tables together know every key."""
+        """Make sure that overlay and tables together contain every key."""
         if not self.keys_loaded:
             self._load_overlay()
         self.keys.prepare()
 
     def _load_overlay(self) -> None:
-        """After a restart: enter the records that the tables on disk do not know yet."""
+        """After a restart: enter the records that are in no key table yet."""
         keys = self.keys
         for _, block in blocks_after(self, self.indexed_seqno):
             while (keys.entries + block.records) * 5 >= keys.overlay.size:
@@ -332,10 +331,10 @@ class VBucket:
                 block.data, block.at, block.data.size, np.uint64(self.indexed_seqno), keys.overlay, self.shared.seed
             )
             self.registers[r.ENTRIES] += np.uint64(new)
-        self.keys_loaded = True  # only now: if a block cannot be read, the next call tries again
+        self.keys_loaded = True  # only now: after a read error the next call tries again
 
     def lookup(self, wire_key: bytes, salt: int = 0) -> IndexEntry:
-        """What the key index knows of a key; its prepares are found under ``PREPARE_SALT``."""
+        """The key's entry in the key index; prepares are indexed under ``PREPARE_SALT``."""
         keys = self.keys
         if not keys.ready:
             self.load_keys()
@@ -346,7 +345,7 @@ class VBucket:
         return IndexEntry(int(known) & int(key_kernels.SEQNO_BITS), bool(known >> 63), int(rev), int(place))
 
     def record(self, entry: IndexEntry) -> tuple[RecordHead, bytes, bytes]:
-        """The record that the index points at, from memory or from disk."""
+        """The record that an index entry points at, from memory or from disk."""
         checkpoint = self.memory.by_serial.get(entry.place >> 32)
         if checkpoint is not None:
             return unpack(checkpoint.data.data, entry.place & 0xFFFF_FFFF)
@@ -359,7 +358,7 @@ class VBucket:
         collections: frozenset[int] | None = None, wake: Callable[[], None] | None = None, ignore_purged: bool = False,
         purge_seqno: int = 0, disk_only: bool = False, oso: bool = False, visible_only: bool = False,
     ) -> StreamSource:  # fmt: skip
-        """Everything in ``(start, end]``; the caller has checked the history (``protocol.history``)."""
+        """A source of all changes in ``(start, end]``; the caller has checked the history (``protocol.history``)."""
         with self.shared.lock:
             if start > self.high_seqno and start < end:
                 raise InvalidArguments(f"start {start} is above the high seqno {self.high_seqno}")
@@ -380,7 +379,7 @@ class VBucket:
             source.kill(reason)
 
     def release_memory(self) -> None:
-        """Drop every checkpoint that is on disk; the next reader reads there."""
+        """Evict every checkpoint that is on disk; the next reader reads from disk."""
         with self.shared.lock:
             log = self.memory
             while log.checkpoints and log.flushed(log.checkpoints[0]):
@@ -388,7 +387,7 @@ class VBucket:
                 log.evict()
 
     def change_state(self, state: VbucketState, *, takeover: bool, silent: bool) -> None:
-        """To ``state``; the caller holds the lock and makes it durable."""
+        """Change to ``state``; the caller holds the lock and makes the change durable."""
         self.close_segment()
         if state is VbucketState.ACTIVE:
             self._become_active(takeover)
@@ -407,15 +406,15 @@ class VBucket:
             self.failover_log = self.failover_log.branch(
                 self.shared.random_uuid(), min(complete, high), self.shared.options.max_failover_entries
             )
-        self.purge_seqno = min(self.purge_seqno, high)  # the rest of a snapshot that was cut short is no history
+        self.purge_seqno = min(self.purge_seqno, high)  # the missing rest of a snapshot is not history
         self.memory.cut_snapshot(high)
         self.snap_start = self.snap_end = self.complete_seqno = high
         self.registers[r.DEDUPED] = 0
 
     def rollback(self, to: int) -> int:
-        """Undo every change above ``to``; durable on return. Returns where it really went, which may be lower.
+        """Undo every change above ``to``; durable on return. Returns the seqno reached, which may be lower.
 
-        Only states that existed can be gone back to; if none is left the vbucket is emptied, and returns 0.
+        A rollback ends only at states that existed. If none is left, the vbucket is emptied and the result is 0.
         """
         with self.shared.commit_lock, self.shared.lock:
             self.require_replica()

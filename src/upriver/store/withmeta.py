@@ -1,4 +1,4 @@
-"""Writes that bring their own history: conflict resolution between clusters (docs/protocol/kv.md#with-meta)."""
+"""Writes that carry their own metadata: conflict resolution between clusters (docs/protocol/kv.md#with-meta)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from upriver.wire.packed import RecordKind
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
 
-MOST_AHEAD_NS = 3_900 * 10**9  # a clock may be wrong by its time zone, not by more
+MOST_AHEAD_NS = 3_900 * 10**9  # a clock may be wrong by a time zone, no more
 MAX_REV = (1 << 48) - 1
 
 
@@ -30,7 +30,7 @@ class WithMetaOption(IntFlag):
 
 
 class WithMetaWrites:
-    """Set, add and delete with metadata."""
+    """Set, add and delete with metadata, for one vbucket."""
 
     __slots__ = ("_shared", "_vb")
 
@@ -42,7 +42,7 @@ class WithMetaWrites:
         self, key: bytes, value: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0,
         expiry: int = 0, datatype: int = 0, cas: int = 0, options: int = 0, add: bool = False,
     ) -> Stored:  # fmt: skip
-        """``expiry`` is absolute. Loses with ``KeyExists``."""
+        """Store the document if it wins over the current version, else raise ``KeyExists``; ``expiry`` is absolute."""
         incoming = Document(key, value, collection_id, meta_cas, 0, rev_seqno, flags, expiry, datatype & ~Datatype.JSON)
         return self._resolve(incoming, RecordKind.MUTATION, cas, WithMetaOption(options), add)
 
@@ -50,7 +50,7 @@ class WithMetaWrites:
         self, key: bytes, collection_id: int = 0, *, rev_seqno: int, meta_cas: int, flags: int = 0,
         delete_time: int = 0, value: bytes = b"", datatype: int = 0, cas: int = 0, options: int = 0,
     ) -> Stored:  # fmt: skip
-        """A tombstone with a history of its own; the key need not exist."""
+        """Store a tombstone if it wins over the current version; the key need not exist."""
         incoming = Document(
             key, value, collection_id, meta_cas, 0, rev_seqno, flags, 0, datatype, deleted=True, delete_time=delete_time
         )
@@ -79,7 +79,7 @@ class WithMetaWrites:
             time = self._vb.documents.absolute_expiry(time, incoming.collection_id, relative=False)
         datatype = int(incoming.datatype)
         body = self._vb.documents.checked_body(incoming.value, datatype)
-        if kind is RecordKind.MUTATION:  # JSON is never believed, but seen: in the body, behind xattrs and compression
+        if kind is RecordKind.MUTATION:  # the JSON flag is never trusted: look at the body
             datatype |= JSON if is_json(body) else 0
         return self._vb.documents.write(
             kind, wire_key, incoming.value, datatype, incoming.collection_id, flags=incoming.flags, time=time,

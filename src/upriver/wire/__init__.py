@@ -1,7 +1,7 @@
-"""Bytes to frames to messages and back, for DCP and for the older UPR dialect; pure, no sockets.
+"""Turns bytes into frames, frames into messages, and back, for DCP and for the older UPR dialect; pure, no sockets.
 
 ``FrameSplitter`` cuts a byte stream into frames, ``decode`` turns a frame into a message, and every message encodes
-itself. The same layouts in bulk, as columns, are in ``upriver.wire.bulk.decode`` (which loads numba).
+itself. ``upriver.wire.bulk.decode`` reads document messages in bulk, as columns; it loads numba.
 """
 
 from upriver.wire.checks import Context

@@ -1,5 +1,6 @@
-"""The rules that every message obeys, in the order of docs/protocol/messages.md#checks; the first one broken is the
-answer.
+"""Checks a frame against the rules that every message obeys, in the order of docs/protocol/messages.md#checks.
+
+The first broken rule decides the status.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Context:
     dialect: Dialect = Dialect.DCP
     collections: bool = False
     datatypes: int = int(Datatype.JSON | Datatype.SNAPPY | Datatype.XATTR)
-    check_values: bool = False  # as a server must: inflate snappy, check xattrs, refuse what HELLO did not allow
+    check_values: bool = False  # as a server must: inflate snappy, check xattrs, refuse what HELLO did not turn on
 
     @property
     def max_key(self) -> int:
@@ -32,7 +33,7 @@ DEFAULT_CONTEXT = Context()
 
 
 def check_frame(declared: Declaration, frame: Frame, context: Context, max_key: int) -> None:
-    """Steps 1 to 11; what a message's own fields mean is step 12, its ``rules``."""
+    """Apply steps 1 to 11; step 12, about the message's own fields, is ``Message.rules``."""
     if frame.datatype > 7:
         raise InvalidMessage(f"datatype 0x{frame.datatype:02x} has unknown bits", "datatype", 5)
     check_sizes(declared, frame, max_key)
@@ -47,7 +48,7 @@ def check_frame(declared: Declaration, frame: Frame, context: Context, max_key: 
 
 
 def check_sizes(declared: Declaration, frame: Frame, max_key: int) -> None:
-    """Steps 2 to 4: after these, every declared field can be cut out."""
+    """Apply steps 2 to 4; every declared field of a frame that passes can be read."""
     if declared.repeated or len(frame.extras) not in declared.shapes:
         _check_extras_size(declared, frame)
     _check_key(declared, frame, max_key)
@@ -69,7 +70,7 @@ def _check_extras_size(declared: Declaration, frame: Frame) -> None:
 def _check_key(declared: Declaration, frame: Frame, max_key: int) -> None:
     presence, size = declared.key.presence, len(frame.key)
     if size and presence is Presence.FORBIDDEN:
-        raise InvalidMessage("there must be no key", "key length", 2)
+        raise InvalidMessage("a key is not allowed here", "key length", 2)
     if not size and presence is Presence.REQUIRED:
         raise InvalidMessage("the key is missing", "key length", 2)
     if size > max_key and not frame.magic.is_response:
@@ -118,7 +119,7 @@ def _check_framing(declared: Declaration, frame: Frame) -> None:
     if RequestFrameId.STREAM_ID in present and not declared.stream_id:
         raise InvalidMessage("this message cannot carry a stream-id", "framing extras", HEADER_SIZE)
     if RequestFrameId.DURABILITY in present and frame.opcode not in DURABLE_OPCODES:
-        raise InvalidMessage("this command knows no durability", "framing extras", HEADER_SIZE)
+        raise InvalidMessage("this command has no durability", "framing extras", HEADER_SIZE)
     if RequestFrameId.PRESERVE_TTL in present and frame.opcode not in TTL_OPCODES:
         raise InvalidMessage(
             "this command has no expiry to preserve", "framing extras", HEADER_SIZE, Status.NOT_SUPPORTED

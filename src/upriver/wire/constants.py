@@ -1,6 +1,6 @@
 """Every number on the wire that is not a length: magics, opcodes, flags, features.
 
-Names follow docs/protocol/; the section in a class docstring says where its table stands.
+Names follow docs/protocol/; each class docstring cites the section with its table.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import Enum, IntEnum, IntFlag
 
 
 class Dialect(Enum):
-    """Which of the two protocols a stream speaks; fixed by the size of its stream request.
+    """Which of the two protocols a stream speaks; the size of its stream request decides.
 
     See docs/protocol/upr.md#both.
     """
@@ -34,12 +34,12 @@ class Magic(IntEnum):
 
     @property
     def is_flexible(self) -> bool:
-        """The frame has framing extras, and a one-byte key length."""
+        """Whether the frame has framing extras and a one-byte key length."""
         return self in (Magic.ALT_REQUEST, Magic.ALT_RESPONSE)
 
     @property
     def is_server(self) -> bool:
-        """Initiated by the server: another opcode space."""
+        """Whether the server initiated the exchange: its opcodes are a separate space."""
         return self in (Magic.SERVER_REQUEST, Magic.SERVER_RESPONSE)
 
 
@@ -158,8 +158,8 @@ class Opcode(IntEnum):
     GET_ERROR_MAP = 0xFE
 
 
-# Known once, refused today with NotSupported (docs/protocol/framing.md#malformed): TAP, old replication and checkpoint
-# commands.
+# TAP and old replication and checkpoint commands: once known, refused today with NotSupported
+# (docs/protocol/framing.md#malformed).
 REMOVED_OPCODES = frozenset(
     {
         *range(0x30, 0x3D),
@@ -208,7 +208,7 @@ DURABLE_OPCODES = frozenset(
 TTL_OPCODES = DURABLE_OPCODES - {
     Opcode.DELETE, Opcode.DELETEQ, Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ,
 }  # fmt: skip
-# Commands that are answered only if something goes wrong, or a GET finds something.
+# Commands that are answered only with an error, or when a GET finds its document.
 QUIET_OPCODES = frozenset(
     {
         Opcode.GETQ, Opcode.GETKQ, Opcode.SETQ, Opcode.ADDQ, Opcode.REPLACEQ, Opcode.DELETEQ, Opcode.INCREMENTQ,
@@ -256,7 +256,7 @@ class DurabilityLevel(IntEnum):
 
 
 class OpenFlag(IntFlag):
-    """DCP_OPEN (docs/protocol/open.md)."""
+    """Flags of DCP_OPEN (docs/protocol/open.md)."""
 
     PRODUCER = 0x001
     INCLUDE_XATTRS = 0x004
@@ -268,7 +268,7 @@ class OpenFlag(IntFlag):
 
 
 class StreamFlag(IntFlag):
-    """DCP_STREAM_REQ and DCP_ADD_STREAM (docs/protocol/stream-request.md#flags)."""
+    """Flags of DCP_STREAM_REQ and DCP_ADD_STREAM (docs/protocol/stream-request.md#flags)."""
 
     TAKEOVER = 0x001
     DISK_ONLY = 0x002
@@ -282,7 +282,7 @@ class StreamFlag(IntFlag):
 
 
 class MarkerFlag(IntFlag):
-    """DCP_SNAPSHOT_MARKER (docs/protocol/messages.md#snapshot-marker)."""
+    """Flags of DCP_SNAPSHOT_MARKER (docs/protocol/messages.md#snapshot-marker)."""
 
     MEMORY = 0x01
     DISK = 0x02
@@ -307,7 +307,7 @@ class StreamEndStatus(IntEnum):
 
 
 class UprStreamEndStatus(IntEnum):
-    """Why a UPR stream ended (docs/protocol/upr.md#differences): value 1 means something else than in DCP."""
+    """Why a UPR stream ended (docs/protocol/upr.md#differences); 1 has another meaning than in DCP."""
 
     OK = 0
     STATE_CHANGED = 1
@@ -326,7 +326,7 @@ class UprVbucketState(IntEnum):
 
 
 class SystemEventId(IntEnum):
-    """DCP_SYSTEM_EVENT (docs/protocol/collections.md#system-events)."""
+    """Events of DCP_SYSTEM_EVENT (docs/protocol/collections.md#system-events)."""
 
     BEGIN_COLLECTION = 0
     END_COLLECTION = 1
@@ -341,7 +341,7 @@ class OsoFlag(IntEnum):
 
 
 class Feature(IntEnum):
-    """HELLO (docs/protocol/session.md#hello)."""
+    """What HELLO turns on for a connection (docs/protocol/session.md#hello)."""
 
     DATATYPE = 0x01
     TLS = 0x02
@@ -384,7 +384,7 @@ class Feature(IntEnum):
 
 
 class MetaOption(IntFlag):
-    """The options word of a with-meta command (docs/protocol/kv.md#with-meta)."""
+    """The options of a with-meta command (docs/protocol/kv.md#with-meta)."""
 
     FORCE = 0x01
     FORCE_ACCEPT = 0x02
@@ -394,7 +394,7 @@ class MetaOption(IntFlag):
 
 
 class PathFlag(IntFlag):
-    """Sub-document paths (docs/protocol/subdoc.md)."""
+    """Flags of a sub-document path (docs/protocol/subdoc.md)."""
 
     MKDIR_P = 0x01
     XATTR = 0x04
@@ -403,7 +403,7 @@ class PathFlag(IntFlag):
 
 
 class DocFlag(IntFlag):
-    """Sub-document documents (docs/protocol/subdoc.md)."""
+    """Flags of the document in a sub-document command (docs/protocol/subdoc.md)."""
 
     MKDOC = 0x01
     ADD = 0x02
@@ -414,7 +414,7 @@ class DocFlag(IntFlag):
 
 
 class ObserveState(IntEnum):
-    """The fate of one key in an OBSERVE answer (docs/protocol/kv.md#commands)."""
+    """The state of a key in an OBSERVE answer (docs/protocol/kv.md#commands)."""
 
     NOT_PERSISTED = 0x00
     PERSISTED = 0x01

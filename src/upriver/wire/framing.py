@@ -1,7 +1,7 @@
-"""Bytes to frames and back: the 24-byte header, framing extras, and a splitter for any byte stream.
+"""Turns bytes into frames and back: the 24-byte header, framing extras, and a splitter for byte streams.
 
-Frames are checked here only as far as is needed to find the next one; what a frame says is decoded by ``message``.
-A byte stream that breaks a rule here cannot be read any further: ``FramingError``.
+This module checks a frame only as far as needed to find the next one; ``message`` decodes its content. A byte stream
+that fails these checks cannot be read any further: ``FramingError``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADER_SIZE = HEADER.size
 MAX_FRAME = 30 * 1024 * 1024
 MAX_UNAUTHENTICATED_FRAME = 16 * 1024
 
-_LARGE = 64 * 1024  # bytes of a body that are copied once at most
+_LARGE = 64 * 1024  # bytes; a larger body is copied only once
 _FLEXIBLE = (Magic.ALT_REQUEST, Magic.ALT_RESPONSE)
 _MAGICS = {int(magic): magic for magic in Magic}
 _MAX_ESCAPED = 15 + 0xFF
@@ -27,7 +27,7 @@ _MAX_ESCAPED = 15 + 0xFF
 
 @dataclass(slots=True)
 class Frame:
-    """One packet, cut into its sections. ``specific`` is the vbucket of a request and the status of a response."""
+    """One frame, cut into its sections. ``specific`` is the vbucket of a request and the status of a response."""
 
     magic: Magic
     opcode: int
@@ -44,7 +44,7 @@ class Frame:
     def size(self) -> int:
         return HEADER_SIZE + len(self.framing) + len(self.extras) + len(self.key) + len(self.value)
 
-    # Where each section starts, in bytes from the frame's start: what an error reports.
+    # Where each section starts, in bytes from the frame's start, for error offsets.
     @property
     def extras_at(self) -> int:
         return HEADER_SIZE + len(self.framing)
@@ -58,12 +58,14 @@ class Frame:
         return self.key_at + len(self.key)
 
     def encode(self) -> bytes:
-        """The frame's bytes; ``LocalProtocolError`` if a number or a section is larger than its place."""
+        """The frame's bytes; ``LocalProtocolError`` if a number or a section does not fit."""
         body = len(self.framing) + len(self.extras) + len(self.key) + len(self.value)
         lengths = len(self.key)
         if self.magic in _FLEXIBLE:
             if lengths > 0xFF:
-                raise LocalProtocolError(f"a key of {lengths} bytes does not fit beside framing extras, 255 do")
+                raise LocalProtocolError(
+                    f"a key of {lengths} bytes is too long for a frame with framing extras, the limit is 255"
+                )
             lengths |= len(self.framing) << 8
         elif self.framing:
             raise LocalProtocolError(f"magic 0x{self.magic:02x} has no framing extras")
@@ -77,7 +79,7 @@ class Frame:
         return b"".join((head, self.framing, self.extras, self.key, self.value))
 
     def describe(self) -> str:
-        """The header in words, for error messages."""
+        """The header as text, for error messages."""
         return (
             f"opcode 0x{self.opcode:02x}, datatype {self.datatype}, vbucket or status {self.specific}, "
             f"opaque {self.opaque}, cas {self.cas}, framing extras {len(self.framing)}, extras {len(self.extras)}, "
@@ -86,7 +88,7 @@ class Frame:
 
 
 def frame_size(data: bytes | bytearray | memoryview, at: int = 0, limit: int = MAX_FRAME) -> int:
-    """The size of the frame that starts at ``at``; needs its 24 header bytes. Raises ``FramingError``."""
+    """The size of the frame at ``at``, whose 24 header bytes must be there. Raises ``FramingError``."""
     magic, _, key_len, extras_len, _, _, body, _, _ = HEADER.unpack_from(data, at)
     if magic not in _MAGICS:
         raise FramingError(f"0x{magic:02x} is not a magic", "magic", 0)
@@ -105,10 +107,10 @@ def frame_size(data: bytes | bytearray | memoryview, at: int = 0, limit: int = M
 
 
 def cut_frame(data: bytes | bytearray | memoryview, at: int = 0) -> Frame:
-    """The frame at ``at``, whose size was checked by ``frame_size``."""
+    """The frame at ``at``; the caller has checked its size with ``frame_size``."""
     magic, opcode, key_len, extras_len, datatype, specific, body, opaque, cas = HEADER.unpack_from(data, at)
     if body > _LARGE:
-        data = memoryview(data)  # a slice of a bytearray would be one copy, and the bytes of it another
+        data = memoryview(data)  # slicing a bytearray copies once, and ``bytes()`` would copy again
     extras_at = at + HEADER_SIZE
     framing = b""
     if magic in _FLEXIBLE:
@@ -124,10 +126,10 @@ def cut_frame(data: bytes | bytearray | memoryview, at: int = 0) -> Frame:
 
 
 class FrameSplitter:
-    """Cuts a byte stream into frames, however it arrives.
+    """Cuts a byte stream, in pieces of any size, into frames.
 
-    ``receive`` returns the frames that are complete and keeps the rest. After a ``FramingError`` the splitter is
-    poisoned: the same error again, because no later byte can be trusted.
+    ``receive`` yields the complete frames and keeps the rest. After a ``FramingError`` every call raises it again,
+    because no later byte can be trusted.
     """
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
@@ -161,7 +163,7 @@ class FrameSplitter:
             del self._buffer[:at]
 
     def receive_eof(self) -> None:
-        """The peer closed; anything left over was a frame that it did not finish."""
+        """The peer closed the connection; leftover bytes are an unfinished frame, which is an error."""
         if self._buffer:
             size = len(self._buffer)
             raise FramingError(f"connection ended inside a frame, {size} bytes in", "body", size)
@@ -176,7 +178,7 @@ class FrameInfo:
 
 
 def encode_frame_infos(infos: tuple[FrameInfo, ...]) -> bytes:
-    """Framing extras as bytes, ids and lengths from 15 on with escape bytes.
+    """Framing extras as bytes; ids and lengths from 15 on take an escape byte.
 
     >>> encode_frame_infos((FrameInfo(2, b"\\0G"), FrameInfo(16, b"x" * 15))).hex()
     '220047ff0100787878787878787878787878787878'
@@ -196,7 +198,7 @@ def encode_frame_infos(infos: tuple[FrameInfo, ...]) -> bytes:
 
 
 def decode_frame_infos(framing: bytes, offset: int = HEADER_SIZE) -> tuple[FrameInfo, ...]:
-    """Framing extras one by one; an object that overruns the section is ``InvalidMessage``."""
+    """The framing extras of a frame; ``InvalidMessage`` if one overruns the section."""
     infos = []
     at = 0
     while at < len(framing):
@@ -227,10 +229,10 @@ _STREAM_ID_HEAD = RequestFrameId.STREAM_ID << 4 | 2
 
 
 def mend_stream_id(frame: Frame) -> Frame:
-    """A frame whose stream-id stands in the body but not in the framing length, cut anew.
+    """Repair a frame whose body begins with a stream-id that its framing length does not count.
 
-    Real servers forget that length on deletions and expirations. The byte 0x22 would otherwise begin a seqno
-    above 2**61, so nothing else can be meant.
+    Real servers send deletions and expirations like that. Without a stream-id, the byte 0x22 would begin a seqno
+    above 2**61, so the frame can mean nothing else.
 
     See docs/protocol/pitfalls.md#forgotten-framing-length.
     """
@@ -254,8 +256,9 @@ _FIXED_SIZES = {
 
 
 def check_request_frame_infos(infos: tuple[FrameInfo, ...], offset: int = HEADER_SIZE) -> None:
-    """The rules of docs/protocol/framing.md#framing-extras for a request: known ids, right sizes, a durability level
-    and timeout that exist.
+    """Check the framing extras of a request: known ids, right sizes, valid durability level and timeout.
+
+    See docs/protocol/framing.md#framing-extras.
     """
     for info in infos:
         if info.id not in RequestFrameId._value2member_map_:
@@ -280,7 +283,7 @@ def _check_durability(data: bytes, offset: int) -> None:
 
 
 def encode_duration(microseconds: float) -> int:
-    """A server duration as the u16 of response frame 0: coarse, but good to a few percent up to minutes.
+    """A server duration as the u16 of response frame 0; accurate to a few percent, for up to minutes.
 
     See docs/protocol/framing.md#framing-extras.
     """
@@ -288,5 +291,5 @@ def encode_duration(microseconds: float) -> int:
 
 
 def decode_duration(encoded: int) -> float:
-    """Microseconds of a server duration."""
+    """A server duration in microseconds."""
     return float(encoded**1.74) / 2

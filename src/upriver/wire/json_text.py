@@ -1,4 +1,4 @@
-"""JSON texts of megabytes, checked and searched by kernels: a parser would make millions of objects."""
+"""Checks and searches large JSON texts with kernels; a parser would make millions of objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 
 from upriver.wire.bulk.decode import address_of
 
-LARGE = 64 * 1024  # below this size a parser is as fast
+LARGE = 64 * 1024  # bytes; below this a parser is as fast
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
@@ -30,7 +30,7 @@ def depth_of(text: bytes) -> int | None:
     stack = np.empty(k.MOST_LEVELS, np.uint8)
     source = _octets(text)
     depth = int(k.check(address_of(source), len(source), address_of(stack)))
-    if depth == k.UNSURE:  # a number that a double may not hold, or a thousand levels: let a parser decide
+    if depth == k.UNSURE:  # a number that may not fit a double, or a thousand levels: let a parser decide
         return _depth_by_parser(text)
     return None if depth == k.INVALID else depth
 
@@ -52,9 +52,10 @@ def _depth_by_parser(text: bytes) -> int | None:
 
 
 def find_member(container: bytes, part: str | int | None) -> tuple[MemberSpan | None, int]:
-    """The member of a JSON array or object with a name or index (-1: the last), and how many are before it.
+    """Find a member of a JSON array or object by name or index (-1: the last), and count the members before it.
 
-    ``container`` is known to be JSON and begins with its bracket. Part None fits no member, so all are counted.
+    ``container`` must be valid JSON and begin with its bracket. A ``part`` of None matches no member, so all are
+    counted.
     """
     from upriver.wire.kernels import json as k
 
@@ -62,7 +63,7 @@ def find_member(container: bytes, part: str | int | None) -> tuple[MemberSpan | 
     name = _octets(part.encode() if isinstance(part, str) else b"")
     name_size = len(name) if isinstance(part, str) else -1
     index = part if isinstance(part, int) else -2
-    at, passed = _first_member(container), 0
+    at, passed = _skip(container, 1, b" \t\r\n"), 0
     while True:
         reason = k.find_member(address_of(source), at, address_of(name), name_size, index, found)
         begin, value, end, more = found.tolist()
@@ -71,28 +72,20 @@ def find_member(container: bytes, part: str | int | None) -> tuple[MemberSpan | 
             return None, passed
         if reason == k.FOUND or _name_at(container, begin) == part:
             return MemberSpan(begin, value, end), passed
-        at, passed = _next_member(container, end), passed + 1
+        at, passed = _skip(container, end, b" \t\r\n,"), passed + 1
 
 
 def _octets(data: bytes) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8) if data else np.zeros(1, np.uint8)[:0]
 
 
-def _first_member(container: bytes) -> int:
-    return _skip(container, 1, b" \t\r\n")
-
-
-def _next_member(container: bytes, at: int) -> int:
-    return _skip(container, at, b" \t\r\n,")
-
-
-def _skip(container: bytes, at: int, what: bytes) -> int:
-    while container[at] in what:
+def _skip(container: bytes, at: int, characters: bytes) -> int:
+    while container[at] in characters:
         at += 1
     return at
 
 
 def _name_at(container: bytes, begin: int) -> str:
     found = _STRING.match(container, begin)
-    assert found, "the text was checked"
+    assert found, "the container is valid JSON"
     return str(orjson.loads(found[0]))

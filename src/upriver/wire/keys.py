@@ -1,4 +1,4 @@
-"""Collection ids in front of keys: unsigned LEB128, canonical, five bytes at most.
+"""Collection prefixes of keys: ids as unsigned LEB128 in the shortest form, at most five bytes.
 
 See docs/protocol/framing.md#key-prefix.
 """
@@ -14,7 +14,7 @@ _LAST_RESERVED = 7
 
 
 def encode_leb128(number: int) -> bytes:
-    """The shortest form of a u32.
+    """A u32 as LEB128 in the shortest form.
 
     >>> encode_leb128(0x555).hex(), encode_leb128(0xffffffff).hex()
     ('d50a', 'ffffffff0f')
@@ -30,7 +30,7 @@ def encode_leb128(number: int) -> bytes:
 
 
 def decode_leb128(data: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
-    """The number at the start of ``data`` and how many bytes it took; ``offset`` is only for the error's position."""
+    """The number at the start of ``data`` and its size in bytes; ``offset`` is only for the error's position."""
     number = 0
     for at in range(min(5, len(data))):
         byte = data[at]
@@ -45,14 +45,12 @@ def decode_leb128(data: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
 
 
 def join_key(collection_id: int, key: bytes) -> bytes:
-    """The key as it travels on a collections connection."""
+    """The key with its prefix, as it is sent on a connection with collections."""
     return encode_leb128(collection_id) + key
 
 
 def split_key(wire_key: bytes | memoryview, offset: int = 0) -> tuple[int, bytes]:
-    """Collection id and logical key of a prefixed key, with every rule of docs/protocol/framing.md#key-prefix
-    checked.
-    """
+    """Split a prefixed key into collection id and key; checks every rule of docs/protocol/framing.md#key-prefix."""
     collection_id, size = decode_leb128(wire_key, offset)
     if 1 <= collection_id <= _LAST_RESERVED:
         raise InvalidMessage(f"collection id {collection_id} is reserved", "key", offset)

@@ -1,7 +1,7 @@
-"""How a message is declared: the annotations of its fields, and the layout that follows from them.
+"""Declares messages: the annotations of their fields, and the layout that follows from them.
 
-An annotation such as ``U64`` says how a field is encoded; the order of the fields is the order of the bytes. From
-the annotated class comes one ``Declaration``, which encoder, decoder, checks, dump and tests all read.
+An annotation such as ``U64`` says how a field is encoded; field order is byte order. ``declaration_of`` makes one
+``Declaration`` from an annotated class, and the encoder, decoder, checks, dump and tests all read it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Presence(Enum):
 
 
 class Number(NamedTuple):
-    """A number in the extras (or at the start of the value): its struct code."""
+    """A number in the extras, or at the start of the value, with its struct code."""
 
     code: str
     section: Section = Section.EXTRAS
@@ -44,7 +44,7 @@ class Bytes(NamedTuple):
 
     section: Section
     presence: Presence
-    document: bool = False  # a document key: has a collection prefix on a collections connection
+    document: bool = False  # a document key: has a prefix on a connection with collections
 
 
 class Repeated(NamedTuple):
@@ -61,7 +61,7 @@ class Repeated(NamedTuple):
 
 
 class ValueCodec(NamedTuple):
-    """The rest of the value in a codec of its own; ``decode`` gets the bytes and their offset in the frame."""
+    """The rest of the value, with its own codec; ``decode`` gets the bytes and their offset in the frame."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes, int], Any]
@@ -94,7 +94,7 @@ JSON_OR_RAW = frozenset({0, int(Datatype.JSON)})
 
 
 class Broken(NamedTuple):
-    """A rule that a message breaks: the field, what is wrong, and the status a server answers."""
+    """A rule that a message breaks: the field, the reason, and the status that a server answers."""
 
     field: str
     reason: str
@@ -102,7 +102,7 @@ class Broken(NamedTuple):
 
 
 class FieldInfo(NamedTuple):
-    """One declared field: its layout, and the enum whose names it shows, if any."""
+    """One declared field: its layout, and the enum of its values, if it has one."""
 
     name: str
     layout: Layout
@@ -110,22 +110,22 @@ class FieldInfo(NamedTuple):
 
 
 class NumberLayout(NamedTuple):
-    """One allowed form of the extras (or of the numbers in a value): which are present, and their struct."""
+    """One allowed form of the extras, or of the numbers in a value: which fields are present, and their struct."""
 
     struct: Struct
     names: tuple[str, ...]
 
     def offset_of(self, name: str) -> int:
-        """How many bytes precede a number."""
+        """How many bytes come before a number."""
         return Struct(">" + self.struct.format[1 : 1 + self.names.index(name)]).size
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """All that a class's annotations say about its bytes."""
+    """Everything that a class's annotations say about its bytes."""
 
     fields: tuple[FieldInfo, ...] = ()
-    # By size of the extras.
+    # Keyed by the size of the extras.
     shapes: dict[int, NumberLayout] = field(default_factory=lambda: {0: NumberLayout(Struct(">"), ())})
     key: Bytes = NO_KEY
     key_name: str = ""
@@ -138,7 +138,7 @@ class Declaration:
 
     @property
     def value_size(self) -> int:
-        """Bytes of the value that are numbers."""
+        """How many bytes the numbers at the start of the value take."""
         return self.value_numbers.struct.size if self.value_numbers else 0
 
     def shape_of(self, extras: bytes) -> NumberLayout:
@@ -147,7 +147,7 @@ class Declaration:
         return self.shapes[len(extras)]
 
     def fits(self, extras: bytes) -> bool:
-        """Whether extras of this size can be this message's."""
+        """Whether this message can have extras of this size."""
         return self.repeated is not None or len(extras) in self.shapes
 
 
@@ -158,30 +158,26 @@ def declaration_of(
     extras: tuple[int, ...] | None,
     stream_id: bool,
 ) -> Declaration:
-    """Read a class's annotations. ``extras`` lists the sizes when not every subset of the optional numbers is one."""
+    """Read a class's annotations. ``extras`` lists the allowed sizes if not every subset of optional numbers is."""
     fields = tuple(_fields(cls))
-    key = _only(f for f in fields if isinstance(f.layout, Bytes) and f.layout.section is Section.KEY)
+    key = next((f for f in fields if isinstance(f.layout, Bytes) and f.layout.section is Section.KEY), None)
     return Declaration(
         fields=fields,
         shapes=_shapes(fields, extras),
         key=key.layout if key and isinstance(key.layout, Bytes) else NO_KEY,
         key_name=key.name if key else "",
         value_numbers=_value_numbers(fields),
-        rest=_only(f for f in fields if _fills(f.layout, Section.VALUE)),
-        repeated=_only(f for f in fields if _fills(f.layout, Section.EXTRAS)),
+        rest=next((f for f in fields if _fills(f.layout, Section.VALUE)), None),
+        repeated=next((f for f in fields if _fills(f.layout, Section.EXTRAS)), None),
         cas=cas,
         datatypes=datatypes,
         stream_id=stream_id,
     )
 
 
-def _only(found: Iterator[FieldInfo]) -> FieldInfo | None:
-    return next(found, None)
-
-
 def _fields(cls: type) -> Iterator[FieldInfo]:
     hints = get_type_hints(cls, include_extras=True)
-    for name in cls.__annotations__:  # the class's own, in the order written: byte order
+    for name in cls.__annotations__:  # only this class's fields, in the order written: byte order
         hint = hints[name]
         if get_origin(hint) is not Annotated:
             continue
@@ -202,7 +198,7 @@ def _numbers(fields: tuple[FieldInfo, ...], section: Section) -> list[tuple[str,
 
 
 def _shapes(fields: tuple[FieldInfo, ...], allowed: tuple[int, ...] | None) -> dict[int, NumberLayout]:
-    """Every size the extras may have; of two subsets with one size, the one with the earlier fields wins."""
+    """Every size that the extras may have; of two subsets with the same size, the one with the earlier fields wins."""
     numbers = _numbers(fields, Section.EXTRAS)
     optional = [name for name, number in numbers if number.optional]
     shapes: dict[int, NumberLayout] = {}
@@ -224,5 +220,5 @@ def _value_numbers(fields: tuple[FieldInfo, ...]) -> NumberLayout | None:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def plain(cls: type[T]) -> type[T]:
-    """Frozen to the type checker, a plain slotted dataclass at run time: building a frozen one costs 2 to 4 us."""
+    """Frozen to the type checker, a plain slotted dataclass at run time: creating a frozen one costs 2 to 4 us."""
     return dataclass(slots=True)(cls)

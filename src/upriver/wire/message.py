@@ -1,4 +1,4 @@
-"""One declaration per message: field order is byte order, the annotation is the encoding.
+"""Messages: the base classes, the decorators that declare them, and ``decode``, which finds the class for a frame.
 
 ``@message(Opcode.X)`` and ``@response(Opcode.X)`` read a class's annotations once and make a slotted dataclass that
 encodes itself, decodes frames, and checks the rules of docs/protocol/messages.md#checks in their order. Several classes
@@ -32,7 +32,7 @@ When = Callable[[Frame], bool]
 
 
 class RequestedDurability(NamedTuple):
-    """The durability framing extra of a write; timeout 0 leaves it to the server."""
+    """The durability framing extra of a write; timeout 0 means the server's default."""
 
     level: int
     timeout_ms: int
@@ -40,7 +40,7 @@ class RequestedDurability(NamedTuple):
 
 @plain
 class Message:
-    """What every message carries in its header; keyword-only in all subclasses."""
+    """The header fields of every message; keyword-only in all subclasses."""
 
     opcode: ClassVar[int]
     magic: ClassVar[Magic]
@@ -48,7 +48,7 @@ class Message:
     declared: ClassVar[Declaration] = Declaration()
     variants: ClassVar[dict[int, type[Message]]] = {}
     when: ClassVar[When | None] = None
-    unmistakable: ClassVar[bool] = False  # its bytes mean nothing in the other dialect
+    unmistakable: ClassVar[bool] = False  # its bytes are not valid in the other dialect
 
     vbucket: int = field(default=0, kw_only=True)
     opaque: int = field(default=0, kw_only=True)
@@ -78,21 +78,21 @@ class Message:
 
     @classmethod
     def under(cls, opcode: int) -> type[Self]:
-        """The same layout under another of its opcodes: ``Get.under(Opcode.GETQ)`` is the quiet form."""
+        """The same layout with another of its opcodes: ``Get.under(Opcode.GETQ)`` is the quiet form."""
         try:
             return cls.variants[opcode]  # type: ignore[return-value]
         except KeyError:
             raise LocalProtocolError(f"{cls.__name__} does not exist as opcode 0x{opcode:02x}") from None
 
     def rules(self) -> Iterator[Broken]:
-        """The rules of its own that this message breaks; the first one counts.
+        """The rules about its own fields that this message breaks; the first one counts.
 
         See docs/protocol/messages.md#checks, step 12.
         """
         return iter(())
 
     def agreed_rules(self, context: Context) -> Iterator[Broken]:
-        """Rules about what the two ends agreed on; checked where ``context.check_values`` is on."""
+        """The broken rules about what the two ends agreed on; checked if ``context.check_values`` is on."""
         return iter(())
 
     def frame(self) -> Frame:
@@ -105,7 +105,7 @@ class Message:
         for broken in self.rules():
             raise LocalProtocolError(f"{type(self).__name__}.{broken.field}: {broken.reason}")
         if not _claims(type(self), frame):
-            raise LocalProtocolError(f"{type(self).__name__}: these bytes would be read as another message")
+            raise LocalProtocolError(f"{type(self).__name__}: the peer would read these bytes as another message")
         return frame
 
     def encode(self) -> bytes:
@@ -122,13 +122,8 @@ class Message:
         return Frame(magic, self.opcode, self.vbucket, self.opaque, self.cas, self.datatype, infos, extras, key, value)
 
     @classmethod
-    def offset_of(cls, name: str, frame: Frame) -> int:
-        """Where a field starts in the frame, for error messages and dumps."""
-        return offset_of(cls.declared, name, frame)
-
-    @classmethod
     def from_frame(cls, frame: Frame, context: Context = DEFAULT_CONTEXT) -> Self:
-        """Decode and check; ``InvalidMessage`` names the first rule that is broken."""
+        """Decode and check a frame; ``InvalidMessage`` names the first broken rule."""
         check_frame(cls.declared, frame, context, context.max_key)
         found = decode_sections(cls.declared, frame)
         message = cls._build(frame, found)
@@ -141,7 +136,8 @@ class Message:
 
     @classmethod
     def _invalid(cls, broken: Broken, frame: Frame) -> InvalidMessage:
-        return InvalidMessage(broken.reason, broken.field, cls.offset_of(broken.field, frame), broken.status)
+        offset = offset_of(cls.declared, broken.field, frame)
+        return InvalidMessage(broken.reason, broken.field, offset, broken.status)
 
     @classmethod
     def _build(cls, frame: Frame, found: dict[str, Any]) -> Self:
@@ -153,7 +149,7 @@ class Message:
 
 @plain
 class Response(Message):
-    """What every response carries; the header's vbucket word is the status here."""
+    """The header fields of every response; it has a status where a request has its vbucket."""
 
     status: int = field(default=0, kw_only=True)
 
@@ -196,13 +192,13 @@ class OtherResponse(Response):
         return cls._build(frame, {"to": frame.opcode, "answer_magic": magic, **sections})
 
     def context(self) -> str:
-        """What an error response says to a person, from its ``{"error": {"context": ...}}``; empty if nothing."""
+        """The text of an error response, from its ``{"error": {"context": ...}}``; empty if there is none."""
         error = self._json().get("error")
         context = error.get("context") if isinstance(error, dict) else None
         return context if isinstance(context, str) else ""
 
     def manifest_uid(self) -> int | None:
-        """Which manifest an unknown collection or scope was looked up in."""
+        """The uid of the manifest in which an unknown collection or scope was looked up."""
         uid = self._json().get("manifest_uid")
         try:
             return int(uid, 16) if isinstance(uid, str) else None
@@ -250,7 +246,7 @@ def message(
     server: bool = False,
     stream_id: bool = True,
 ) -> Callable[[type[M]], type[M]]:
-    """Declare a request. ``extras`` lists the allowed sizes when not every subset of the optional fields is one."""
+    """Declare a request. ``extras`` lists the allowed sizes if some subsets of the optional fields are not allowed."""
     magic = Magic.SERVER_REQUEST if server else Magic.REQUEST
     return _declare(opcodes, _Options(magic, cas, datatypes, dialect, extras, when, stream_id))
 
@@ -264,7 +260,7 @@ def response(
     extras: tuple[int, ...] | None = None,
     when: When | None = None,
 ) -> Callable[[type[M]], type[M]]:
-    """Declare a successful response, or one told apart by ``when``."""
+    """Declare a successful response, or one that ``when`` recognizes."""
     return _declare(opcodes, _Options(Magic.RESPONSE, cas, datatypes, dialect, extras, when, True))
 
 
@@ -284,7 +280,7 @@ def _declare(opcodes: tuple[int, ...], options: _Options) -> Callable[[type[M]],
 
 
 def _variant(made: type[M], opcode: int) -> type[M]:
-    """The same layout under another opcode, such as the quiet form of a command: ``Get.GETQ``."""
+    """The same layout with another opcode, such as the quiet form of a command: ``Get.GETQ``."""
     name = Opcode(opcode).name
     own = {"opcode": opcode, "__slots__": (), "__doc__": made.__doc__, "__module__": made.__module__}
     variant = type(name, (made,), {**own, "__qualname__": f"{made.__qualname__}.{name}"})
@@ -293,7 +289,7 @@ def _variant(made: type[M], opcode: int) -> type[M]:
 
 
 def declared_messages() -> list[type[Message]]:
-    """Every message class there is, for tests, dumps and documentation."""
+    """Every declared message class, for tests that cover them all."""
     return [cls for classes in _registry.values() for cls in classes]
 
 
@@ -301,7 +297,7 @@ def declared_messages() -> list[type[Message]]:
 
 
 def decode(frame: Frame, context: Context = DEFAULT_CONTEXT) -> Message:
-    """The message in a frame; ``InvalidMessage`` carries the status a server would answer.
+    """The message in a frame; ``InvalidMessage`` carries the status that a server answers.
 
     >>> from upriver.wire import FrameSplitter
     >>> [frame] = FrameSplitter().receive(bytes.fromhex("805d0000040000000000000400000005000000000000000000001000"))
@@ -318,12 +314,12 @@ def decode(frame: Frame, context: Context = DEFAULT_CONTEXT) -> Message:
     raise _unknown(frame)
 
 
-# Frames whose class is told by numbers alone; bounded, because only sizes that some class declares get in.
+# Classes that follow from these numbers alone; bounded, because only sizes that some class declares get in.
 _known: dict[tuple[int, int, int, bool, Dialect], type[Message]] = {}
 
 
 def message_class(frame: Frame, context: Context = DEFAULT_CONTEXT) -> type[Message] | None:
-    """The class for a frame: of those with its opcode, the one that fits dialect, ``when`` and extras size."""
+    """The class for a frame: of those with its opcode, the one that fits its dialect, ``when`` and extras size."""
     magic = frame.magic
     place = magic, frame.opcode, len(frame.extras), _is_payload(frame), context.dialect
     if place in _known:
@@ -339,7 +335,7 @@ def message_class(frame: Frame, context: Context = DEFAULT_CONTEXT) -> type[Mess
 
 
 def _claims(cls: type[Message], frame: Frame) -> bool:
-    """Does the frame say that it is this message? By ``when``, or for a response by a status with a payload."""
+    """Whether a frame can be this message: by ``when``, or for a response by a status with a payload."""
     return cls.when(frame) if cls.when else _is_payload(frame)
 
 
@@ -351,7 +347,7 @@ def _unknown(frame: Frame) -> RemoteProtocolError:
     if frame.magic.is_server:
         known = frame.opcode in ServerOpcode._value2member_map_
         status = Status.NOT_SUPPORTED if known else Status.UNKNOWN_COMMAND
-        return InvalidMessage(f"server opcode 0x{frame.opcode:02x} is not for us", "opcode", 1, status)
+        return InvalidMessage(f"server opcode 0x{frame.opcode:02x} is not served here", "opcode", 1, status)
     if frame.opcode in REMOVED_OPCODES or frame.opcode in Opcode._value2member_map_:
         return InvalidMessage(
             f"opcode 0x{frame.opcode:02x} is not supported any more", "opcode", 1, Status.NOT_SUPPORTED

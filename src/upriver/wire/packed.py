@@ -1,23 +1,29 @@
-"""Records: changes packed into bytes, as they lie side by side in memory checkpoints and disk blocks.
+"""Packed records, and the events in which a stream source hands out runs of them.
 
-A little-endian header of 64 bytes, the key (always with its collection prefix), and the value. The store writes runs
-of records, and the bulk encoder turns a run into frames without a Python object per record.
+A record is a change packed into bytes: a little-endian header of 64 bytes, the key (always with its collection
+prefix) and the value. Records lie side by side in memory checkpoints and disk blocks. The store hands out runs of
+them, and a producer encodes each run into frames without a Python object per record. Store and producer share only
+this module.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 from struct import Struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 HEADER = Struct("<IBBHQQQIIQIIQ")
 HEADER_SIZE = HEADER.size
 
-SUPERSEDED = 0x80  # in ``kind``: a newer version of the key exists in the same run; readers skip the record
+SUPERSEDED = 0x80  # in ``kind``: the same run has a newer version of the key, so readers skip this record
 
 
 class RecordKind(IntEnum):
-    """What a record is; the low seven bits of its ``kind`` byte."""
+    """What a record is: the low seven bits of its ``kind`` byte."""
 
     MUTATION = 0
     DELETION = 1
@@ -29,11 +35,11 @@ class RecordKind(IntEnum):
 
 
 class RecordHead(NamedTuple):
-    """One record's header, field order as on disk.
+    """The header of a record, its fields in the order on disk.
 
     ``time`` is the expiry of a live document and the deletion time of a tombstone. ``prev_seqno`` is the seqno of
-    the version that this one replaced (0: none), which is what makes a rollback possible. ``extra`` is private to
-    the kind: for COMMIT and ABORT the prepared seqno; for SYSTEM_EVENT ``event << 8 | version``; for PREPARE
+    the version that this one replaced (0: none); a rollback needs it. What ``extra`` means depends on the kind: for
+    COMMIT and ABORT the prepared seqno; for SYSTEM_EVENT ``event << 8 | version``; for PREPARE
     ``durability level << 8 | deleted``; for a MUTATION the nru byte.
     """
 
@@ -88,3 +94,74 @@ def unpack(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[RecordHea
     key_at = at + HEADER_SIZE
     value_at = key_at + head.key_len
     return head, bytes(data[key_at:value_at]), bytes(data[value_at : value_at + head.value_len])
+
+
+# ---------------------------------------------------------------------------------------------- source events
+
+
+class SnapshotStart(NamedTuple):
+    """The runs that follow, up to the one whose ``upto`` is ``end``, form one snapshot.
+
+    ``last_matching`` is the last seqno of the snapshot that passes the stream's filter, 0 if none does.
+    """
+
+    start: int
+    end: int
+    flags: int
+    last_matching: int
+    max_visible: int
+    high_completed: int
+    high_prepared: int
+    purge_seqno: int
+
+
+class Run(NamedTuple):
+    """Packed records side by side; only those with ``after < seqno <= upto`` count.
+
+    ``data`` is valid until the source is polled again or closed.
+    """
+
+    data: memoryview
+    after: int
+    upto: int
+    memory: bool
+
+
+class OsoStart(NamedTuple):
+    """Runs of one disk snapshot follow, in any order and without a marker (docs/protocol/snapshots.md#oso)."""
+
+
+class OsoEnd(NamedTuple):
+    """The out-of-order snapshot is complete; ``max_seqno`` is where the disk snapshot ended."""
+
+    max_seqno: int
+
+
+class EndReason(Enum):
+    """Why a source ended."""
+
+    OK = "ok"
+    STATE_CHANGED = "state changed"
+    ROLLBACK = "rollback"
+    BACKFILL_FAILED = "backfill failed"
+    FILTER_EMPTY = "filter empty"
+
+
+class End(NamedTuple):
+    """The last event of a source."""
+
+    reason: EndReason
+
+
+class NewSnapshot(NamedTuple):
+    """A whole new snapshot in memory, for live streams; its records at ``address`` are valid while ``data`` lives."""
+
+    first: int
+    last: int
+    begins_checkpoint: bool
+    address: int
+    size: int
+    data: npt.NDArray[np.uint8]
+
+
+StreamEvent: TypeAlias = SnapshotStart | Run | OsoStart | OsoEnd | End

@@ -1,11 +1,15 @@
-"""Fields to the sections of a frame and back, by a ``Declaration``; and where a field is, for errors and dumps."""
+"""Turns the fields of a message into the sections of a frame and back, as its ``Declaration`` says.
+
+``offset_of`` and ``size_of`` locate a field in a frame, for errors and dumps. ``cut_struct`` and ``cut_bytes`` read
+entries of variable size.
+"""
 
 from __future__ import annotations
 
 from struct import Struct, error
 from typing import Any
 
-from upriver.errors import LocalProtocolError
+from upriver.errors import InvalidMessage, LocalProtocolError
 from upriver.wire.framing import Frame
 from upriver.wire.layout import Bytes, Declaration, FieldInfo, Number, NumberLayout, Repeated, Section, ValueCodec
 
@@ -16,7 +20,7 @@ _HEADER_FIELDS = {
 
 
 def encode_sections(declared: Declaration, message: object) -> tuple[bytes, bytes, bytes]:
-    """Extras, key and value; ``LocalProtocolError`` names a field that does not fit."""
+    """The extras, key and value of a message; ``LocalProtocolError`` names a field that does not fit."""
     extras = _encode_extras(declared, message)
     if declared.repeated:
         extras += _encode_filling(declared.repeated, message)
@@ -71,7 +75,7 @@ def _check_fits(declared: Declaration, name: str, message: object) -> None:
 
 
 def decode_sections(declared: Declaration, frame: Frame) -> dict[str, Any]:
-    """The declared fields of a frame whose sizes were checked; absent optional numbers are left out."""
+    """The declared fields of a frame whose sizes have been checked, without absent optional numbers."""
     shape = declared.shape_of(frame.extras)
     found: dict[str, Any] = dict(zip(shape.names, shape.struct.unpack_from(frame.extras), strict=True))
     if declared.key_name:
@@ -116,7 +120,7 @@ def offset_of(declared: Declaration, name: str, frame: Frame) -> int:
 
 
 def size_of(declared: Declaration, info: FieldInfo, frame: Frame) -> int:
-    """How many bytes a field has in this frame."""
+    """How many bytes a field takes in this frame."""
     layout = info.layout
     if isinstance(layout, Number):
         return Struct(">" + layout.code).size
@@ -125,3 +129,17 @@ def size_of(declared: Declaration, info: FieldInfo, frame: Frame) -> int:
     if isinstance(layout, Repeated) and layout.section is Section.EXTRAS:
         return len(frame.extras) - declared.shape_of(frame.extras).struct.size
     return len(frame.value) - declared.value_size
+
+
+def cut_struct(struct: Struct, data: bytes, at: int, offset: int) -> tuple[tuple[int, ...], int]:
+    """The numbers at ``at`` and where they end; ``offset`` is where ``data`` starts in its frame, for the error."""
+    if at + struct.size > len(data):
+        raise InvalidMessage("an entry is cut short", "value", offset + at)
+    return struct.unpack_from(data, at), at + struct.size
+
+
+def cut_bytes(data: bytes, at: int, size: int, offset: int) -> tuple[bytes, int]:
+    """The ``size`` bytes at ``at`` and where they end."""
+    if at + size > len(data):
+        raise InvalidMessage(f"an entry of {size} bytes has only {len(data) - at}", "value", offset + at)
+    return data[at : at + size], at + size

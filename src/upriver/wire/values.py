@@ -1,4 +1,4 @@
-"""Values: compressed with snappy as a whole, with extended attributes in front.
+"""Reads, writes and checks values: snappy compression, and extended attributes in front of the body.
 
 See docs/protocol/framing.md#datatype and docs/protocol/kv.md#xattrs.
 """
@@ -15,12 +15,12 @@ MAX_INFLATED = 30 * 1024 * 1024
 MAX_STORED = 21 * 1024 * 1024  # a document and its xattrs
 MAX_XATTR_KEY = 15
 MAX_XATTR_BYTES = 1024 * 1024  # of the whole section
-MAX_XATTRS = 16_384  # a reader makes an object of each, and more would keep a server from its other clients
+MAX_XATTRS = 16_384  # a reader makes an object of each; more would delay a server's other clients
 _U32 = Struct(">I")
 
 
 def inflated_size(data: bytes | memoryview, offset: int = 0) -> int:
-    """The size that a raw snappy block claims to inflate to, from its preamble alone."""
+    """The inflated size that a raw snappy block states in its preamble."""
     size = 0
     for at in range(min(5, len(data))):
         size |= (data[at] & 0x7F) << (7 * at)
@@ -30,7 +30,7 @@ def inflated_size(data: bytes | memoryview, offset: int = 0) -> int:
 
 
 def inflate(data: bytes | memoryview, offset: int = 0, limit: int = MAX_INFLATED) -> bytes:
-    """Undo snappy; a block that claims more than ``limit`` is refused before any memory is taken for it."""
+    """Inflate a raw snappy block; one that claims more than ``limit`` is refused before memory is allocated for it."""
     import cramjam
 
     size = inflated_size(data, offset)
@@ -46,14 +46,14 @@ def inflate(data: bytes | memoryview, offset: int = 0, limit: int = MAX_INFLATED
 
 
 def deflate(data: bytes) -> bytes:
-    """Raw snappy, as values travel with the SNAPPY datatype bit."""
+    """Compress with raw snappy, as in values with the SNAPPY datatype bit."""
     import cramjam
 
     return bytes(cramjam.snappy.compress_raw(data))
 
 
 def split_xattrs(value: bytes | memoryview, offset: int = 0) -> tuple[dict[str, bytes], bytes]:
-    """Extended attributes by name, and the body behind them; the value must not be compressed."""
+    """Split an uncompressed value into its extended attributes, by name, and its body."""
     end = body_offset(value, offset)
     section = bytes(value[:end])
     attributes: dict[str, bytes] = {}
@@ -68,7 +68,7 @@ def split_xattrs(value: bytes | memoryview, offset: int = 0) -> tuple[dict[str, 
 
 
 def body_offset(value: bytes | memoryview, offset: int = 0) -> int:
-    """Where the body begins behind the extended attributes, which are not looked at."""
+    """Where the body begins, behind the extended attributes; the attributes themselves are not checked."""
     if len(value) < 4:
         raise _bad_xattr("total is cut short", offset)
     total: int = _U32.unpack_from(value)[0]
@@ -101,7 +101,7 @@ def _bad_xattr(reason: str, offset: int) -> InvalidMessage:
 
 
 def join_xattrs(attributes: Mapping[str, bytes], body: bytes = b"") -> bytes:
-    """The blob for a value with the XATTR datatype bit.
+    """A value with extended attributes in front of its body, for the XATTR datatype bit.
 
     >>> join_xattrs({"_a": b"1"}, b"{}").hex()
     '00000009000000055f610031007b7d'
@@ -110,16 +110,18 @@ def join_xattrs(attributes: Mapping[str, bytes], body: bytes = b"") -> bytes:
     for name, content in attributes.items():
         raw = name.encode()
         if not 1 <= len(raw) <= MAX_XATTR_KEY or b"\0" in raw or b"\0" in content:
-            raise LocalProtocolError(f"xattr {name!r}: names have 1 to {MAX_XATTR_KEY} bytes, and nothing a zero byte")
+            raise LocalProtocolError(
+                f"xattr {name!r}: a name has 1 to {MAX_XATTR_KEY} bytes; neither name nor value has a zero byte"
+            )
         pair = raw + b"\0" + content + b"\0"
         pairs += _U32.pack(len(pair)) + pair
     return _U32.pack(len(pairs)) + bytes(pairs) + body
 
 
 def check_value(value: bytes | memoryview, datatype: int, offset: int = 0) -> None:
-    """Every datatype bit must be true of the value; the body's JSON is not parsed.
+    """Check that the value is what its datatype says, except that the body's JSON is not parsed.
 
-    A value that is too large to be stored is refused before it is inflated.
+    A value that is too large to store is refused before it is inflated.
 
     See docs/protocol/messages.md#checks, steps 8 and 9.
     """
@@ -132,7 +134,7 @@ def check_value(value: bytes | memoryview, datatype: int, offset: int = 0) -> No
 
 
 def check_xattrs(value: bytes | memoryview, offset: int = 0) -> None:
-    """Whether the extended attributes in front of a value may be stored: few enough, well named, each a JSON text."""
+    """Check that a value's extended attributes may be stored: not too many, valid names, each value a JSON text."""
     size = body_offset(value, offset) - 4
     if size > MAX_XATTR_BYTES:
         reason = f"xattrs are {size} bytes, the limit is {MAX_XATTR_BYTES}"

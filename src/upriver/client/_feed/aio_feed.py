@@ -1,6 +1,6 @@
-"""A feed on asyncio: connections write into the decoder's buffer, the caller takes items out with ``async for``.
+"""A feed on asyncio: connections read into the decoder's buffer, and the caller takes items with ``async for``.
 
-While the caller is busy the connections go on until the flow-control window is used up, or too much waits.
+While the caller is busy, connections read on until the flow-control window is used up or too many bundles wait.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAINTAIN_S = 0.05
-MOST_WAITING, FEW_WAITING = 4, 2  # bundles; between them reading stops and goes on
+MOST_WAITING, FEW_WAITING = 4, 2  # waiting bundles at which reading stops, and below which it resumes
 
 
 class _Link:
-    """What one connection does when bytes come, or the connection goes."""
+    """The machine behind one connection: passes bytes and the loss of the connection to the feed."""
 
     def __init__(self, feed: AsyncChangeFeed[Any], address: Address) -> None:
         self.feed, self.address = feed, address
@@ -44,10 +44,10 @@ class _Link:
 
 
 class AsyncChangeFeed(FeedBase[T]):
-    """An async iterable of changes or batches, which also knows its position.
+    """An async iterable of changes or batches that also knows its position.
 
-    ``async for`` opens it, and closes it when the loop is left. Inside ``async with``, a loop may be left, and the next
-    one goes on where it was. A feed that is closed still tells its position, and is not opened again.
+    ``async for`` opens it, and closes it when the loop ends. Inside ``async with``, a loop may be left, and the next
+    one continues there. A closed feed still has its positions, but cannot be opened again.
     """
 
     def __init__(self, database: AsyncDatabase, options: FeedOptions, *, batches: bool) -> None:
@@ -60,8 +60,10 @@ class AsyncChangeFeed(FeedBase[T]):
         self._chore: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._failure: Exception | None = None
-        self._quiet_since = 0.0  # not before all streams are open
-        self._earlier: list[AsyncChangeFeed[T]] = []  # they bring what a position with a narrower filter lacks
+        self._quiet_since = 0.0  # 0 until all streams are open
+        self._earlier: list[
+            AsyncChangeFeed[T]
+        ] = []  # they read what the position lacks, because its filter was narrower
 
     async def __aenter__(self) -> AsyncChangeFeed[T]:
         self._must_not_be_closed()
@@ -113,29 +115,29 @@ class AsyncChangeFeed(FeedBase[T]):
             connection.close()
         self._connections.clear()
         if self._subscription:
-            self._subscription.feed.links.clear()  # with their memory, which should not wait for the garbage collector
+            self._subscription.feed.links.clear()  # frees their memory now, not when garbage is collected
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def catching_up(self) -> bool:
-        """Whether what comes is older than the position: saving that now would bring it again."""
+        """Whether the feed still reads changes from before the position, which stays until they are complete."""
         return bool(self._earlier)
 
     async def confirm(self) -> None:
-        """Save the position to the ``checkpoint``: the caller is done with everything that it has been given."""
+        """Save the position to the ``checkpoint``: the caller has processed everything that it was given."""
         if self.options.checkpoint:
             await asyncio.to_thread(self.options.checkpoint.save, self.positions())
 
     async def lag(self) -> dict[int, int]:
-        """How many seqnos each vbucket has beyond what was given; asks the nodes. Those on the move are left out."""
+        """How many seqnos the caller is behind in each vbucket. Asks the nodes; moving vbuckets are left out."""
         return self._lag(await self._database.high_seqnos(complete=False))
 
     # ---------------------------------------------------------------------------------------------- items
 
     async def items(self, *, idle_s: float | None = None) -> AsyncGenerator[T, None]:
-        """The same as a loop over the feed, but it ends when nothing has come for ``idle_s`` seconds.
+        """Like a loop over the feed, but it ends when nothing has come for ``idle_s`` seconds.
 
-        None means the feed's own ``idle_s``. Inside ``async with``, another loop goes on later.
+        None means the feed's own ``idle_s``. Inside ``async with``, another loop can continue later.
         """
         opens_it = self._subscription is None
         await self.__aenter__()
@@ -172,7 +174,7 @@ class AsyncChangeFeed(FeedBase[T]):
             if not one._is_over:
                 return
             await one.close()
-            self.subscription.begin_behind(one.subscription)
+            self.subscription.begin_after(one.subscription)
             del self._earlier[0]
 
     def _has_ended(self, idle_s: float | None, now: float) -> bool:
@@ -196,7 +198,7 @@ class AsyncChangeFeed(FeedBase[T]):
             return
 
     def _caught_up(self) -> None:
-        """The caller has taken something: acknowledge it, and read on."""
+        """The caller has taken something: send acknowledgements, and resume reading."""
         feed, outbox = self.feed, self._outbox
         for address, connection in self._connections.items():
             if link := feed.links.get(address):
@@ -217,7 +219,7 @@ class AsyncChangeFeed(FeedBase[T]):
         except UpriverError as error:
             self._lost(address, error)
             return
-        except Exception as error:  # ours: asyncio would only log it, and the caller would wait for ever
+        except Exception as error:  # a bug: asyncio would only log it, and the caller would wait for ever
             self._fail(error)
             return
         connection = self._connections[address]
@@ -236,12 +238,12 @@ class AsyncChangeFeed(FeedBase[T]):
             self._fail(final)
 
     def _fail(self, error: Exception) -> None:
-        """Tell the caller, after everything that came before."""
+        """Raise the error in the caller, after everything that came before it."""
         self._failure = self._failure or error
         self._wake.set()
 
     async def _maintain(self) -> None:
-        """Connect what is missing, let time pass for the feed, and run its chores."""
+        """Connect to missing nodes, call the feed's ``tick``, and run its chores."""
         loop, subscription = asyncio.get_running_loop(), self.subscription
         try:
             while not self._failure:
@@ -258,7 +260,7 @@ class AsyncChangeFeed(FeedBase[T]):
             self._fail(error)
 
     def _start_chore(self, now: float) -> None:
-        """One at a time, beside everything else: a node that does not answer must not stop the others."""
+        """Run one chore at a time, as a task: a node that does not answer must not stop the others."""
         if self._chore and self._chore.done():
             self._chore.result()
             self._chore = None
@@ -268,7 +270,7 @@ class AsyncChangeFeed(FeedBase[T]):
     def _drop_dead(self, now: float) -> None:
         for address, connection in list(self._connections.items()):
             if connection.paused and (link := self.subscription.feed.links.get(address)):
-                link.heard_at = now  # nobody listens: that silence is not the peer's
+                link.heard_at = now  # we are not reading, so this is not silence of the peer
         for address, error in self._policy.dead(now):
             self._lost(address, error)
 
@@ -291,6 +293,6 @@ class AsyncChangeFeed(FeedBase[T]):
             self._lost(address, error)
             return
         if self._connections.get(address) is not connection:
-            connection.close()  # given up while it was being made
+            connection.close()  # given up while connecting
             return
         connection.write(link.data_to_send())

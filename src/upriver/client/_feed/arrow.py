@@ -1,4 +1,4 @@
-"""Makes Arrow batches of feed events: rows gather in the decoder's columns, and leave in order as one batch."""
+"""Turns feed events into Arrow batches: rows gather in the decoder's columns and leave in order, as one batch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from upriver.client._feed.bundle import Bundle
+from upriver.client._feed.outbox import Bundle
 from upriver.client.names import Names
 from upriver.model import signed
-from upriver.protocol.feed.cluster_feed import ClusterFeed, CollectionChange, FeedEvent, FeedRows, RolledBack
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import CollectionChange, FeedEvent, FeedRows, RolledBack
 from upriver.protocol.topology import Address
 from upriver.records.batches import ChangeOptions, change_batch, rollback_row, row_batch
 from upriver.records.schema import Event
@@ -19,11 +20,11 @@ from upriver.wire.bulk.decode import Columns
 from upriver.wire.messages.events import CollectionBegun, CollectionEnded, CollectionEvent, ScopeCreated
 
 DEFAULT_ROWS = 16_384
-COPY_BELOW = 1 / 16  # a batch that uses less of its columns than this is copied out, so that it pins no more
+COPY_BELOW = 1 / 16  # a batch that uses less of its columns than this is copied, so that it does not pin them
 
 
 class BatchMaker:
-    """Gathers rows per connection until there are ``rows`` of them, or something else must come between."""
+    """Gathers rows per connection until there are ``rows`` of them, or another event must come first."""
 
     def __init__(
         self, feed: ClusterFeed, names: Names, rows: int = DEFAULT_ROWS, *, system_events: bool = True, **options: Any
@@ -39,7 +40,7 @@ class BatchMaker:
         return bool(self._held)
 
     def add(self, event: FeedEvent) -> Iterator[Bundle]:
-        """What is ready because of this event."""
+        """Take an event; yields the bundles that are ready now."""
         if isinstance(event, FeedRows):
             yield from self._add_rows(event)
         elif isinstance(event, RolledBack):
@@ -55,10 +56,10 @@ class BatchMaker:
     def _add_rows(self, event: FeedRows) -> Iterator[Bundle]:
         if self.feed.moves != self._moves:
             self._moves = self.feed.moves
-            yield from self._flush_before()  # a vbucket moved: its rows must not wait in two connections
+            yield from self._flush_before()  # a vbucket moved: its rows must not wait on two connections
         held = self._held.get(event.link)
         if held and held[-1].rows.columns is not event.rows.columns:
-            yield self._emit(event.link)  # rows of one decode that were left when their columns were taken
+            yield self._emit(event.link)  # rows of earlier columns, which the decoder no longer uses
             held = None
         if held is None:
             held = self._held[event.link] = []
@@ -67,7 +68,7 @@ class BatchMaker:
             yield from self.flush()
 
     def flush(self) -> Iterator[Bundle]:
-        """All rows that wait, of all connections; only then do the positions of the feed hold for the caller."""
+        """All rows that wait, of all connections; after the last of them, the caller is where the feed is."""
         while self._held:
             made = self._emit(next(iter(self._held)))
             if not self._held:
@@ -75,7 +76,7 @@ class BatchMaker:
             yield made
 
     def _flush_before(self) -> Iterator[Bundle]:
-        """The same, before an event that the feed's positions already include."""
+        """The same before another event, which the feed's positions already include."""
         while self._held:
             yield self._emit(next(iter(self._held)))
 
@@ -91,11 +92,11 @@ class BatchMaker:
             if link and ours and last == columns.rows:
                 link.decoder.clear()
         elif link and ours:
-            link.decoder.take()  # the batch keeps the memory; the decoder goes on with new memory
+            link.decoder.take()  # the batch keeps the memory; the decoder gets new memory
         return Bundle(self._cut(batch), held)
 
     def _cut(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """A read may bring far more rows than were asked for at once; slices cost nothing."""
+        """Split a batch that has far more rows than requested; slices cost nothing."""
         if batch.num_rows < 2 * self._rows:
             return [batch] if batch.num_rows else []
         return [batch.slice(at, self._rows) for at in range(0, batch.num_rows, self._rows)]
@@ -116,7 +117,7 @@ def _used(columns: Columns) -> int:
 
 
 def kind_of(content: CollectionEvent) -> Event:
-    """The event of the change feed for a collection event of the protocol."""
+    """The change feed's name for a collection event of the protocol."""
     if isinstance(content, CollectionBegun):
         if content.modified:
             return Event.COLLECTION_MODIFIED

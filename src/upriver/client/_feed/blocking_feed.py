@@ -1,6 +1,6 @@
-"""A feed that is pumped by the calling thread, and delivered to it item by item.
+"""A blocking feed: the calling thread reads from the nodes and gets the items.
 
-Memory is bounded by the flow control window per node: its bytes are acknowledged when the caller comes back for more.
+The flow-control window of each node bounds the memory: bytes are acknowledged when the caller asks for more.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ ROUND_S = 0.05
 
 
 class ChangeFeed(FeedBase[T]):
-    """An iterable of changes or batches, which also knows its position.
+    """An iterable of changes or batches that also knows its position.
 
-    ``for`` opens it, and closes it when the loop is left. Inside ``with``, a loop may be left, and the next one goes on
-    where it was. A feed that is closed still tells its position, and is not opened again.
+    ``for`` opens it, and closes it when the loop ends. Inside ``with``, a loop may be left, and the next one continues
+    there. A closed feed still has its positions, but cannot be opened again.
     """
 
     def __init__(self, database: Database, options: FeedOptions, *, batches: bool) -> None:
         super().__init__(options, batches=batches)
         self._database = database
         self._pump: Pump | None = None
-        self._earlier: list[ChangeFeed[T]] = []  # they bring what the position lacks, because its filter was narrower
+        self._earlier: list[ChangeFeed[T]] = []  # they read what the position lacks, because its filter was narrower
 
     def __enter__(self) -> ChangeFeed[T]:
         self._must_not_be_closed()
@@ -70,22 +70,22 @@ class ChangeFeed(FeedBase[T]):
 
     @property
     def catching_up(self) -> bool:
-        """Whether what comes is older than the position: saving that now would bring it again."""
+        """Whether the feed still reads changes from before the position, which stays until they are complete."""
         return bool(self._earlier)
 
     def confirm(self) -> None:
-        """Save the position to the ``checkpoint``: the caller is done with everything that it has been given."""
+        """Save the position to the ``checkpoint``: the caller has processed everything that it was given."""
         if self.options.checkpoint:
             self.options.checkpoint.save(self.positions())
 
     def lag(self) -> dict[int, int]:
-        """How many seqnos each vbucket has beyond what was given; asks the nodes. Those on the move are left out."""
+        """How many seqnos the caller is behind in each vbucket. Asks the nodes; moving vbuckets are left out."""
         return self._lag(self._database.high_seqnos(complete=False))
 
     def items(self, *, idle_s: float | None = None) -> Iterator[T]:
-        """The same as a loop over the feed, but it ends when nothing has come for ``idle_s`` seconds.
+        """Like a loop over the feed, but it ends when nothing has come for ``idle_s`` seconds.
 
-        None means the feed's own ``idle_s``. Inside ``with``, another loop goes on later.
+        None means the feed's own ``idle_s``. Inside ``with``, another loop can continue later.
         """
         opens_it = self._subscription is None
         self.__enter__()
@@ -100,7 +100,7 @@ class ChangeFeed(FeedBase[T]):
         if self._earlier:
             return  # they were idle for too long
         outbox, feed = self._outbox, self.feed
-        quiet_since = 0.0  # not before all streams are open
+        quiet_since = 0.0  # 0 until all streams are open
         while True:
             while (items := outbox.take(time.monotonic())) is not None:
                 for outbox.given, item in enumerate(items, 1):
@@ -124,11 +124,11 @@ class ChangeFeed(FeedBase[T]):
             if not one._is_over:
                 return
             one.close()
-            self.subscription.begin_behind(one.subscription)
+            self.subscription.begin_after(one.subscription)
             del self._earlier[0]
 
     def _round(self, wait_s: float | None) -> None:
-        """Run chores, and let the feed take what has come."""
+        """Run a chore if one is due, and pass events to the subscription."""
         now = time.monotonic()
         if chore := self.subscription.chore(now):
             self._database.run(chore)

@@ -1,4 +1,4 @@
-"""What the feeds for threads and for asyncio have in common: everything that a caller may ask and that is no I/O."""
+"""The common part of the blocking and the asyncio feed: everything that needs no I/O."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from upriver.client._feed.outbox import Outbox
 from upriver.client._feed.subscription import Subscription
-from upriver.client.metrics import FeedMetrics, MetricsEndpoint, serve_metrics
 from upriver.client.names import Names
 from upriver.client.positions import Positions
 from upriver.client.reading import FeedOptions, settings_of
+from upriver.client.telemetry import FeedMetrics, MetricsEndpoint, serve_metrics
 from upriver.errors import ConfigError, LocalProtocolError
-from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedRequest
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import FeedRequest
 
 if TYPE_CHECKING:
     from upriver.client._requests.operations import Operations
@@ -20,11 +21,11 @@ T = TypeVar("T")
 
 
 class FeedBase(Generic[T]):
-    """A feed of changes or batches: what it was asked for, and, once it is open, where it is."""
+    """A feed of changes or batches: its options, and, once it is open, its subscription."""
 
     def __init__(self, options: FeedOptions, *, batches: bool) -> None:
         if batches and options.where:
-            raise ConfigError("where: it takes one change at a time; use changes(), or filter the batches themselves")
+            raise ConfigError("where works on single changes: use changes(), or filter the batches yourself")
         self.options = options
         self._batches = batches
         self._subscription: Subscription | None = None
@@ -39,7 +40,7 @@ class FeedBase(Generic[T]):
 
     @property
     def feed(self) -> ClusterFeed:
-        """For upriver's own modules: the machine that this feed drives."""
+        """For upriver's own modules: the cluster feed."""
         return self.subscription.feed
 
     def _subscribe(
@@ -58,35 +59,35 @@ class FeedBase(Generic[T]):
 
     @property
     def _outbox(self) -> Outbox:
-        """Where items are taken from."""
+        """The outbox of an open feed."""
         outbox = self.subscription.outbox
-        assert outbox is not None  # since it is open
+        assert outbox is not None  # set when the feed was opened
         return outbox
 
     @property
     def _is_over(self) -> bool:
-        """Whether everything up to the end has been given."""
+        """Whether the caller has everything up to the end."""
         return self.feed.done and self._outbox.idle
 
     def _must_not_be_closed(self) -> None:
         if self._closed:
-            raise LocalProtocolError("the feed is closed; begin another one at its positions()")
+            raise LocalProtocolError("the feed is closed; open another one at its positions()")
 
     def positions(self) -> Positions:
-        """Where this reader is: exactly what it has been given so far, also between two items of a loop.
+        """Where the reader is: covers exactly what it has been given so far, also between two items of a loop.
 
-        A mapping from vbucket to ``Position``; it stays readable when the feed is closed.
+        A mapping from vbucket to ``Position``; still available when the feed is closed.
         """
         return self.subscription.positions()
 
     def metrics(self) -> FeedMetrics:
-        """What has come so far; reading it costs nothing."""
+        """Rows, bytes, rollbacks and reconnects so far; reading them costs nothing."""
         return FeedMetrics.of(self.subscription)
 
     def serve_metrics(self, port: int, host: str = "127.0.0.1", name: str = "feed") -> MetricsEndpoint:
-        """Answer Prometheus at ``http://host:port/metrics`` from a thread, until the endpoint's ``close()``.
+        """Serve Prometheus metrics at ``http://host:port/metrics`` from a thread, until the endpoint's ``close()``.
 
-        Port 0 takes a free one; ``name`` is the label of this feed. Needs the extra ``metrics``.
+        Port 0 means any free port; ``name`` is the label of this feed. Needs the extra ``metrics``.
         """
         return serve_metrics(self.subscription, port, host, name)
 

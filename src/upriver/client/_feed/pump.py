@@ -1,7 +1,7 @@
-"""The blocking pump: moves bytes between a feed and its nodes in the calling thread, and connects again what is lost.
+"""The blocking pump: moves bytes between a feed and its nodes in the calling thread, and reconnects.
 
-Every reader of a feed without asyncio uses it: the client's ``ChangeFeed``, and the tasks of Spark, which come and go
-with every micro-batch and therefore keep connections between them (``IdleConnections``).
+All readers without asyncio use it: the client's ``ChangeFeed`` and Spark tasks. Tasks last only for a micro-batch, so
+they keep connections for the tasks that follow (``IdleConnections``).
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
-from upriver.client._feed.link_policy import LinkPolicy
-from upriver.client._feed.reconnects import Reconnects
+from upriver.client._feed.link_policy import LinkPolicy, Reconnects
 from upriver.client.options import ConnectOptions
 from upriver.errors import ConnectFailed, UpriverError
 from upriver.net.blocking import Pipe, Poller
 from upriver.net.blocking import connect as connect_socket
-from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedEvent
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import FeedEvent
 from upriver.protocol.feed.node_link import NodeLink
 from upriver.protocol.topology import Address
 
 
 class IdleConnections(Protocol):
-    """Keeps connections of finished feeds for those that follow."""
+    """Keeps connections of finished feeds for later feeds."""
 
     def acquire(self, address: Address) -> tuple[Pipe, NodeLink] | None: ...
     def release(self, address: Address, pipe: Pipe, link: NodeLink) -> None: ...
 
 
 class Pump:
-    """Pumps one feed; a context manager. ``on_lost`` is called when a connection is gone and will be tried again."""
+    """Pumps one feed; a context manager. ``on_lost`` is called when a connection is lost and will be tried again."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Pump:
         self.close()
 
     def close(self) -> None:
-        """Keep the connections whose streams have all ended in order for feeds that follow; close the others."""
+        """Keep connections whose streams have all ended in order for later feeds; close the others."""
         for address, pipe in list(self._pipes.items()):
             if self._idle_connections and (link := self.feed.release(address)):
                 self._poller.remove(pipe)
@@ -62,13 +62,13 @@ class Pump:
                 self._idle_connections.release(address, pipe, link)
             else:
                 self._disconnect(address)
-        self.feed.links.clear()  # with their memory, which should not wait for the garbage collector
+        self.feed.links.clear()  # frees their memory now, not when garbage is collected
         self._poller.close()
 
     def events(self, timeout_s: float) -> Iterator[FeedEvent]:
-        """One round: connect what is missing, wait, and yield what came."""
+        """One round: connect to missing nodes, wait, and yield the events that came."""
         self._policy.begin_round(time.monotonic())
-        for address, error in self._policy.dead(time.monotonic()):  # not later: how long a round takes is our affair
+        for address, error in self._policy.dead(time.monotonic()):  # first: our own time in this round must not count
             self._lost(address, error)
         for address in self._policy.due(time.monotonic(), self._pipes.keys()):
             self._connect(address)

@@ -1,6 +1,6 @@
-"""A subscription: a cluster feed with everything around it that is not I/O: outbox, names, filters.
+"""A subscription: a cluster feed with its outbox, names and filters; everything of a feed that is not I/O.
 
-The shells pump events in, take items out, and run the ``chores``: conversations that a feed needs now and then.
+The shells put events in, take items out, and run chores: requests that a feed needs now and then.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from upriver.client._feed.bundle import BundleMaker
-from upriver.client._feed.outbox import Outbox
-from upriver.client._feed.reconnects import Reconnects, jitter
+from upriver.client._feed.link_policy import Reconnects, jitter
+from upriver.client._feed.outbox import BundleMaker, Outbox
 from upriver.client._requests.connections import make_session
 from upriver.client._requests.operations import Operation, Operations, Pause
 from upriver.client.names import Names
@@ -19,14 +18,8 @@ from upriver.client.positions import Positions
 from upriver.client.reading import Content, FeedOptions, collection_ids, filter_of, filter_value
 from upriver.errors import ConnectFailed, LocalProtocolError, RemoteProtocolError, StatusError, UpriverError
 from upriver.model import OnRollback
-from upriver.protocol.feed.cluster_feed import (
-    ClusterFeed,
-    CollectionChange,
-    FeedEvent,
-    FeedRequest,
-    FeedRows,
-    FilterGone,
-)
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import CollectionChange, FeedEvent, FeedRequest, FeedRows, FilterGone
 from upriver.protocol.filters import Filter
 from upriver.protocol.position import Position
 from upriver.protocol.session import FeedSettings
@@ -40,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """One feed that is read, and where its caller is."""
+    """A feed being read, and the position of its caller."""
 
     def __init__(
         self,
@@ -52,9 +45,9 @@ class Subscription:
         filter: Filter | None,
     ) -> None:
         self.operations, self.read, self.names = operations, read, names
-        self.filter = filter  # what is read; None: whoever made the request knows
-        self.lacking: set[int] = set()  # vbuckets of which others must read something first
-        self.earlier: list[Subscription] = []  # they read that, and are not done yet
+        self.filter = filter  # what is read; None if the caller keeps track of it
+        self.lacking: set[int] = set()  # vbuckets of which earlier subscriptions must read a part first
+        self.earlier: list[Subscription] = []  # the ones that still read such parts
         self.reconnects = Reconnects()
         options = operations.options
         self.feed = ClusterFeed(
@@ -68,16 +61,16 @@ class Subscription:
         self.outbox: Outbox | None = None
         self._made_by: tuple[MakeBundles, dict[str, Any]] | None = None
         self._filter_stale, self._filter_at, self._filter_tries = False, 0.0, 0
-        self._dropped: dict[int, Position] = {}  # where names of collections that we read went away
+        self._dropped: dict[int, Position] = {}  # by vbucket: where a collection that we read was dropped
         self._persistence_at = 0.0
         self._map_wanted, self._map_at = False, 0.0
 
     def deliver(self, make: MakeBundles, **options: Any) -> Outbox:
-        """Begin, or go on, to make items of what comes."""
+        """The outbox, with items made by ``make``; the same one if it is asked for again."""
         if self.outbox and self._made_by == (make, options):
             return self.outbox
         if self.outbox and not self.outbox.idle:
-            raise LocalProtocolError("changes wait to be taken in another form; a feed gives batches or objects")
+            raise LocalProtocolError("changes are waiting in another form; a feed gives either batches or objects")
         self._made_by = make, options
         asked = {
             "values": self.read.content is Content.VALUES, "xattrs": self.read.xattrs,
@@ -88,7 +81,7 @@ class Subscription:
         return self.outbox
 
     def add(self, event: FeedEvent, now: float) -> None:
-        """Something came from the feed."""
+        """Take an event of the feed."""
         if isinstance(event, FeedRows):
             self.rows += event.rows.last - event.rows.first
             self.bytes += event.rows.bytes
@@ -100,7 +93,7 @@ class Subscription:
             self.outbox.add(event, now)
 
     def _watch_drop(self, event: CollectionChange) -> None:
-        """One of several collections is gone: if its name comes back, nothing that it holds then may be missed."""
+        """Note that a collection was dropped: if it is created again, none of its changes may be missed."""
         content = event.message.content()
         if isinstance(content, CollectionEnded) and self.names.path(content) in self.read.paths:
             self.feed.remember(event.vbucket)
@@ -108,7 +101,7 @@ class Subscription:
             self._filter_stale = True
 
     def positions(self) -> Positions:
-        """What may be claimed of what the caller has been given."""
+        """The positions that the caller may claim with what it has been given."""
         topology = self.feed.topology
         given = self.feed.positions() if self.outbox is None else self.outbox.positions()
         found = {vb: self._not_beyond_drop(vb, at)._replace(filter=self._filter_of(vb)) for vb, at in given.items()}
@@ -117,18 +110,18 @@ class Subscription:
         return Positions(found, topology.bucket_uuid, topology.vbuckets)
 
     def _undone_by(self, one: Subscription) -> Iterator[tuple[int, int]]:
-        """The vbuckets of which the caller was told to undo everything, and their epochs."""
+        """The vbuckets that the caller was told to undo completely, with their epochs."""
         if self.read.on_rollback is OnRollback.EMIT and one.outbox:
             for vb, at in one.outbox.positions().items():
                 if at.epoch != self.feed.table.epoch(vb):
                     yield vb, at.epoch
 
-    def begin_behind(self, one: Subscription) -> None:
-        """An earlier subscription has brought all that was lacking; both together are at our position."""
+    def begin_after(self, one: Subscription) -> None:
+        """An earlier subscription has read everything that was lacking; both together are at our position."""
         undone = dict(self._undone_by(one))
         for vb in one.feed.vbuckets:
             epoch = undone.get(vb, self.feed.table.epoch(vb))
-            self.feed.begin_behind(vb, one.feed.table.position(vb), epoch)
+            self.feed.begin_after(vb, one.feed.table.position(vb), epoch)
         self.lacking.difference_update(one.feed.vbuckets)
         self.earlier.remove(one)
 
@@ -138,7 +131,7 @@ class Subscription:
         return self.filter
 
     def _not_beyond_drop(self, vb: int, at: Position) -> Position:
-        """While a name is gone, our filter does not pass what comes under it anew: the next reader must see that."""
+        """Stay at the drop of a collection: our filter would not pass it if it is created again."""
         dropped = self._dropped.get(vb)
         if dropped is None or dropped.epoch != at.epoch or dropped.seqno >= at.seqno:
             return at
@@ -147,11 +140,11 @@ class Subscription:
     # ---------------------------------------------------------------------------------------------- chores
 
     def want_map(self) -> None:
-        """A node cannot be reached: perhaps another one knows who owns its vbuckets now."""
+        """A node cannot be reached: ask others for a newer map."""
         self._map_wanted = True
 
     def chore(self, now: float) -> Operation[None] | None:
-        """A conversation that is due now, if any. If it fails, the feed goes on: its streams tell what matters."""
+        """An operation that is due now, if any. If it fails, the feed goes on: its streams report what matters."""
         if self._map_wanted and now >= self._map_at:
             self._map_wanted, self._map_at = False, now + ASK_OTHERS_S
             return _chore(self._refresh_map())
@@ -192,7 +185,7 @@ class Subscription:
         self._high_seqnos = yield from self.operations.high_seqnos(complete=False)
 
     def lag(self) -> dict[int, int]:
-        """How many seqnos each vbucket was behind when somebody last looked; needs ``track_lag``."""
+        """How many seqnos each vbucket was behind at the last poll; needs ``track_lag``."""
         seqno = self.feed.table.seqno
         return {vb: max(0, self._high_seqnos[vb] - seqno(vb)) for vb in self.feed.vbuckets if vb in self._high_seqnos}
 
@@ -203,7 +196,7 @@ class Subscription:
 
 
 def _chore(operation: Operation[None]) -> Operation[None]:
-    """One try of an operation: it is repeated anyway, and while it waits the blocking feed would not listen."""
+    """A single attempt of an operation: chores repeat anyway, and a blocking feed cannot read while one waits."""
     try:
         step = next(operation)
         while not isinstance(step, Pause):
@@ -217,4 +210,4 @@ def _chore(operation: Operation[None]) -> Operation[None]:
     except StopIteration:
         return
     except (ConnectFailed, StatusError, RemoteProtocolError) as error:
-        _log.info("%s is put off: %s", getattr(operation, "__name__", "").strip("_"), error)
+        _log.info("%s failed and will be tried again: %s", getattr(operation, "__name__", "").strip("_"), error)

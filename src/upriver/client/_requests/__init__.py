@@ -1,5 +1,5 @@
-"""What a client asks of a cluster: conversations as generators, which the shells for threads and asyncio carry out.
+"""Requests of a client to a cluster: operations as generators, which the blocking and the asyncio client run.
 
-``operations`` has them all, with retries and cluster maps; ``bulk_set`` writes many documents at once; ``connections``
-opens the connections that they go over. Nobody outside of upriver imports from here.
+``operations`` has all of them, with retries and cluster maps. ``bulk_set`` writes many documents at once.
+``connections`` opens the connections. Programs import nothing from here.
 """

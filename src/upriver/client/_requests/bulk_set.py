@@ -1,4 +1,4 @@
-"""Many writes to one node in one piece: quiet SETs and a NOOP behind them, so that only refusals are answered."""
+"""Many writes to one node in one run: quiet SETs followed by a NOOP, so that only refusals are answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FENCE = 0xFFFF_FFFF
 
 
 class SetRun:
-    """Documents for one node; ``keys[opaque]`` is the key that a refusal is about."""
+    """Documents for one node; ``keys[opaque]`` is the key of a refused write."""
 
     fence = FENCE
 
@@ -41,7 +41,7 @@ class SetRun:
 
 
 def parts_of(documents: Iterable[tuple[bytes, bytes]], size: int) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Documents in parts of about ``size`` bytes: each part is one request, with a deadline of its own."""
+    """Documents in parts of about ``size`` bytes; each part is one request with its own deadline."""
     part: list[tuple[bytes, bytes]] = []
     left = size
     for document in documents:
@@ -57,7 +57,7 @@ def parts_of(documents: Iterable[tuple[bytes, bytes]], size: int) -> Iterator[li
 def set_runs(
     documents: Iterable[tuple[bytes, bytes]], topology: Topology, collection_id: int, bare: Container[Address] = ()
 ) -> tuple[dict[Address, SetRun], list[bytes]]:
-    """Documents by the node that owns them, and the keys that nobody owns now; ``bare`` nodes know no collections."""
+    """Documents by the node that owns them, and the keys without an owner; ``bare`` nodes have no collections."""
     prefix = join_key(collection_id, b"")
     owners = [topology.active(vb) for vb in range(topology.vbuckets)]
     runs: dict[Address, SetRun] = {}

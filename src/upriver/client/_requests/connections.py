@@ -1,8 +1,8 @@
-"""Conversations with a node as the options of a connection say."""
+"""Opens conversations with a node, according to the connect options."""
 
 from __future__ import annotations
 
-from upriver.client._feed.reconnects import refusal
+from upriver.client._feed.link_policy import refusal
 from upriver.client.options import ConnectOptions
 from upriver.errors import StatusError
 from upriver.net import conversation
@@ -20,9 +20,9 @@ def make_session(options: ConnectOptions, feed: FeedSettings | None = None) -> S
 
 
 def converse(address: Address, options: ConnectOptions, *, again: bool = False) -> Conversation:
-    """A blocking conversation with a node, its bucket selected.
+    """A blocking conversation with a node, with the bucket selected.
 
-    ``again``: the cluster has accepted us before, so a bucket that is not there is a node that restarts.
+    ``again``: the cluster has accepted us before, so a missing bucket means that the node is restarting.
     """
     try:
         return Conversation(
@@ -37,7 +37,7 @@ def converse(address: Address, options: ConnectOptions, *, again: bool = False) 
 
 
 async def converse_async(address: Address, options: ConnectOptions, *, again: bool = False) -> AsyncConversation:
-    """The same on asyncio."""
+    """The same for asyncio."""
     made = AsyncConversation(
         address,
         make_session(options),

@@ -1,7 +1,7 @@
-"""Everything a client asks of a cluster, as conversations without I/O.
+"""Everything that a client asks of a cluster, as operations without I/O.
 
-An operation is a generator: it yields what it wants (a connection, answers, a pause), and the shell, blocking or
-async, sends back what came of it. So retries, cluster maps and errors are written once.
+An operation is a generator: it yields steps (connect, ask, pause), and the blocking or asyncio client performs them and
+sends the results back. So retries, cluster maps and errors are written once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from upriver.errors import (
 )
 from upriver.model import DEFAULT_COLLECTION, Document, FailoverLog, VbucketState, vbucket_of
 from upriver.net.requests import Encodes, Ends, RequestRun
-from upriver.protocol.feed.cluster_feed import backoff
+from upriver.protocol.feed.stream_states import backoff
 from upriver.protocol.session import config_json
 from upriver.protocol.topology import Address, Topology
 from upriver.wire.constants import Feature, Opcode
@@ -50,16 +50,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Connect:
-    """Connect to a node (again); answered with its cluster map's JSON, or ``ConnectFailed`` is thrown in."""
+    """Connect to a node (again). The result is the JSON of its cluster map; a failure is a ``ConnectFailed``."""
 
     address: Address
 
 
 @dataclass(slots=True)
 class Ask:
-    """Send requests to a node; answered with one response each, in order.
+    """Send requests to a node. The result is one response per request, in order.
 
-    With ``ends``: with all responses up to the first of which that is true.
+    With ``ends``, it is all responses up to the first for which ``ends`` is true.
     """
 
     address: Address
@@ -69,7 +69,7 @@ class Ask:
 
 @dataclass(slots=True)
 class AskRun:
-    """Send a run of quiet requests to a node; answered with the refusals and the answer to its fence."""
+    """Send a run of quiet requests to a node. The result is the refusals and the answer to the fence."""
 
     address: Address
     run: RequestRun
@@ -77,7 +77,7 @@ class AskRun:
 
 @dataclass(slots=True)
 class Features:
-    """Answered with the features that the connection to a node has; connects if need be."""
+    """The result is the features of the connection to a node; connects if necessary."""
 
     address: Address
 
@@ -92,8 +92,8 @@ Operation = Generator[Step, Any, T]
 DEFAULT_MANIFEST: dict[str, Any] = {
     "uid": "0",
     "scopes": [{"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}],
-}  # of servers that know no collections
-RUN_BYTES = 16 * 1024 * 1024  # of documents that are written before the answers are looked at
+}  # of servers without collections
+RUN_BYTES = 16 * 1024 * 1024  # of documents that are sent before the answers are read
 
 
 def raw_key(key: str | bytes) -> bytes:
@@ -101,7 +101,7 @@ def raw_key(key: str | bytes) -> bytes:
 
 
 class Operations:
-    """The conversations with one bucket; keeps the newest cluster map that any of them saw."""
+    """The operations on one bucket; keeps the newest cluster map that any of them received."""
 
     def __init__(self, options: ConnectOptions, seeds: Sequence[Address]) -> None:
         self.options = options
@@ -116,13 +116,13 @@ class Operations:
 
     @property
     def connected(self) -> bool:
-        """Whether the cluster has accepted us before: our name, password and bucket are good."""
+        """Whether the cluster has accepted us before: user name, password and bucket are right."""
         return self._topology is not None
 
     # ---------------------------------------------------------------------------------------------- cluster
 
     def bootstrap(self) -> Operation[Topology]:
-        """The cluster map from the first node that answers: those of the last map, then the seeds."""
+        """The cluster map from the first node that answers; tries the nodes of the last map, then the seeds."""
         known = self._topology.nodes if self._topology else ()
         failures = []
         for address in dict.fromkeys((*known, *self.seeds)):
@@ -134,7 +134,7 @@ class Operations:
         raise ConnectFailed("no node could be reached: " + "; ".join(failures))
 
     def adopt(self, config: bytes, address: Address) -> Topology:
-        """Use a map if it is newer than ours; the newest one either way."""
+        """Use a map if it is newer than ours; returns the newest."""
         found = self.options.parse_map(config_json(config), address.host)
         if self._topology is None or found.revision > self._topology.revision:
             self._topology = found
@@ -147,7 +147,7 @@ class Operations:
         return owner
 
     def _retried(self, make: Callable[[], Operation[T]]) -> Operation[T]:
-        """Try until it works, or has failed for as long as a request may take."""
+        """Retry until it succeeds, or until the request timeout."""
         waited, attempt = 0.0, 0
         while True:
             try:
@@ -158,17 +158,17 @@ class Operations:
                 if waited > self.options.request_timeout_s or not is_retryable(error):
                     raise
             yield Pause(backoff(attempt))
-            yield from self._look_around()
+            yield from self._refresh_map()
 
-    def _look_around(self) -> Operation[None]:
-        """Ask for a newer map; if nobody answers now, the next try will tell."""
+    def _refresh_map(self) -> Operation[None]:
+        """Ask for a newer map; if no node answers, the next attempt will fail by itself."""
         try:
             yield from self.bootstrap()
         except ConnectFailed:
             return
 
     def _ask(self, address: Address, message: Message, what: str = "") -> Operation[Response]:
-        """The answer if it is a success; otherwise the error for its status."""
+        """The answer, if it is a success; else raises the error for its status."""
         answers: list[Response] = yield Ask(address, [message])
         response = answers[0]
         if response.status != Status.SUCCESS:
@@ -185,7 +185,7 @@ class Operations:
     # ---------------------------------------------------------------------------------------------- documents
 
     def to_owner(self, key: bytes, make: Callable[[int], Message]) -> Operation[Response]:
-        """A request about one document, to the node that owns it, wherever it moves to."""
+        """Send a request for one document to the node that owns it, also if it moves."""
         vb = vbucket_of(key, self.topology.vbuckets)
         what = f"vbucket {vb}"
         return (yield from self._retried(lambda: self._ask(self._owner(vb), make(vb), what)))
@@ -215,7 +215,7 @@ class Operations:
         return (yield from self.to_owner(raw, lambda vb: Delete(wire_key, vbucket=vb, cas=cas))).cas
 
     def set_many(self, documents: Mapping[bytes, bytes], collection_id: int) -> Operation[None]:
-        """Write many documents, pipelined per node; what a node refuses for now is sent again."""
+        """Write many documents, pipelined per node; temporarily refused ones are sent again."""
         left = dict(documents)
         waited, attempt = 0.0, 0
         while left:
@@ -226,12 +226,12 @@ class Operations:
                 if failure is not None and waited > self.options.request_timeout_s:
                     raise failure
                 yield Pause(backoff(attempt))
-                yield from self._look_around()
+                yield from self._refresh_map()
 
     def _set_once(
         self, documents: Mapping[bytes, bytes], collection_id: int
     ) -> Operation[tuple[dict[bytes, bytes], UpriverError | None]]:
-        """Send everything once; what must be sent again, and why."""
+        """Send everything once; returns what must be sent again, and why."""
         bare = yield from self._without_collections(collection_id)
         left: dict[bytes, bytes] = {}
         failure: UpriverError | None = None
@@ -246,13 +246,13 @@ class Operations:
         return left, failure
 
     def _without_collections(self, collection_id: int) -> Operation[frozenset[Address]]:
-        """The nodes that take keys as they are; ``UnknownCollection`` if a node lacks the one that is meant."""
+        """The nodes without collections; ``UnknownCollection`` if there are any and the id is not the default one."""
         found: frozenset[Address] = frozenset()
         for address in self.topology.serving:
             try:
                 has_them = yield from self._has_collections(address)
             except ConnectFailed:
-                continue  # writing to it will say so
+                continue  # the write will report it
             found |= frozenset() if has_them else {address}
         if found and collection_id != DEFAULT_COLLECTION:
             raise UnknownCollection(f"{collection_id:#x} at {min(map(str, found))}, which has only the default one")
@@ -262,7 +262,7 @@ class Operations:
         return Feature.COLLECTIONS in (yield Features(address))
 
     def _set_run(self, address: Address, run: SetRun) -> Operation[tuple[list[bytes], UpriverError | None]]:
-        """The keys that must be sent again; if the connection broke, all of them: a SET may be repeated."""
+        """The keys that must be sent again. If the connection broke, all of them: a SET may be repeated."""
         refused: list[bytes] = []
         failure: UpriverError | None = None
         try:
@@ -280,7 +280,7 @@ class Operations:
     # ---------------------------------------------------------------------------------------------- history
 
     def high_seqnos(self, collection_id: int | None = None, *, complete: bool = True) -> Operation[dict[int, int]]:
-        """Of every active vbucket; with ``complete``, waits for those that are on the move."""
+        """The high seqno of every active vbucket; with ``complete``, waits for vbuckets that are moving."""
         return (yield from self._retried(lambda: self._high_seqnos(collection_id, complete)))
 
     def _high_seqnos(self, collection_id: int | None, complete: bool) -> Operation[dict[int, int]]:
@@ -290,8 +290,8 @@ class Operations:
             if isinstance(answer, GetAllVbSeqnosResponse):
                 found.update((entry.vbucket, entry.seqno) for entry in answer.seqnos)
         if complete and collection_id is None and (moved := self.topology.owned() - found.keys()):
-            # A node tells only of what it has: vbuckets that moved away since our map would be missed in silence.
-            raise NotMyVbucket(f"no node that should own vbucket {min(moved)} has it; it is on the move")
+            # A node reports only the vbuckets that it has: those that moved since our map would be missing silently.
+            raise NotMyVbucket(f"no node that should own vbucket {min(moved)} has it; it is moving")
         return found
 
     def failover_logs(self, vbuckets: Iterable[int]) -> Operation[dict[int, FailoverLog]]:
@@ -315,9 +315,9 @@ class Operations:
         return by_node
 
     def persisted(self, branches: Mapping[int, int]) -> Operation[dict[int, int]]:
-        """Up to which seqno each vbucket's branch is on the disks of its active and all its replicas; 0: unknown.
+        """The seqno up to which each vbucket's branch is on the disks of its active and all its replicas; 0: unknown.
 
-        A copy that cannot be asked, or that is on another branch, makes it unknown.
+        It is unknown if a copy cannot be asked or is on another branch.
         """
         copies: dict[Address, list[int]] = {}
         for vb in branches:
@@ -341,9 +341,9 @@ class Operations:
         }
 
     def has_disk(self) -> Operation[bool]:
-        """False for a bucket that is kept in memory only.
+        """Whether the bucket is on disk, not only in memory.
 
-        Such buckets lack the capability ``couchapi``, but so may others, whose nodes are asked.
+        Buckets in memory lack the capability ``couchapi``. Others may lack it too, so the nodes are asked then.
         """
         if not self.topology.capabilities or "couchapi" in self.topology.capabilities:
             return True
@@ -358,11 +358,11 @@ class Operations:
     # ---------------------------------------------------------------------------------------------- collections
 
     def has_collections(self) -> Operation[bool]:
-        """Whether there is more than the default collection; servers before 7.0 know no other."""
+        """Whether the server supports collections; before 7.0, it has only the default one."""
         return (yield from self._retried(lambda: self._has_collections(self.topology.serving[0])))
 
     def manifest(self) -> Operation[dict[str, Any]]:
-        """The collections manifest, as its JSON says it; that of the default collection if there is nothing else."""
+        """The collections manifest as parsed JSON; without collections, a manifest with only the default one."""
         return (yield from self._retried(self._manifest))
 
     def _manifest(self) -> Operation[dict[str, Any]]:
@@ -388,14 +388,14 @@ class Operations:
             raise RemoteProtocolError(f"the collections manifest is not usable: {error!r}", "value") from error
 
     def collection_id(self, path: str) -> Operation[int]:
-        """The id of ``scope.collection``; ``UnknownCollection`` or ``UnknownScope``."""
+        """The id of ``scope.collection``; ``UnknownCollection`` or ``UnknownScope`` if it does not exist."""
         if not (yield from self.has_collections()):
-            return _only(path, "_default._default", UnknownCollection)
+            return _default_id(path, "_default._default", UnknownCollection)
         return (yield from self._id(GetCollectionId(value=path.encode()), path))
 
     def scope_id(self, name: str) -> Operation[int]:
         if not (yield from self.has_collections()):
-            return _only(name, "_default", UnknownScope)
+            return _default_id(name, "_default", UnknownScope)
         lookup = GetCollectionId.under(Opcode.COLLECTIONS_GET_SCOPE_ID)
         return (yield from self._id(lookup(value=name.encode()), name))
 
@@ -408,7 +408,7 @@ class Operations:
     # ---------------------------------------------------------------------------------------------- statistics
 
     def stats(self, group: str) -> Operation[dict[str, dict[str, str]]]:
-        """A group of statistics of every node, by its address."""
+        """A group of statistics from every node, by address."""
         found: dict[str, dict[str, str]] = {}
         for address in self.topology.serving:
             found[str(address)] = yield from self._stats_of(address, group)
@@ -422,12 +422,12 @@ class Operations:
         return {answer.key.decode(): answer.value.decode("utf-8", "replace") for answer in told}
 
 
-def _only(name: str, default: str, error: type[StatusError]) -> int:
+def _default_id(name: str, default: str, error: type[StatusError]) -> int:
     if name != default:
         raise error(f"{name!r}: this server has no collections but {default!r}")
     return DEFAULT_COLLECTION
 
 
 def ends_list(response: Response) -> bool:
-    """Whether this is the last of many answers to one request."""
+    """Whether this is the last of several answers to one request."""
     return response.status != Status.SUCCESS or not getattr(response, "key", b"")

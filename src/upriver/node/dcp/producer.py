@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 from upriver.node import log
 from upriver.node.dcp.soon import Soon
 from upriver.protocol.producer.controls import ProducerOptions
-from upriver.protocol.producer.machine import BackfillFailed, Producer, ProducerLimits, StreamChange, StreamGranted
-from upriver.protocol.producer.memory import SEND_BYTES
+from upriver.protocol.producer.machine import (
+    SEND_BYTES,
+    BackfillFailed,
+    Producer,
+    ProducerLimits,
+    StreamChange,
+    StreamGranted,
+)
 from upriver.protocol.roles import WrongRole
 from upriver.wire import Message, OtherResponse
 

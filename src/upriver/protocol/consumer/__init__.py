@@ -1,6 +1,7 @@
 """The consuming end of a DCP connection, pure: no socket, loop, thread or clock.
 
-``machine.Consumer`` is one connection: ``receive``, ``receive_eof``, ``data_to_send`` and ``tick``. ``negotiation`` is
-what it asks for first, ``setup`` how it opens and ends streams, ``rows`` and ``apply`` how documents and other changes
-become records. Stores nothing that it could not tell in order. Needs a store that fits ``streams.ReplicaStore``.
+``machine.Consumer`` is one connection, with the doors ``receive``, ``receive_eof``, ``data_to_send`` and ``wake``.
+``negotiation`` has the controls that it asks for first; ``setup`` opens and ends streams; ``records`` turns received
+changes into records. It never stores a change after one that it refused. It needs a store that fits
+``streams.ReplicaStore``.
 """

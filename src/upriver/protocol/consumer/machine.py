@@ -1,9 +1,8 @@
-"""The consuming end of a DCP connection: told to Add Stream, it asks the producer for the stream and applies it.
+"""The consuming end of a DCP connection: on Add Stream it asks the producer for the stream and applies it.
 
-Everything of docs/protocol/messages.md#add-stream and docs/protocol/consumer.md except sockets and disks: bytes in,
-bytes out, and a ``ReplicaStore`` that takes what arrives. Documents are applied in runs of packed records, never one by
-one. The doors of every machine (``receive``, ``receive_eof``, ``data_to_send``) and one more: ``wake``, when time has
-passed.
+Implements docs/protocol/messages.md#add-stream and docs/protocol/consumer.md without sockets and disks: bytes in, bytes
+out, and a ``ReplicaStore`` for what arrives. Documents are applied in runs of packed records. Besides the doors of
+every machine (``receive``, ``receive_eof``, ``data_to_send``) there is ``wake``, for when time has passed.
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ import numpy as np
 
 from upriver.errors import InvalidMessage, Status, StatusError
 from upriver.model import SEQNO_MAX, Datatype, VbucketState
-from upriver.protocol.consumer.apply import apply_message
 from upriver.protocol.consumer.negotiation import ConsumerOptions
-from upriver.protocol.consumer.rows import ReceivedRows, Rows, usual_marker
+from upriver.protocol.consumer.records import ReceivedRows, Rows, apply_message, usual_marker
 from upriver.protocol.consumer.setup import StreamSetup
 from upriver.protocol.consumer.streams import PassiveStream, Registry, ReplicaStore, ReplicaVbucket, StreamPhase
 from upriver.protocol.roles import Foreign, WrongRole
 from upriver.wire.bulk.decode import BulkDecoder, Columns
 from upriver.wire.bulk.encode import rows_by_vbucket
-from upriver.wire.bulk.streams import SlotState
-from upriver.wire.bulk.values import CHECKED, BrokenValue, ValueChecker
+from upriver.wire.bulk.row_checks import CHECKED, BrokenValue, SlotState, ValueChecker
 from upriver.wire.checks import Context
 from upriver.wire.constants import Dialect, MarkerFlag, Opcode, RequestFrameId, UprVbucketState
 from upriver.wire.framing import HEADER_SIZE, Frame, cut_frame
@@ -79,10 +76,10 @@ class Consumer(StreamSetup):
 
     def __init__(self, store: ReplicaStore, registry: Registry, options: ConsumerOptions = ConsumerOptions()) -> None:  # noqa: B008
         super().__init__(store, registry, options)
-        self.backoffs = 0  # how often memory pressure kept us from acknowledging
+        self.backoffs = 0  # how often memory pressure has delayed an acknowledgement
         self._context = Context(collections=options.collections, datatypes=options.datatypes, check_values=True)
         self._upr_context = Context(Dialect.UPR, options.collections, options.datatypes)
-        self._decoder = BulkDecoder(replace(self._context, check_values=False))  # rows are checked in bulk
+        self._decoder = BulkDecoder(replace(self._context, check_values=False))  # values are checked in bulk
         self._received = ReceivedRows()
         self._values = ValueChecker()
         self._expects_xattrs = False
@@ -90,7 +87,7 @@ class Consumer(StreamSetup):
     # ---------------------------------------------------------------------------------------------- the doors
 
     def receive(self, data: bytes | bytearray | memoryview, now: float) -> Iterator[ConsumerEvent]:
-        """Take bytes from the connection; ``WrongRole`` or ``FramingError`` means: disconnect."""
+        """Take bytes from the connection; on ``WrongRole`` or ``FramingError``, disconnect."""
         for part in self._decoder.feed(data):
             row = part.first
             self._charge(part.row_bytes)
@@ -111,7 +108,7 @@ class Consumer(StreamSetup):
         self.wake(now)
 
     def receive_eof(self) -> None:
-        """The connection is gone, and its streams with it; whoever waits for a handshake is told."""
+        """The connection is gone; end all its streams, and answer the handshakes that wait."""
         for stream in list(self.streams.values()):
             if stream.done is not None and stream.phase in (StreamPhase.WAITING, StreamPhase.ASKED):
                 self._answer(stream, Status.EINTERNAL)
@@ -123,7 +120,7 @@ class Consumer(StreamSetup):
         return data
 
     def wake(self, now: float) -> None:
-        """Acknowledge received bytes if it is time, unless memory is short: then the producer has to wait.
+        """Acknowledge received bytes if it is time. While memory is short, the producer has to wait.
 
         See docs/protocol/consumer.md#receiving.
         """
@@ -137,7 +134,7 @@ class Consumer(StreamSetup):
     # ---------------------------------------------------------------------------------------------- documents
 
     def _checked_rows(self, columns: Columns, first: int, last: int) -> None:
-        """Take documents of which some are compressed or have attributes; refuse what nobody could read.
+        """Take documents of which some are compressed or have xattrs; refuse values that cannot be read.
 
         See docs/protocol/messages.md#checks.
         """
@@ -161,7 +158,7 @@ class Consumer(StreamSetup):
             self._error(int(columns["event"][broken.row]), opaque, broken.error.status)
 
     def _rows(self, columns: Columns, first: int, last: int) -> None:
-        """Check documents against their streams, refuse the bad ones, store the good ones in runs."""
+        """Check documents against their streams; refuse the bad ones, and store the good ones in runs."""
         at = first
         while at < last:
             bad = self._table.advance(columns, at, last)
@@ -179,7 +176,7 @@ class Consumer(StreamSetup):
         """Store rows of one vbucket, or a single row."""
         stream = self.streams.get(vb)
         if stream is None or stream.phase is not StreamPhase.LIVE:
-            return  # closed here; the producer does not know yet
+            return  # closed by us; the producer does not know yet
         seqno = self._table.seqno(vb)
         try:
             replica = self.store.vbucket(vb)
@@ -199,22 +196,22 @@ class Consumer(StreamSetup):
             self.store.expect_xattrs()
 
     def _break(self, stream: PassiveStream) -> None:
-        """Refuse the rest of a stream too: if it were taken, what was just refused would be missing for ever.
+        """Refuse the rest of a stream: if it were stored, the refused change would be missing for ever.
 
-        The producer ends the connection when it hears of that; until then everything is refused.
+        The producer ends the connection when it gets the error; until then everything is refused.
         """
         stream.broken = True
         self._table.snapshot(stream.vbucket, 0, -1)
 
     def _broken_status(self, stream: PassiveStream) -> Status:
-        """While the vbucket is no replica NOT_MY_VBUCKET, which a producer forgives; else ERANGE: it must reconnect."""
+        """NOT_MY_VBUCKET, which a producer forgives, if the vbucket is no replica; else ERANGE, so it reconnects."""
         refusal = self._vbucket_refusal(stream.vbucket)
         if refusal is None and self.store.vbucket(stream.vbucket).state == VbucketState.DEAD:
             refusal = Status.NOT_MY_VBUCKET
         return refusal or Status.ERANGE
 
     def _refuse_rows(self, columns: Columns, rows: Rows, vb: int, status: Status) -> None:
-        """Answer each row that was not stored with an error; those before it were stored."""
+        """Answer each row that was not stored with an error; rows up to the high seqno were stored."""
         try:
             high = self.store.vbucket(vb).high_seqno
         except StatusError:
@@ -225,7 +222,7 @@ class Consumer(StreamSetup):
     def _refuse_row(self, columns: Columns, row: int) -> None:
         vb, opaque = int(columns["vbucket"][row]), int(columns["opaque"][row])
         status = self._stream_status(vb, opaque)
-        if status is None:  # it belongs to the stream, so its seqno is wrong, or something before it was refused
+        if status is None:  # the opaque is right, so its seqno is wrong, or a change before it was refused
             stream = self.streams[vb]
             status = self._broken_status(stream) if stream.broken else Status.ERANGE
             if int(columns["seqno"][row]) > self._table.seqno(vb):
@@ -234,11 +231,11 @@ class Consumer(StreamSetup):
             self._error(int(columns["event"][row]), opaque, status)
 
     def _widen_snapshot(self, stream: PassiveStream, replica: ReplicaVbucket, seqno: int) -> None:
-        """A UPR marker has no range: assume that the snapshot goes one seqno beyond what has come."""
+        """A UPR marker has no range: assume that the snapshot ends one seqno after the last change received."""
         replica.replication.begin_snapshot(stream.snapshot_start, seqno + 1, MarkerFlag.MEMORY)
 
     def _stream_status(self, vb: int, opaque: int) -> Status | None:
-        """None if a message with this opaque belongs to a live stream; SUCCESS if it is to be swallowed.
+        """None if a message with this opaque belongs to a live stream; SUCCESS if it must be ignored silently.
 
         See docs/protocol/consumer.md#receiving.
         """
@@ -255,7 +252,7 @@ class Consumer(StreamSetup):
         if frame.magic.is_response:
             self._response(decode(frame, self._context))
             return
-        if frame.opcode not in _OURS:
+        if frame.opcode not in _DCP_OPCODES:
             yield Foreign(frame)
             return
         if frame.opcode in _CHARGED:
@@ -276,7 +273,7 @@ class Consumer(StreamSetup):
         self._error(frame.opcode, frame.opaque, error.status)
 
     def _frame_context(self, frame: Frame) -> Context:
-        """Some opcodes have another layout in UPR: the stream knows its dialect."""
+        """The dialect of the frame's stream: some opcodes have another layout in UPR."""
         stream = self.streams.get(frame.specific)
         return self._upr_context if stream is not None and stream.dialect is Dialect.UPR else self._context
 
@@ -312,7 +309,7 @@ class Consumer(StreamSetup):
             if vb in self.streams and status in (None, Status.SUCCESS):
                 self._end(self.streams[vb], message.status)
                 yield StreamClosed(vb, message.status)
-            return  # one with a stale opaque is ignored silently
+            return  # a stream end with a stale opaque is ignored silently
         if status is not None:
             if status is not Status.SUCCESS:
                 self._error(message.opcode, message.opaque, status)
@@ -331,7 +328,7 @@ class Consumer(StreamSetup):
 
     def _apply(self, stream: PassiveStream, message: Message) -> Iterator[ConsumerEvent]:
         if stream.broken:
-            raise StatusError.of(self._broken_status(stream), "something before it was refused")
+            raise StatusError.of(self._broken_status(stream), "an earlier change was refused")
         replica = self.store.vbucket(stream.vbucket)
         if isinstance(message, SnapshotMarker | SnapshotMarkerV20 | SnapshotMarkerV22):
             self._marker(stream, *marker_range(message), getattr(message, "purge_seqno", 0))
@@ -350,7 +347,7 @@ class Consumer(StreamSetup):
 
     @staticmethod
     def _upr_snapshot_is_complete(replica: ReplicaVbucket) -> None:
-        """Only the next marker, or the end of the stream, says that a UPR snapshot is complete."""
+        """Note that a UPR snapshot is complete; only the next marker or the stream end says so."""
         if replica.state in (VbucketState.REPLICA, VbucketState.PENDING):
             replica.replication.begin_snapshot(replica.high_seqno, replica.high_seqno, MarkerFlag.MEMORY)
 
@@ -367,7 +364,7 @@ class Consumer(StreamSetup):
         self._reached(stream, seqno)
 
     def _take_marker(self, frame: memoryview) -> bool:
-        """Take the usual marker without making objects of it; False: the frame has to be decoded."""
+        """Take a usual marker without decoding it into a message; False if it must be decoded."""
         found = usual_marker(frame)
         if found is None:
             return False
@@ -390,7 +387,7 @@ class Consumer(StreamSetup):
         stream.ack_marker = bool(flags & _ACK)
 
     def _reached(self, stream: PassiveStream, seqno: int) -> None:
-        """Confirm what waits for the end of the snapshot: only there is the vbucket consistent."""
+        """At the end of a snapshot, where the vbucket is consistent, confirm prepares and the marker."""
         if seqno < stream.snapshot_end:
             return
         if stream.prepared_seqno:
@@ -407,19 +404,19 @@ class Consumer(StreamSetup):
         else:
             state = VbucketState(message.state)
         self.store.set_state(message.vbucket, state, takeover=True)
-        if isinstance(message, SetVbucketState):  # the older dialect has no answer to it
+        if isinstance(message, SetVbucketState):  # UPR has no answer to it
             self._send(OtherResponse(Opcode.DCP_SET_VBUCKET_STATE, opaque=message.opaque))
         return StateSet(message.vbucket, state)
 
     # ---------------------------------------------------------------------------------------------- durable writes
 
     def take_prepared(self) -> list[tuple[int, int, int]]:
-        """Vbucket, seqno and level of the prepares whose snapshots were completed since the last call."""
+        """(vbucket, seqno, level) of prepares whose snapshots were completed since the last call."""
         prepared, self._prepared = self._prepared, []
         return prepared
 
     def acknowledge_prepares(self, vb: int, prepared_seqno: int) -> None:
-        """Every prepare up to this seqno is durable here (docs/protocol/messages.md#durable)."""
+        """Tell the producer that every prepare up to this seqno is durable (docs/protocol/messages.md#durable)."""
         stream = self.streams.get(vb)
         if stream is not None and stream.phase is StreamPhase.LIVE and self.negotiation.sync_writes:
             self._send(SeqnoAcknowledged(prepared_seqno, vbucket=vb, opaque=stream.opaque))
@@ -440,7 +437,7 @@ _ITEMS = frozenset(
     }
 )  # fmt: skip
 _FOR_PRODUCERS = (GetDcpFailoverLog, StreamRequest, UprStreamRequest, DcpControl, BufferAck, SeqnoAcknowledged)
-_OURS = frozenset(range(Opcode.DCP_ADD_STREAM, Opcode.DCP_CACHE_TRANSFER_END + 1))
+_DCP_OPCODES = frozenset(range(Opcode.DCP_ADD_STREAM, Opcode.DCP_CACHE_TRANSFER_END + 1))
 _UNCHARGED = (Opcode.DCP_NOOP, Opcode.DCP_BUFFER_ACK, Opcode.DCP_CONTROL)
 _CHARGED = frozenset(range(Opcode.DCP_STREAM_END, Opcode.DCP_CACHE_TRANSFER_END + 1)) - {*_UNCHARGED}
 _ACK = int(MarkerFlag.ACK)

@@ -16,22 +16,22 @@ from upriver.wire.messages.session import Hello
 
 
 def replication_hello(agent: str) -> Hello:
-    """For both ends of a replication connection: values stay compressed, so that replicas are equal to the byte."""
+    """HELLO for both ends of a replication connection. Values stay compressed, so replicas are equal to the byte."""
     return Hello(f'{{"a":"{agent}"}}'.encode(), (*KV_FEATURES, Feature.SNAPPY))
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """How this node consumes."""
+    """How a node consumes."""
 
     window: int = 10 * 1024 * 1024
-    consumer_name: str = ""  # set: durable writes are replicated, and acknowledged
+    consumer_name: str = ""  # if set, durable writes are replicated and acknowledged
     noop_interval_s: float = 1.0
     collections: bool = True
     datatypes: int = 7
 
     def controls(self) -> list[tuple[str, str]]:
-        """What to ask of the producer, in the order of docs/protocol/consumer.md#negotiation."""
+        """The controls to ask for, in the order of docs/protocol/consumer.md#negotiation."""
         durable = [("enable_sync_writes", "true"), ("consumer_name", self.consumer_name)] if self.consumer_name else []
         return [
             ("enable_noop", "true"),
@@ -51,13 +51,13 @@ class ConsumerOptions:
 
 
 class Negotiation:
-    """The controls that are left to send, and what the producer agreed to."""
+    """The controls still to send, and those that the producer has agreed to."""
 
     def __init__(self, options: ConsumerOptions) -> None:
         self._options = options
         self._left = deque(options.controls())
         self._sent: tuple[str, str] | None = None
-        self.opaque = 0  # of the control on its way
+        self.opaque = 0  # of the control that waits for its answer
         self.agreed: set[str] = set()
         self.started = False
 
@@ -78,21 +78,21 @@ class Negotiation:
         return "enable_sync_writes" in self.agreed and "consumer_name" in self.agreed
 
     def next(self, opaque: int) -> tuple[str, str] | None:
-        """The next control to send, under this opaque; None when there is none left."""
+        """The next control, to be sent with this opaque; None if none is left."""
         self.started = True
         self._sent = self._left.popleft() if self._left else None
         self.opaque = opaque
         return self._sent
 
     def answered(self, opaque: int, status: int) -> None:
-        """``WrongRole`` if the connection cannot go on after this answer."""
+        """Take the answer to a control; ``WrongRole`` if the connection cannot go on."""
         if self._sent is None or opaque != self.opaque:
             raise WrongRole("the answer to a control that was not sent", "opaque", 12)
         (name, value), self._sent = self._sent, None
         if status == Status.SUCCESS:
             self.agreed.add(name)
         elif status == Status.UNKNOWN_COMMAND:
-            # A producer of the older dialect has no controls at all (docs/protocol/upr.md#differences)
+            # A UPR producer has no controls at all (docs/protocol/upr.md#differences)
             self._left.clear()
         elif name == "set_noop_interval" and "." in value:
             self._left.appendleft((name, str(max(1, round(self._options.noop_interval_s)))))

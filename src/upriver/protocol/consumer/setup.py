@@ -1,6 +1,6 @@
-"""How a consumer opens and ends its streams: negotiation, STREAM_REQ, rollbacks, the answer.
+"""How a consumer opens and ends its streams: negotiation, stream requests, rollbacks, answers.
 
-The first half of ``Consumer`` (docs/protocol/messages.md and docs/protocol/consumer.md).
+The base class of ``Consumer`` (docs/protocol/messages.md and docs/protocol/consumer.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from upriver.model import SEQNO_MAX, FailoverLog, VbucketState
 from upriver.protocol.consumer.negotiation import ConsumerOptions, Negotiation
 from upriver.protocol.consumer.streams import AckWindow, Done, PassiveStream, Registry, ReplicaStore, StreamPhase
 from upriver.protocol.roles import WrongRole
-from upriver.wire.bulk.streams import SlotState, StreamTable
+from upriver.wire.bulk.row_checks import SlotState, StreamTable
 from upriver.wire.constants import Dialect, Opcode
 from upriver.wire.message import Message, OtherResponse, Response
 from upriver.wire.messages.dcp import (
@@ -25,11 +25,11 @@ from upriver.wire.messages.dcp import (
 )
 from upriver.wire.messages.upr import UprRollbackResponse, UprStreamRequest
 
-_ANY_LEVEL = 3  # of prepares from an earlier connection we do not know the level: assume the highest
+_ANY_LEVEL = 3  # the level of prepares from an earlier connection is not known: assume the highest
 
 
 class StreamSetup:
-    """The streams of one consumer connection, and the bytes that wait to be sent."""
+    """The streams of one consumer connection, and the bytes to send."""
 
     def __init__(self, store: ReplicaStore, registry: Registry, options: ConsumerOptions) -> None:
         self.store, self.registry, self.options = store, registry, options
@@ -42,16 +42,16 @@ class StreamSetup:
         self._acks = AckWindow(options.window)
         self._asked: dict[int, PassiveStream] = {}
         self._waiting: deque[PassiveStream] = deque()
-        self._dialect = Dialect.DCP  # of the peer, as far as we know
+        self._dialect = Dialect.DCP  # of the peer, until it shows otherwise
         self._closing: set[int] = set()  # opaques of our own CLOSE_STREAM requests
         self._prepared: list[tuple[int, int, int]] = []
 
     # ---------------------------------------------------------------------------------------------- adding streams
 
     def add_streams(self, vbuckets: list[int], done: Done, flags: int = 0) -> None:
-        """Open streams that no ADD_STREAM asked for; ``done`` is told when each handshake has ended.
+        """Open streams without an ADD_STREAM; ``done`` is called when each handshake has ended.
 
-        For the older Add Stream 0xB3, and for what a node consumes on its own account.
+        For the older Add Stream 0xB3, and for streams that the node opens itself.
         """
         for vb in vbuckets:
             self._add(PassiveStream(vb, flags, done=done))
@@ -93,7 +93,7 @@ class StreamSetup:
             self._start_waiting(self._waiting.popleft())
 
     def _start_waiting(self, stream: PassiveStream) -> None:
-        """Start a queued ADD_STREAM; one that cannot run any more is answered with a zero opaque.
+        """Start a queued ADD_STREAM; if it can no longer run, answer with a zero opaque.
 
         See docs/protocol/messages.md#add-stream.
         """
@@ -106,7 +106,7 @@ class StreamSetup:
                 self._remove(stream)
 
     def _ask(self, stream: PassiveStream) -> None:
-        """Send STREAM_REQ from where the replica is (docs/protocol/consumer.md#streams, step 1)."""
+        """Send STREAM_REQ from the replica's position (docs/protocol/consumer.md#streams, step 1)."""
         replica = self.store.vbucket(stream.vbucket)
         stream.opaque = stream.opaque or self._next_opaque()
         stream.phase = StreamPhase.ASKED
@@ -128,13 +128,13 @@ class StreamSetup:
     def _stream_answered(self, response: Response) -> None:
         stream = self._asked.pop(response.opaque, None)
         if stream is None:
-            raise WrongRole("the answer to a stream request that was never made", "opaque", 12)
+            raise WrongRole("an answer to a stream request that was never made", "opaque", 12)
         if not stream.is_live:
             self._answered_too_late(stream, response)
             return
         try:
             self._take_answer(stream, response)
-        except StatusError as error:  # the vbucket is gone, or is not a replica any more
+        except StatusError as error:  # the vbucket is gone, or no longer a replica
             self._answer(stream, error.status)
             self._remove(stream)
 
@@ -157,7 +157,7 @@ class StreamSetup:
             self._remove(stream)
 
     def _answered_too_late(self, stream: PassiveStream, response: Response) -> None:
-        """The stream was closed here meanwhile; if it was opened on our own account, the producer has to be told."""
+        """The stream was closed here meanwhile. If the node had opened it itself, tell the producer to close it."""
         if response.status == Status.SUCCESS and stream.answer_opaque is None:
             self._send_close(stream.vbucket)
 
@@ -178,8 +178,9 @@ class StreamSetup:
         return refused and stream.dialect is Dialect.DCP and not self.negotiation.v7_statuses
 
     def _roll_back(self, stream: PassiveStream, seqno: int) -> None:
-        """docs/protocol/consumer.md#streams, step 3: another branch at the same seqno may still fit; otherwise undo,
-        and ask again.
+        """Try another branch at the same seqno, or else undo changes; then ask again.
+
+        See docs/protocol/consumer.md#streams, step 3.
         """
         replica = self.store.vbucket(stream.vbucket)
         log: FailoverLog = replica.failover_log
@@ -188,7 +189,7 @@ class StreamSetup:
             stream.skipped_branches += 1
         else:
             stream.skipped_branches = 0
-            # A producer that wants a rollback to where we are would ask again for ever: go back to the beginning.
+            # A rollback to where we are already would repeat for ever: go back to the beginning.
             replica.rollback(seqno if seqno < high else 0)
         self._ask(stream)
 
@@ -211,7 +212,7 @@ class StreamSetup:
     # ---------------------------------------------------------------------------------------------- ending streams
 
     def kill_stream(self, vbucket: int) -> None:
-        """The vbucket must take nothing from outside any more; the stream stays registered until its end.
+        """Take no more changes for the vbucket; the stream stays registered until its end.
 
         See docs/protocol/consumer.md#receiving.
         """
@@ -225,7 +226,7 @@ class StreamSetup:
         self._table.set_state(vbucket, SlotState.IGNORED)
 
     def drop_stream(self, vb: int) -> None:
-        """Stop consuming a vbucket, on our own account: the producer is told to close."""
+        """Stop consuming a vbucket, and tell the producer to close the stream."""
         stream = self.streams.get(vb)
         if stream is None:
             return

@@ -1,4 +1,4 @@
-"""What a consumer keeps per stream, what it needs of a store, and how it acknowledges bytes."""
+"""What a consumer keeps per stream, what it needs from a store, and when it acknowledges bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReplicationTarget(Protocol):
 
 
 class ReplicaVbucket(Protocol):
-    """One vbucket that takes what a producer sends; ``upriver.store.VBucket`` is one."""
+    """A vbucket that takes what a producer sends; ``upriver.store.VBucket`` is one."""
 
     @property
     def state(self) -> VbucketState: ...
@@ -52,7 +52,7 @@ class ReplicaVbucket(Protocol):
 
 
 class ReplicaStore(Protocol):
-    """A bucket of such vbuckets; ``upriver.store.Bucket`` is nearly one."""
+    """A bucket of replica vbuckets, as a consumer needs it."""
 
     @property
     def under_pressure(self) -> bool: ...
@@ -65,12 +65,12 @@ class StreamPhase(Enum):
     WAITING = auto()  # for the control negotiation to end
     ASKED = auto()  # STREAM_REQ is on its way
     LIVE = auto()
-    DEAD = auto()  # closed here; late messages are swallowed until STREAM_END (docs/protocol/consumer.md#receiving)
+    DEAD = auto()  # closed here; late messages are ignored until STREAM_END (docs/protocol/consumer.md#receiving)
 
 
 @dataclass(slots=True)
 class PassiveStream:
-    """A stream that we consume, asked for by an ADD_STREAM (``answer_opaque``) or on our own account (``done``)."""
+    """A stream that a consumer reads, opened by an ADD_STREAM (``answer_opaque``) or by the node itself (``done``)."""
 
     vbucket: int
     flags: int
@@ -83,8 +83,8 @@ class PassiveStream:
     snapshot_start: int = 0
     snapshot_end: int = 0
     ack_marker: bool = False  # answer 0x56 when the snapshot is complete (takeover)
-    broken: bool = False  # something was refused: nothing behind it may be taken
-    prepared_seqno: int = 0  # the last prepare of the snapshot that is being received, and the highest level so far
+    broken: bool = False  # a change was refused: nothing after it may be stored
+    prepared_seqno: int = 0  # the last prepare of the current snapshot; below, the highest level in it
     prepared_level: int = 0
 
     @property
@@ -93,14 +93,14 @@ class PassiveStream:
 
 
 class StreamOwner(Protocol):
-    """Who consumes a vbucket."""
+    """The connection that consumes a vbucket."""
 
     def kill_stream(self, vbucket: int) -> None: ...
 
 
 @dataclass(slots=True)
 class Registry:
-    """The streams that a bucket consumes, over all its consumer connections: at most one per vbucket.
+    """The streams of all consumer connections of a bucket: at most one per vbucket.
 
     See docs/protocol/messages.md#add-stream.
     """
@@ -115,7 +115,7 @@ class Registry:
             del self.owners[vbucket]
 
     def kill(self, vbucket: int) -> None:
-        """An administrator made the vbucket active: nobody may write to it from outside any more.
+        """An administrator made the vbucket active: it must take no more changes from a producer.
 
         See docs/protocol/vbuckets.md#set-vbucket.
         """
@@ -126,7 +126,7 @@ class Registry:
 
 @dataclass(slots=True)
 class AckWindow:
-    """When to acknowledge: a fifth of the window has gathered, or anything at all is five seconds old.
+    """When to acknowledge: after a fifth of the window, or after five seconds if there is anything.
 
     >>> window = AckWindow(100)
     >>> window.add(20), window.due(0.0), window.add(1), window.due(0.0)
@@ -143,7 +143,7 @@ class AckWindow:
         self.gathered += count
 
     def due(self, now: float) -> int:
-        """Bytes to acknowledge now, 0 if it is not worth a message yet."""
+        """The number of bytes to acknowledge now; 0 for nothing yet."""
         if not self.gathered:
             self.since = now
             return 0

@@ -1,7 +1,7 @@
 """A change feed over all nodes of a cluster: which streams are open where, and what to do when one ends.
 
-Pure: the shell connects to the addresses in ``wanted()``, moves bytes, and says what time it is. Everything that can
-go wrong between a reader and a cluster is decided here once, for the async client, the blocking client and Spark.
+Pure: the shell connects to the addresses in ``wanted()``, moves bytes, and passes in the time. Everything that can go
+wrong between a reader and a cluster is decided here, for the asyncio client, the blocking client and Spark.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from upriver.protocol.feed.node_link import (
     is_temporary,
 )
 from upriver.protocol.feed.positions import PositionTable
-from upriver.protocol.feed.stream_states import StreamStates, backoff
+from upriver.protocol.feed.stream_states import StreamStates
 from upriver.protocol.history import has_lost
 from upriver.protocol.position import Position
 from upriver.protocol.session import Session, config_json
@@ -45,28 +45,15 @@ from upriver.protocol.topology import Address, Topology, parse_topology
 from upriver.wire.constants import StreamEndStatus, StreamFlag
 from upriver.wire.messages.dcp import StreamRequest
 
-__all__ = [
-    "ClusterFeed",
-    "CollectionChange",
-    "FeedEvent",
-    "FeedRequest",
-    "FeedRows",
-    "FilterGone",
-    "RolledBack",
-    "SeqnoReached",
-    "VbucketDone",
-    "backoff",
-]  # fmt: skip
-
 STREAMS_IN_FLIGHT = 256
 ASK_MAP_EVERY_S, ASK_MAP_IDLE_S = 1.0, 2.5  # while a vbucket waits, and otherwise
 _FILTER_LOST = (Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE)
 
 
 class ClusterFeed:
-    """The state of one feed. ``topology`` may be replaced at any time by a newer map.
+    """The state of one feed. ``topology`` may be replaced by a newer map at any time.
 
-    ``jitter`` gives factors around 1 for pauses, so that many readers do not come back at the same instant. Feeds that
+    ``jitter`` returns factors around 1 for pauses, so that many readers do not return at the same instant. Feeds that
     use a connection one after the other must share ``opaques``: late data of one must not look like another's.
     """
 
@@ -86,15 +73,15 @@ class ClusterFeed:
         self.table = PositionTable(topology.vbuckets)
         self.links: dict[Address, NodeLink] = {}
         self.logs: dict[int, FailoverLog] = {}
-        self.rollbacks = self.moves = 0  # moves: how often a vbucket went on over another node's connection
-        self.left: set[int] = set()  # vbuckets whose newest branch is not the one that was asked for
-        self.refused: set[int] = set()  # those of which a branch was asked for, but the producer wants a rollback
+        self.rollbacks = self.moves = 0  # moves: how often a vbucket continued on another node
+        self.left: set[int] = set()  # vbuckets whose newest branch is not the requested one
+        self.refused: set[int] = set()  # vbuckets with a requested branch of which the producer wants a rollback
         self.noop_interval_s = noop_interval_s
         self._make_session, self._window, self._parse = make_session, window, parse
         self._states = StreamStates(request.starts, jitter)
         self._opened_at: dict[int, int] = {}
-        self._home: dict[int, Address] = {}  # over whose connection each vbucket came last
-        self._to_latest: set[int] = set()  # their end does not exist on the branch that we are on now
+        self._home: dict[int, Address] = {}  # the node from which each vbucket was last read
+        self._to_latest: set[int] = set()  # vbuckets whose end seqno does not exist on the current branch
         self._unconfirmed = set(request.starts) if request.resumed else set()
         self._opaques = opaques or count(1)
         self._ask_map_at = 0.0
@@ -124,22 +111,23 @@ class ClusterFeed:
         return self._states.vbuckets
 
     def positions(self) -> dict[int, Position]:
-        """The position of every vbucket, for a caller that has acted on everything that came."""
+        """The position of every vbucket, if the caller has processed everything that came."""
         return {vb: self.table.position(vb) for vb in self._states.vbuckets}
 
     def taken(self, documents: FeedRows) -> None:
-        """The caller has the rows: the producer may send as many bytes again."""
+        """The caller is done with the rows: the producer may send as many bytes again."""
         if link := self.links.get(documents.link):
             link.acknowledge(documents.rows.bytes)
 
     def remember(self, vb: int) -> None:
-        """Let ``refilter`` with ``again`` go back to here: changes that the new filter lets through may follow."""
+        """Remember the position, for ``refilter`` with ``again``: a new filter may let changes after it through."""
         self._remembered.setdefault(vb, self.table.position(vb))
 
-    def begin_behind(self, vb: int, read: Position, epoch: int) -> None:
-        """Another feed has read the rest of a vbucket from 0 up to where this one begins; call it before reading.
+    def begin_after(self, vb: int, read: Position, epoch: int) -> None:
+        """Begin after another feed has read, from 0 to our position, the collections that we lacked.
 
-        Our older points say nothing about that rest. If the caller was told to undo it all, we begin at 0.
+        Call it before reading. Our older consistent points do not cover those collections. If the caller was told to
+        undo everything, begin at 0.
         """
         at = self.table.position(vb)
         if epoch == at.epoch:
@@ -150,7 +138,7 @@ class ClusterFeed:
             self._to_latest.add(vb)
 
     def refilter(self, value: bytes, again: bool = False) -> None:
-        """Use another filter from now on; with ``again``, read the remembered vbuckets again from where that was."""
+        """Use another filter from now on; with ``again``, go back to the remembered positions first."""
         self.filter = value
         self._states.unpark()
         for vb in list(self._remembered) if again else ():
@@ -164,13 +152,13 @@ class ClusterFeed:
         now = self.table.position(vb)
         if (now.epoch, now.vbuuid) == (position.epoch, position.vbuuid):
             self.table.resume(vb, position)
-        else:  # a rollback came in between: that position is on a branch that is gone
+        else:  # a rollback came in between: the position is on a lost branch
             self.table.roll_back(vb, now.rollback_target(position.seqno))
 
     # ---------------------------------------------------------------------------------------------- for the shell
 
     def wanted(self) -> set[Address]:
-        """The nodes to be connected to: those with open streams, and the owners of vbuckets that wait."""
+        """The nodes to connect to: those with open streams, and the owners of vbuckets that wait."""
         owners = {self.topology.active(vb) for vb in self._states.waiting}
         busy = {address for address, link in self.links.items() if link.streams}
         return busy | {owner for owner in owners if owner is not None}
@@ -182,12 +170,12 @@ class ClusterFeed:
         return link
 
     def adopt(self, address: Address, link: NodeLink, now: float) -> None:
-        """Go on with a connection that another feed has released."""
+        """Use a connection that another feed has released."""
         link.table, link.heard_at = self.table, now
         self.links[address] = link
 
     def release(self, address: Address) -> NodeLink | None:
-        """Let another feed use the connection; None if it cannot, because not all streams here ended in order."""
+        """Release the connection for another feed; None if not all streams have ended in order."""
         link = self.links.get(address)
         if not self.done or link is None or not link.idle:
             return None
@@ -195,14 +183,14 @@ class ClusterFeed:
         return self.links.pop(address)
 
     def lost(self, address: Address, now: float) -> None:
-        """The connection is gone; its vbuckets wait for another."""
+        """The connection is gone; its vbuckets wait for a new one."""
         link = self.links.pop(address, None)
         for vb in list(link.streams) if link else ():
             self.table.close(vb)
             self._states.wait(vb, now)
 
     def received(self, address: Address, size: int, now: float) -> Iterator[FeedEvent]:
-        """Bytes came in on a link; iterate to the end before reading again."""
+        """Decode bytes that were read into a link's buffer; iterate to the end before reading again."""
         link = self.links[address]
         link.heard_at = now
         for event in link.received(size):
@@ -216,7 +204,7 @@ class ClusterFeed:
             self._open_streams(now)
 
     def tick(self, now: float) -> Iterator[FeedEvent]:
-        """Time has passed: try waiting streams again, and give back bytes that were freed a while ago."""
+        """Time has passed: open streams that wait, acknowledge bytes, and ask for the cluster map."""
         for link in self.links.values():
             link.tick(now)
         if self._states.waiting:
@@ -227,21 +215,21 @@ class ClusterFeed:
         yield from self._take_emitted()
 
     def silent(self, now: float) -> list[Address]:
-        """Nodes that have said nothing for two noop intervals: dead, or as good as dead."""
+        """Nodes that have sent nothing for two noop intervals."""
         return [a for a, link in self.links.items() if now - link.heard_at > 2 * self.noop_interval_s]
 
     def late(self, now: float, within_s: float) -> list[Address]:
-        """Nodes whose handshake is not over after so long, whatever they say."""
+        """Nodes whose handshake has taken longer than ``within_s``."""
         return [a for a, link in self.links.items() if not link.ready and now - link.begun_at > within_s]
 
     def was_away(self, seconds: float) -> None:
-        """Nobody listened for this long, so that silence is not the nodes' fault."""
+        """We did not read for this long; do not count it as silence of the nodes."""
         for link in self.links.values():
             link.heard_at += seconds
             link.begun_at += seconds
 
     def use(self, topology: Topology) -> bool:
-        """Adopt a newer map; false if it is not newer."""
+        """Use a newer cluster map; False if it is not newer."""
         if topology.revision <= self.topology.revision or topology.vbuckets != self.topology.vbuckets:
             return False
         self.topology = topology
@@ -250,7 +238,7 @@ class ClusterFeed:
         return True
 
     def _leave_moved(self, address: Address, link: NodeLink) -> None:
-        """A takeover does not end the streams at the old owner: nothing would come there any more.
+        """Close streams at an old owner: a takeover does not end them, and nothing more comes there.
 
         See docs/protocol/snapshots.md#stream-end.
         """
@@ -272,7 +260,9 @@ class ClusterFeed:
                 self._states.ask(vb)
 
     def _stream_request(self, vb: int) -> StreamRequest:
-        opaque = next(self._opaques)  # unique over all links: a vbucket may move while its old stream still comes
+        opaque = next(
+            self._opaques
+        )  # unique over all links: a vbucket may move while data of its old stream still arrives
         at = self.table.position(vb).claim
         flags, end = self.request.flags, self._end(vb)
         if vb in self._to_latest:
@@ -282,13 +272,13 @@ class ClusterFeed:
         )
 
     def _ask_map(self) -> None:
-        """One node is enough, unless a vbucket waits, perhaps for a map that only some nodes have yet."""
+        """Ask one node for the map, or all nodes while a vbucket waits: only some may have the newest map."""
         ready = [link for link in self.links.values() if link.ready]
         for link in ready if self._states.waiting else ready[:1]:
             link.ask_config(self.topology.revision)
 
     def _end(self, vb: int) -> int:
-        """Never below the start: a position beyond the end may be one of a lost branch, and only asking tells."""
+        """The end seqno, never below the start: a start beyond the end may be on a lost branch; the producer knows."""
         return max(self.request.ends.get(vb, SEQNO_MAX), self.request.starts[vb].seqno)
 
     def _take_emitted(self) -> list[FeedEvent]:
@@ -308,7 +298,7 @@ class ClusterFeed:
                 link.close_stream(vb)
                 self._leave(vb, self.left)
                 return
-            self.table.set_branch(vb, log.uuid)  # even if we come from an older one: the end is a seqno of this one
+            self.table.set_branch(vb, log.uuid)  # even if we come from an older branch: the end is a seqno of this one
         lost = self.table.vbuuid(vb)
         self._states.open(vb)
         self.moves += self._home.get(vb, address) != address
@@ -318,7 +308,7 @@ class ClusterFeed:
         self._opened_at[vb] = self.table.seqno(vb)
         self.table.adopt(vb, log.uuid, link.streams[vb], self._end(vb))
         if self._end(vb) != SEQNO_MAX and vb not in self._to_latest and self._ended_early(vb, lost, log):
-            # The end was a seqno of a branch that is gone; waiting for it on this one could last for ever.
+            # The end was a seqno of a lost branch; waiting for it on this one could take for ever.
             link.close_stream(vb)
             self._to_latest.add(vb)
             self._states.wait(vb, now)
@@ -331,11 +321,11 @@ class ClusterFeed:
         return branch != 0 and has_lost(log, branch, self._end(vb))
 
     def _announce_lost(self, vb: int, log: FailoverLog) -> None:
-        """The caller may hold changes that the producer cannot know of.
+        """Tell the caller to undo changes of which the producer cannot know that the caller has them.
 
-        They came in an out-of-order snapshot that was cut short: some of it may have been deleted, and purged, since,
-        and whoever begins at 0 is never told to roll back. Or they came to an earlier life of the caller, after it
-        had saved the position that we started from, and their branch is gone.
+        Either they came in an out-of-order snapshot that was cut short: some may have been deleted and purged since,
+        and a reader that begins at 0 is never told to roll back. Or the caller got them before it was restarted, after
+        it saved the position that we started from, and their branch is lost.
         """
         at, emit = self.table.position(vb), self.request.on_rollback is OnRollback.EMIT
         branch, highest = self.table.interrupted.pop(vb, (0, 0))
@@ -346,7 +336,7 @@ class ClusterFeed:
         self._unconfirmed.discard(vb)
 
     def _lose(self, vb: int, target: int, branch: int) -> None:
-        """Tell, as the caller wishes, that what came above ``target`` is void."""
+        """Everything above ``target`` is void: raise or emit that, as the request says."""
         self.rollbacks += 1
         if self.request.on_rollback is OnRollback.FAIL:
             raise HistoryLost(vb, target, branch)
@@ -362,10 +352,10 @@ class ClusterFeed:
         if event.seqno == 0 and self._try_older_branch(vb, at):
             self._states.wait(vb, now)
             return
-        # A true rollback goes below our position; never believe one that would make us ask the same again.
+        # A real rollback goes below our position; one that does not would make us send the same request again.
         lowest = 0 if self.request.back_to_zero else min(event.seqno, max(0, at.seqno - 1))
         target = at.rollback_target(lowest)
-        if at.seqno > 0:  # or there is nothing to undo
+        if at.seqno > 0:  # else there is nothing to undo
             self._lose(vb, target, at.vbuuid)
         self._unconfirmed.discard(vb)
         self.table.roll_back(vb, target)
@@ -374,7 +364,7 @@ class ClusterFeed:
         self._states.wait_after_rollback(vb, at.seqno, target, now)
 
     def _try_older_branch(self, vb: int, at: Position) -> bool:
-        """A producer that never heard of our newest branch may know the one before, if we have nothing newer."""
+        """Claim the branch before the newest, which the producer may know, if we have no changes of the newest."""
         log = self.logs.get(vb)
         if log is None or len(log) < 2 or log.uuid != at.vbuuid or at.snap_end > log.entries[0].seqno:
             return False
@@ -392,7 +382,7 @@ class ClusterFeed:
         elif event.status in _FILTER_LOST and self.request.follow:
             self._finish(vb) if self._end(vb) != SEQNO_MAX else self._park(vb)
         elif event.status == Status.ERANGE and vb in self._to_latest:
-            self._finish(vb)  # the collections of the filter end before our start: nothing is left to read
+            self._finish(vb)  # the filter's collections end before our start: nothing is left to read
         else:
             detail = event.value[:200].decode("utf-8", "replace")
             raise StatusError.of(event.status, f"stream of vbucket {vb} at {address}{': ' + detail if detail else ''}")

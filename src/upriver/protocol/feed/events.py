@@ -1,4 +1,4 @@
-"""What a feed is asked for, and what it tells: plain values between ``ClusterFeed`` and its shells."""
+"""The request for a feed, and the events that it emits: plain values between ``ClusterFeed`` and its shells."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from upriver.wire.messages.events import SystemEvent
 
 @dataclass(frozen=True, slots=True)
 class FeedRequest:
-    """What to read: where each vbucket starts, and up to which seqno (``SEQNO_MAX``: for ever)."""
+    """What to read: the start of each vbucket, and its end seqno (``SEQNO_MAX``: for ever)."""
 
     starts: Mapping[int, Position]
     ends: Mapping[int, int] = field(default_factory=dict)
     flags: StreamFlag = StreamFlag.ACTIVE_VB_ONLY
-    value: bytes = b""  # the stream request's JSON: collection filter
+    value: bytes = b""  # the JSON of the stream requests: the collection filter
     on_rollback: OnRollback = OnRollback.EMIT
-    follow: bool = False  # a filter whose collections are gone waits for ``ClusterFeed.refilter`` instead of ending
-    resumed: bool = False  # the caller may have acted on changes after ``starts``: tell it if their branch is gone
-    branches: Mapping[int, int] = field(default_factory=dict)  # by vbucket: read this branch only, or leave it alone
-    back_to_zero: bool = False  # every rollback leads to 0: the caller is consistent nowhere else
+    follow: bool = False  # if the filter's collections are gone, wait for ``ClusterFeed.refilter`` instead of ending
+    resumed: bool = False  # the caller may have processed changes after ``starts``: tell it if their branch is lost
+    branches: Mapping[int, int] = field(default_factory=dict)  # by vbucket: read only if this is the newest branch
+    back_to_zero: bool = False  # every rollback leads to 0, the only consistent point
 
 
 @dataclass(slots=True)
 class FeedRows:
-    """Rows of changes, in order; they take part of the window of ``link`` until ``ClusterFeed.taken`` is called."""
+    """Rows of changes, in order. They count against the window of ``link`` until ``ClusterFeed.taken`` is called."""
 
     rows: RowsReceived
     link: Address
@@ -51,7 +51,7 @@ class RolledBack(NamedTuple):
 
 @dataclass(slots=True)
 class CollectionChange:
-    """A collection or a scope was made, changed or dropped, as one vbucket tells it."""
+    """A collection or a scope was created, changed or dropped, as reported by one vbucket."""
 
     vbucket: int
     message: SystemEvent
@@ -61,7 +61,7 @@ class CollectionChange:
 
 @dataclass(slots=True)
 class SeqnoReached:
-    """The position moved, though no row came."""
+    """The position moved without a row."""
 
     vbucket: int
     seqno: int
@@ -76,7 +76,7 @@ class VbucketDone:
 
 @dataclass(slots=True)
 class FilterGone:
-    """The collections of the filter do not exist now: look their names up again, then ``ClusterFeed.refilter``."""
+    """The filter's collections do not exist now: look their names up again, then call ``ClusterFeed.refilter``."""
 
     vbucket: int
 

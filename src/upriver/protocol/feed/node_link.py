@@ -1,8 +1,8 @@
 """The reading end of one DCP connection: handshake, streams, flow control, noops; pure.
 
-Documents never become objects here: they stay rows of the decoder's columns, and the link reports runs of them
-between the control messages, in the order of arrival. Three doors as everywhere: ``received`` (after reading into
-``buffer()``), ``receive_eof`` and ``data_to_send``.
+Documents never become objects here: they stay rows of the decoder's columns. The link reports runs of rows and the
+control messages between them, in the order of arrival. The doors are ``received`` (after reading into ``buffer()``),
+``receive_eof`` and ``data_to_send``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from upriver.errors import TEMPORARY, RemoteProtocolError, Status
 from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.protocol.feed.positions import PositionTable
+from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.session import Session
 from upriver.wire.bulk.decode import BulkDecoder, Columns, Decoded
 from upriver.wire.checks import Context
@@ -38,8 +39,7 @@ from upriver.wire.messages.dcp import (
 )
 from upriver.wire.messages.events import SystemEvent
 
-ACK_AFTER_S = 5.0  # freed bytes are given back after this time, however few (docs/protocol/flow.md#window)
-PREPARE_SURCHARGE = 2
+ACK_AFTER_S = 5.0  # freed bytes are acknowledged after this time, however few (docs/protocol/flow.md#window)
 _CONFIG_OPAQUE = 0xC0FF_EE00
 
 
@@ -59,7 +59,7 @@ class NewConfig:
 
 @dataclass(slots=True)
 class RowsReceived:
-    """Documents ``first`` to ``last`` (excluded) of ``columns``; ``full`` columns must be taken before going on."""
+    """Rows ``first`` to ``last`` (excluded) of ``columns``; if ``full``, take the columns before reading on."""
 
     columns: Columns
     first: int
@@ -107,7 +107,7 @@ class CollectionEventReceived:
 
 @dataclass(slots=True)
 class SeqnoMoved:
-    """The vbucket's seqno moved without a row: a marker's promise was kept, or an out-of-order snapshot ended."""
+    """The vbucket's seqno moved without a row: by SEQNO_ADVANCED, or at the end of an out-of-order snapshot."""
 
     vbucket: int
     seqno: int
@@ -129,7 +129,7 @@ _MARKERS = (SnapshotMarker, SnapshotMarkerV20, SnapshotMarkerV22)
 
 @dataclass(slots=True)
 class NodeLink:
-    """One connection of a feed. ``window`` is the flow-control buffer that was asked for; 0 switches it off."""
+    """One connection of a feed. ``window`` is the requested size of the flow-control window; 0 turns it off."""
 
     session: Session
     table: PositionTable
@@ -140,10 +140,10 @@ class NodeLink:
     ready: bool = field(default=False, init=False)
     streams: dict[int, int] = field(default_factory=dict, init=False)  # vbucket -> opaque
     charged: int = field(default=0, init=False)  # bytes that the producer has counted against the window
-    acknowledged: int = field(default=0, init=False)  # bytes that we have given back
+    acknowledged: int = field(default=0, init=False)  # bytes that we have acknowledged
     _requests: dict[int, int] = field(default_factory=dict, init=False)  # opaque -> vbucket
     _upto: dict[int, int] = field(default_factory=dict, init=False)
-    _gone: set[int] = field(default_factory=set, init=False)  # opaques of streams that we closed: more may come of them
+    _gone: set[int] = field(default_factory=set, init=False)  # opaques of streams that we closed: data may still arrive
     _out: bytearray = field(default_factory=bytearray, init=False)
     _freed: int = field(default=0, init=False)
     _freed_since: float = field(default=0.0, init=False)
@@ -154,7 +154,7 @@ class NodeLink:
 
     @property
     def idle(self) -> bool:
-        """Open, with no stream and no half of a message: nothing of what was before will meet what comes next."""
+        """Whether the link is ready, with no stream and no partial message, so that another feed can use it."""
         return self.ready and not self.streams and not self.decoder.pending
 
     # ---------------------------------------------------------------------------------------------- doors
@@ -179,7 +179,7 @@ class NodeLink:
     # ---------------------------------------------------------------------------------------------- what we ask
 
     def open_stream(self, request: StreamRequest, upto: int = SEQNO_MAX) -> None:
-        """Ask for a stream; ``request.opaque`` must not have been used before, rows above ``upto`` are dropped."""
+        """Request a stream. ``request.opaque`` must be new; rows above ``upto`` are dropped."""
         self.streams[request.vbucket] = request.opaque
         self._requests[request.opaque] = request.vbucket
         self._upto[request.vbucket] = upto
@@ -187,34 +187,34 @@ class NodeLink:
         self._send(request)
 
     def close_stream(self, vbucket: int) -> None:
-        """Stop a stream; what still comes of it is counted and dropped."""
+        """Close a stream; data that still arrives is counted and dropped."""
         if vbucket in self.streams:
             self._gone.add(self.streams[vbucket])
             self._forget(vbucket)
             self._send(CloseStream(vbucket=vbucket))
 
     def ask_config(self, known: tuple[int, int]) -> None:
-        """Ask for the cluster map; servers that can compare revisions answer with nothing if we know the newest."""
+        """Ask for the cluster map; servers that can compare revisions send an empty answer if ours is the newest."""
         if Feature.GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION in self.session.features:
             self._send(GetClusterConfig(*known, opaque=_CONFIG_OPAQUE))
         else:
             self._send(GetClusterConfig(opaque=_CONFIG_OPAQUE))
 
     def acknowledge(self, size: int) -> None:
-        """The caller is done with so many bytes; tell the producer once a fifth of the window has gathered."""
+        """Count bytes that the caller is done with; acknowledge them after a fifth of the window."""
         self._freed += size
         if self.window and self._freed >= self.window // 5:
             self.flush_acknowledgements()
 
     def flush_acknowledgements(self) -> None:
-        """Give back all freed bytes now."""
+        """Acknowledge all freed bytes now."""
         if self.window and self._freed:
             self._send(BufferAck(self._freed))
             self.acknowledged += self._freed
             self._freed = 0
 
     def tick(self, now: float) -> None:
-        """Bytes that were freed some seconds ago are given back even if they are few."""
+        """Acknowledge bytes that were freed some seconds ago, even if they are few."""
         if not self._freed:
             self._freed_since = now
         elif now - self._freed_since >= ACK_AFTER_S:
@@ -224,7 +224,7 @@ class NodeLink:
     # ---------------------------------------------------------------------------------------------- what comes
 
     def _part(self, part: Decoded) -> Iterator[LinkEvent]:
-        """Rows between controls. Their bytes are known only in sum, and are shared out so that the sum is exact."""
+        """Report rows and controls in order. Only the total size of the rows is known; their shares add up to it."""
         self.charged += part.row_bytes
         at, given, rows = part.first, 0, part.last - part.first
         for control in part.controls:
@@ -339,5 +339,5 @@ class NodeLink:
 
 
 def is_temporary(status: int) -> bool:
-    """A refusal that a later try may not meet."""
-    return status in TEMPORARY or status == Status.KEY_EEXISTS  # the stream before it is not closed yet
+    """Whether a refusal may succeed later."""
+    return status in TEMPORARY or status == Status.KEY_EEXISTS  # the previous stream is not closed yet

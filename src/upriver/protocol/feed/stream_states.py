@@ -1,4 +1,4 @@
-"""What each vbucket of a feed is doing: waiting, opening its stream, reading, or done; and when a new try is due."""
+"""The state of each vbucket's stream in a feed: waiting, opening, open, parked or done; and when to try again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_BACKOFF_S = 5.0
 
 
 def backoff(attempt: int) -> float:
-    """Seconds to wait before try ``attempt`` (1: the first repetition).
+    """Seconds to wait before retry number ``attempt``.
 
     >>> [backoff(n) for n in (0, 1, 2, 20)]
     [0.0, 0.05, 0.1, 5.0]
@@ -28,15 +28,17 @@ class _State(Enum):
 
 
 class StreamStates:
-    """The vbuckets of one feed; ``jitter`` gives factors around 1 for pauses."""
+    """The states of one feed's vbuckets; ``jitter`` returns factors around 1 for pauses."""
 
     def __init__(self, vbuckets: Iterable[int], jitter: Callable[[], float]) -> None:
         self._state = dict.fromkeys(vbuckets, _State.WAITING)
         self.waiting: dict[int, float] = dict.fromkeys(self._state, 0.0)  # until when
         self.opening, self._undone = 0, len(self._state)
         self._jitter = jitter
-        self._fruitless = dict.fromkeys(self._state, 0)  # tries in a row that moved nothing
-        self._rollback_span: dict[int, tuple[int, int]] = {}  # between which seqnos a vbucket was rolled back
+        self._fruitless = dict.fromkeys(self._state, 0)  # attempts in a row without progress
+        self._rollback_span: dict[
+            int, tuple[int, int]
+        ] = {}  # by vbucket: furthest seqno before, lowest target of its rollbacks
 
     @property
     def vbuckets(self) -> list[int]:
@@ -74,12 +76,12 @@ class StreamStates:
         self.waiting[vb] = until
 
     def pause(self, vb: int, now: float) -> None:
-        """Try again later: the more tries have been in vain, the later."""
+        """Try again after a pause that grows with each fruitless attempt."""
         self._fruitless[vb] += 1
         self.wait(vb, now + backoff(self._fruitless[vb]) * self._jitter())
 
     def wait_after_end(self, vb: int, now: float, *, moved: bool) -> None:
-        """A stream has ended too early: try again at once, but not over and over if nothing comes of it."""
+        """A stream ended too early: try again at once, or after a pause if there was no progress last time."""
         if moved:
             self._fruitless[vb] = 0
         if self._fruitless[vb]:
@@ -89,7 +91,7 @@ class StreamStates:
         self._fruitless[vb] += 1
 
     def wait_after_rollback(self, vb: int, seqno: int, target: int, now: float) -> None:
-        """Try again at once, unless since the last rollback we got neither further nor further back."""
+        """Try again at once, or after a pause if neither the seqno got further nor the target lower."""
         furthest, lowest = self._rollback_span.get(vb, (0, SEQNO_MAX))
         self._rollback_span[vb] = max(furthest, seqno), target if seqno > furthest else min(lowest, target)
         if seqno > furthest or target < lowest:

@@ -1,8 +1,8 @@
 """The producing end of a DCP connection, pure: no socket, loop, thread or clock.
 
-``machine.Producer`` is one connection: requests and answers in (``receive`` for bytes, ``handle`` for decoded
-messages), ``wake`` when time has passed or the store has something new, ``data_to_send`` out. ``requests`` is what it
-does with each request, ``stream_request`` the decision on a new stream, ``stream`` one stream, ``turns`` their order,
-``live`` the streams of all connections that have everything, ``takeover`` the handing over of a vbucket. Promises 6.1
-to every reader. Needs a store that fits ``source.SourceStore``, and of ``wire`` the bulk encoders.
+``machine.Producer`` is one connection: ``receive`` takes bytes, ``handle`` takes decoded requests, ``wake`` is called
+when time has passed or the store has news, ``data_to_send`` gives the bytes. ``requests`` handles each request and
+``stream_request`` decides on new streams. ``stream`` is one stream, ``frames`` its bytes, ``turns`` the order of
+streams, ``live`` the live streams of all connections, ``takeover`` the handover of a vbucket. Every stream keeps the
+promises of docs/protocol/snapshots.md#promises. Needs a store that fits ``source.SourceStore``.
 """

@@ -16,8 +16,7 @@ from enum import IntEnum
 import orjson
 
 from upriver.errors import InvalidArguments, NotSupported
-from upriver.protocol.flow import FlowWindow
-from upriver.protocol.producer.noop import SHORTEST_INTERVAL_S, NoopTimer
+from upriver.protocol.flow import SHORTEST_INTERVAL_S, FlowWindow, NoopTimer
 from upriver.wire.constants import OpenFlag
 from upriver.wire.messages.dcp import Open
 
@@ -31,8 +30,9 @@ class Oso(IntEnum):
 
 
 class Priority(IntEnum):
-    """How many sends a connection makes in one turn; the ratio of docs/protocol/flow.md#priority, in sends instead of
-    messages.
+    """How many sends a connection makes in one turn.
+
+    The ratios are those of docs/protocol/flow.md#priority, in sends instead of messages.
     """
 
     LOW = 1
@@ -42,11 +42,11 @@ class Priority(IntEnum):
 
 @dataclass(slots=True)
 class ProducerOptions:
-    """Everything that was agreed on for one producer connection."""
+    """Everything that OPEN, HELLO and CONTROL have set for one producer connection."""
 
     name: str
     flags: OpenFlag
-    collections: bool  # as HELLO stood when the connection was opened
+    collections: bool  # as HELLO had set it when the connection was opened
     snappy: bool
     noop: NoopTimer
     window: FlowWindow = field(default_factory=FlowWindow)
@@ -72,7 +72,7 @@ class ProducerOptions:
 
     @property
     def sync_replication(self) -> bool:
-        """The peer is a replica that acknowledges prepares, not merely a reader that sees them."""
+        """Whether the peer is a replica that acknowledges prepares, not just a reader that sees them."""
         return self.sync_writes and bool(self.consumer_name)
 
     @property
@@ -83,7 +83,7 @@ class ProducerOptions:
 
     @property
     def needs_noop(self) -> bool:
-        """Xattr and collection streams are refused until noop is on.
+        """Whether streams are refused until noop is on, because of xattrs or collections.
 
         See docs/protocol/stream-request.md#checks, step 10.
         """
@@ -91,7 +91,10 @@ class ProducerOptions:
 
 
 def check_open_value(request: Open) -> str:
-    """The JSON of an OPEN: only ``consumer_name``, only towards a consumer. Returns it, or an empty string."""
+    """Check the JSON of an OPEN and return its ``consumer_name``, or an empty string.
+
+    No other property is allowed, and this one only for consumer connections.
+    """
     if not request.value:
         return ""
     try:
@@ -109,7 +112,7 @@ def check_open_value(request: Open) -> str:
 
 
 def apply_control(options: ProducerOptions, key: bytes, value: bytes) -> None:
-    """One CONTROL message; raises the status that refuses it."""
+    """Apply one CONTROL message, or raise the error that refuses it."""
     setter = _SETTERS.get(key.decode("latin-1"))
     if setter is None:
         raise InvalidArguments("unknown control key")
@@ -194,14 +197,14 @@ def _expiry_opcode(options: ProducerOptions, value: str) -> None:
 def _stream_ids(options: ProducerOptions, value: str) -> None:
     _require_true(value)
     if options.sync_writes:
-        raise NotSupported("stream-ids do not go with sync writes")
+        raise NotSupported("stream-ids cannot be combined with sync writes")
     options.stream_ids = True
 
 
 def _sync_writes(options: ProducerOptions, value: str) -> None:
     _require_true(value)
     if options.stream_ids:
-        raise NotSupported("sync writes do not go with stream-ids")
+        raise NotSupported("sync writes cannot be combined with stream-ids")
     options.sync_writes = True
 
 

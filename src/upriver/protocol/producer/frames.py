@@ -1,11 +1,13 @@
-"""The frames of a producer stream that the bulk encoder does not make: markers, ends, events, and odd documents.
+"""How a producer stream becomes bytes: its bulk encoder, and the frames that the bulk encoder does not make.
 
-``StreamFrames`` is fixed when a stream is created and turns store facts into bytes. The marker of version 1, which
-precedes every live batch, has its own struct; everything else goes through the declared messages.
+``make_encoder`` sets up the bulk encoder for plain documents. ``StreamFrames`` makes single frames: markers, stream
+ends, system events, and documents whose value must change. The version 1 marker, which precedes every live batch, has
+a struct of its own; everything else goes through the declared messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple, TypedDict
@@ -13,6 +15,9 @@ from typing import NamedTuple, TypedDict
 from upriver.errors import InvalidMessage, LocalProtocolError
 from upriver.model import Datatype
 from upriver.protocol.producer.controls import ProducerOptions
+from upriver.protocol.producer.stream_filter import StreamFilter
+from upriver.wire.bulk.encode import FrameOptions, PackedEncoder
+from upriver.wire.bulk.shape import ScratchMemory, ShapingEncoder, ValueShape
 from upriver.wire.constants import Dialect, MarkerFlag, Opcode, OpenFlag, OsoFlag, RequestFrameId
 from upriver.wire.framing import FrameInfo
 from upriver.wire.keys import decode_leb128
@@ -29,6 +34,14 @@ _MARKER = int(Opcode.DCP_SNAPSHOT_MARKER)
 _COMMIT_DELETES = 1 << 63
 _VALUE_BITS = Datatype.SNAPPY | Datatype.XATTR
 _LEAST_WORTH_COMPRESSING = 32
+# Plain numbers: with a thousand streams, IntFlag arithmetic would take as long as the rest of making an encoder.
+_NO_VALUE = int(OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE)
+_KEEP_DATATYPE = int(OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE)
+_DELETE_TIMES = int(OpenFlag.INCLUDE_DELETE_TIMES)
+_XATTRS = int(OpenFlag.INCLUDE_XATTRS)
+_DELETED_USER_XATTRS = int(OpenFlag.INCLUDE_DELETED_USER_XATTRS)
+
+Encoder = PackedEncoder | ShapingEncoder
 
 
 class _Header(TypedDict):
@@ -45,7 +58,7 @@ class _DocumentHeader(_Header):
 
 
 class MarkerFacts(NamedTuple):
-    """What the store knows of a snapshot."""
+    """What the store knows about a snapshot."""
 
     start: int
     end: int
@@ -57,7 +70,7 @@ class MarkerFacts(NamedTuple):
 
 
 class StreamFrames:
-    """Encodes for one stream: its opaque, vbucket and stream-id, in the dialect and versions it asked for."""
+    """Makes the frames of one stream, in the dialect and the versions that the stream asked for."""
 
     __slots__ = ("_header", "_options", "_plain_markers", "opaque", "stop_datatypes", "stream_id", "upr", "vbucket")
 
@@ -73,7 +86,7 @@ class StreamFrames:
     # ------------------------------------------------------------------------------------------ control frames
 
     def marker(self, facts: MarkerFacts) -> bytes:
-        """A snapshot marker in the version that applies to this very snapshot.
+        """A snapshot marker, in the version that applies to this snapshot.
 
         See docs/protocol/messages.md#snapshot-marker.
         """
@@ -112,7 +125,7 @@ class StreamFrames:
         return made(state, vbucket=self.vbucket, opaque=self.opaque).encode()
 
     def system_event(self, head: RecordHead, key: bytes, value: bytes) -> bytes:
-        """An event from the store, in the plain layout or as FlatBuffers."""
+        """A system event of the store, in the plain layout or as FlatBuffers."""
         content = of_record(head.extra >> 8, head.extra & 0xFF, key, value)
         return SystemEvent.of(
             head.seqno,
@@ -124,7 +137,7 @@ class StreamFrames:
     # ------------------------------------------------------------------------------------------ documents
 
     def document(self, head: RecordHead, key: bytes, value: bytes, deleted: bool | None = None) -> bytes:
-        """A mutation, deletion or expiration whose value has to be changed on the way; commits come as these too."""
+        """A mutation, deletion or expiration whose value may have to change; also used for commits."""
         kind = head.kind & 0x7F
         gone = kind in (RecordKind.DELETION, RecordKind.EXPIRATION) if deleted is None else deleted
         datatype, value = self._value(head.datatype, value, gone)
@@ -181,7 +194,7 @@ class StreamFrames:
         return key if self._options.collections else key[decode_leb128(key)[1] :]
 
     def _value(self, datatype: int, value: bytes, gone: bool) -> tuple[int, bytes]:
-        """The value and datatype as the flags of OPEN demand, in the order of docs/protocol/open.md#values."""
+        """The datatype and value as the flags of OPEN require, changed in the order of docs/protocol/open.md#values."""
         options, original = self._options, datatype
         strip = datatype & self.stop_datatypes or options.flags & _NO_VALUE
         if strip:
@@ -198,10 +211,7 @@ class StreamFrames:
         return datatype, value
 
 
-_NO_VALUE = OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE
-
-
-@lru_cache(maxsize=256)  # the streams of a connection all want the same
+@lru_cache(maxsize=256)  # the same for all streams of a connection
 def _stop_datatypes(open_flags: int, snappy: bool) -> int:
     """Datatype bits of the values that the bulk encoder must leave to ``document``."""
     flags, bits = OpenFlag(open_flags), 0
@@ -232,7 +242,7 @@ def _stripped(datatype: int, value: bytes, flags: OpenFlag, gone: bool) -> tuple
 
 
 def _unreadable(value: bytes, flags: OpenFlag, gone: bool) -> tuple[int, bytes]:
-    """A value that cannot be read goes as the bytes it is; the stream must not end for it."""
+    """Send a value that cannot be parsed as raw bytes; it must not end the stream."""
     return 0, b"" if flags & _NO_VALUE or gone else value
 
 
@@ -241,3 +251,43 @@ def _compressed(datatype: int, value: bytes) -> tuple[int, bytes]:
         return datatype, value
     smaller = deflate(value)
     return (datatype | Datatype.SNAPPY, smaller) if len(smaller) < len(value) else (datatype, value)
+
+
+def make_encoder(
+    options: ProducerOptions, frames: StreamFrames, seen: StreamFilter, skip_deletes: bool, upr_expirations: bool,
+    scratch: Callable[[], ScratchMemory],
+) -> Encoder:  # fmt: skip
+    """A bulk encoder for the stream as it is now; make a new one when the filter changes."""
+    flags = int(options.flags)
+    plain = FrameOptions(
+        opaque=frames.opaque,
+        vbucket=frames.vbucket,
+        stream_id=frames.stream_id,
+        collections=options.collections,
+        collection_ids=seen.collection_ids if options.collections else None,
+        delete_times=bool(flags & _DELETE_TIMES),
+        expiry_opcode=upr_expirations if frames.upr else options.expiry_opcode,
+        upr=frames.upr,
+        no_value=bool(flags & _NO_VALUE),
+        keep_datatype=bool(flags & _KEEP_DATATYPE),
+        skip_deletes=skip_deletes,
+        hifi_mfu=options.hifi_mfu,
+        stop_datatypes=frames.stop_datatypes,
+        plain_commits=not options.sync_writes,
+    )
+    if not frames.stop_datatypes and not options.force_value_compression:
+        return PackedEncoder(plain)
+    return ShapingEncoder(plain, _shape(options, frames), scratch())
+
+
+def _shape(options: ProducerOptions, frames: StreamFrames) -> ValueShape:
+    flags = int(options.flags)
+    return ValueShape(
+        stop_datatypes=frames.stop_datatypes,
+        xattrs=bool(flags & _XATTRS),
+        deleted_user_xattrs=bool(flags & _DELETED_USER_XATTRS),
+        no_body=bool(flags & _NO_VALUE),
+        force_compression=options.force_value_compression,
+        keep_datatype=bool(flags & _KEEP_DATATYPE),
+        snappy=options.snappy,
+    )

@@ -1,8 +1,9 @@
-"""Live streams: those that have everything written so far are served together, over all connections of a bucket.
+"""Live streams: streams that have everything written so far are served together, across all connections of a bucket.
 
-What is new in a vbucket is looked up once for all its live streams, and encoded once for all live streams of a
-connection. Live is a state of a stream: its place is then the place of its vbucket's live streams. As soon as that does
-not fit (a system event, a full window or socket, more than a little) the stream leaves the state and reads on alone.
+New changes of a vbucket are looked up once for all its live streams, and encoded once for all live streams of a
+connection. Live is a state of a stream; all live streams of a vbucket share one position. A stream leaves the state
+and reads on alone when it cannot be served this way: at a system event, with a full window or socket, or when there
+is more than a little to send.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import TYPE_CHECKING
 from upriver.protocol.producer.source import SourceStore, SourceVbucket
 from upriver.wire.bulk.live import LiveBatch, LiveSnapshot
 from upriver.wire.constants import MarkerFlag
-from upriver.wire.source_events import NewSnapshot
+from upriver.wire.packed import NewSnapshot
 
 if TYPE_CHECKING:
     from upriver.protocol.producer.machine import Producer
     from upriver.protocol.producer.stream import ProducerStream
 
-LIVE_BYTES = 64 * 1024  # of one vbucket; a stream sends more than that alone
+LIVE_BYTES = 64 * 1024  # of one vbucket; to send more than that, a stream leaves the live state
 BATCH_BYTES = 160 * 1024  # over all vbuckets: the frames of a batch fit into one send
 BATCH_VBUCKETS = 512
 _MEMORY = int(MarkerFlag.MEMORY)
@@ -28,19 +29,19 @@ _FIRST_MEMORY = int(MarkerFlag.MEMORY | MarkerFlag.CHECKPOINT)
 
 
 class LiveVbucket:
-    """The live streams of one vbucket, and the place where all of them are."""
+    """The live streams of one vbucket, and the position that they share."""
 
     __slots__ = ("_all", "origin", "position", "streams", "vbucket")
 
     def __init__(self, live: LiveStreams, vbucket: SourceVbucket, position: int) -> None:
         self._all = live
         self.vbucket = vbucket
-        self.position = position  # the last seqno that they were sent, or that was none of theirs
-        self.origin = 0  # where the last snapshot began that they were sent as live streams; 0: none yet
+        self.position = position  # everything up to this seqno was sent, or filtered out
+        self.origin = 0  # the start of the last snapshot sent to live streams; 0: none yet
         self.streams: dict[ProducerStream, None] = {}
 
     def wake(self) -> None:
-        """The store's call: there is something new. It comes once, in any thread."""
+        """Called by the store, once and in any thread, when there is something new."""
         self._all.woken(self)
 
     def leave(self, stream: ProducerStream) -> None:
@@ -50,7 +51,7 @@ class LiveVbucket:
 
 
 class LiveStreams:
-    """The live streams of one bucket. ``notify`` is called, in any thread, when it is time for ``turn``."""
+    """The live streams of one bucket. ``notify`` is called, in any thread, when ``turn`` has work to do."""
 
     def __init__(self, store: SourceStore, notify: Callable[[], None]) -> None:
         self._store = store
@@ -59,11 +60,11 @@ class LiveStreams:
         self._woken: deque[LiveVbucket] = deque()  # also appended to by the store's threads
 
     def join(self, stream: ProducerStream) -> LiveVbucket | None:
-        """Where the stream goes on as a live one, if it has everything."""
+        """Make the stream a live one if it has everything; None if it cannot be one now."""
         vbucket, source = stream.vbucket, stream.source
         found = self._vbuckets.get(vbucket.id)
         if found is not None and (found.position != source.position or found.vbucket is not vbucket):
-            return None  # the others are about to get what it has already, or to learn that their vbucket is gone
+            return None  # the others are behind it, or belong to a vbucket that no longer exists
         found = found or LiveVbucket(self, vbucket, source.position)
         if source.hand_over(found.wake) is None:
             return None
@@ -77,12 +78,12 @@ class LiveStreams:
             del self._vbuckets[empty.vbucket.id]
 
     def woken(self, vbucket: LiveVbucket) -> None:
-        """There is something new; may be called in any thread."""
+        """Queue a vbucket that has something new; may be called in any thread."""
         self._woken.append(vbucket)
         self._notify()
 
     def turn(self) -> list[Producer]:
-        """Encode what is new, or the first part of much; returns the producers that have to send some of it."""
+        """Encode new changes, up to one batch; returns the producers that have something to send."""
         served: list[tuple[LiveVbucket, NewSnapshot]] = []
         size = 0
         for _ in range(min(len(self._woken), BATCH_VBUCKETS)):
@@ -97,7 +98,7 @@ class LiveStreams:
         return self._serve(served) if served else []
 
     def _look_up(self, live: LiveVbucket) -> NewSnapshot | None:
-        """What is new; if it is not of the simple kind, its streams see to it themselves."""
+        """New changes that can be served together; if they cannot, the streams read on alone."""
         simple, found = self._store.follow(live.vbucket, live.position, LIVE_BYTES, live.wake)
         if simple:
             return found

@@ -1,8 +1,8 @@
 """The producing end of a DCP connection: its streams, and the bytes that they send.
 
-Pure: requests in, frames out, and a ``SourceStore`` that has the history. The doors of every machine (``receive``,
-``receive_eof``, ``data_to_send``) and one more: ``wake``, when time has passed or the store has something new. Whoever
-has cut and decoded the requests already, as a node has, hands them to ``handle`` instead of ``receive``.
+Pure: requests go in, frames come out, and a ``SourceStore`` has the history. Besides the doors of every machine
+(``receive``, ``receive_eof``, ``data_to_send``) there is ``wake``, for when time has passed or the store has something
+new. A node, which has decoded the requests already, passes them to ``handle`` instead of ``receive``.
 """
 
 from __future__ import annotations
@@ -15,20 +15,50 @@ from upriver.errors import InvalidMessage, Status, StatusError
 from upriver.protocol.producer import requests
 from upriver.protocol.producer.controls import ProducerOptions
 from upriver.protocol.producer.live import LiveStreams
-from upriver.protocol.producer.memory import SEND_BYTES, ProducerMemory
 from upriver.protocol.producer.source import SourceStore
 from upriver.protocol.producer.stream import ProducerStream, TurnEnd
 from upriver.protocol.producer.turns import Turns
 from upriver.protocol.roles import Foreign, WrongRole
 from upriver.wire.bulk.encode import SendBuffer
 from upriver.wire.bulk.live import LiveBatch, LiveTable
+from upriver.wire.bulk.shape import ScratchMemory
 from upriver.wire.checks import Context
 from upriver.wire.constants import Opcode, StreamEndStatus
 from upriver.wire.framing import Frame, FrameSplitter
 from upriver.wire.message import Message, OtherResponse, decode
 from upriver.wire.messages.dcp import DcpNoop
 
-MOST_TURNS = 64  # of streams in one call of ``data_to_send``; many with little to send take as long as few with much
+SEND_BYTES = 256 * 1024  # the size of one send, unless a single document is larger
+_MOST_FREE = 8
+
+
+class ProducerMemory:
+    """Free send buffers and the encoders' scratch memory, shared by all producers of one thread.
+
+    A producer holds a buffer only while it is filled and sent.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[SendBuffer] = []
+        self._scratch: ScratchMemory | None = None
+
+    def take(self) -> SendBuffer:
+        return self._free.pop() if self._free else SendBuffer(SEND_BYTES)
+
+    def give_back(self, buffer: SendBuffer) -> None:
+        """Keep the buffer for later, unless it grew for a large document."""
+        if buffer.room <= SEND_BYTES and len(self._free) < _MOST_FREE:
+            buffer.clear()
+            self._free.append(buffer)
+
+    def scratch(self) -> ScratchMemory:
+        """Scratch memory, made when the first stream needs it; on most nodes none ever does."""
+        if self._scratch is None:
+            self._scratch = ScratchMemory()
+        return self._scratch
+
+
+MOST_TURNS = 64  # per call of ``data_to_send``: many streams with little to send must not take too long
 _FORGIVEN = frozenset({Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH})
 _FORGIVEN_BEFORE_V7 = frozenset({Status.KEY_ENOENT, Status.KEY_EEXISTS})
 _UNANSWERED = frozenset({Opcode.DCP_SEQNO_ADVANCED, Opcode.DCP_OSO_SNAPSHOT})
@@ -37,17 +67,17 @@ _COMMANDS = range(Opcode.DCP_OPEN, Opcode.DCP_CACHE_TRANSFER_END + 1)
 
 @dataclass(frozen=True, slots=True)
 class ProducerLimits:
-    """What the node decides for a connection."""
+    """Limits that the node sets for a connection."""
 
     max_streams: int = 16_384
-    takeover_s: float = 60.0  # until a takeover that does not catch up makes writers wait
-    upr_expirations: bool = False  # to UPR readers that know them
-    ignores_pressure: bool = False  # it makes copies of the data: its streams are opened even when memory is short
+    takeover_s: float = 60.0  # after this time, a takeover that has not caught up makes writers wait
+    upr_expirations: bool = False  # send expirations to UPR readers
+    ignores_pressure: bool = False  # the reader copies the data: open its streams even when memory is short
 
 
 @dataclass(slots=True)
 class StreamGranted:
-    """A stream request was granted, and is served like this."""
+    """A stream request was granted with these values."""
 
     vbucket: int
     stream_id: int
@@ -66,7 +96,7 @@ class StreamDropped:
 
 @dataclass(slots=True)
 class BackfillFailed:
-    """The disk could not be read; this stream ends, the others do not."""
+    """The disk could not be read; only this stream ends."""
 
     vbucket: int
     error: Exception
@@ -87,8 +117,8 @@ def _always() -> bool:
 class Producer:
     """One connection in the producing role.
 
-    ``notify`` is called, in any thread, when ``wake`` and then ``data_to_send`` have something to do; everything else
-    happens in one thread. ``can_send`` says whether the peer takes bytes now: else nothing is encoded ahead for it.
+    ``notify`` is called, in any thread, when ``wake`` and then ``data_to_send`` have work to do; everything else runs
+    in one thread. ``can_send`` says whether the peer takes bytes now; if not, nothing is encoded ahead for it.
     """
 
     def __init__(
@@ -98,7 +128,7 @@ class Producer:
     ) -> None:  # fmt: skip
         self.store, self.live, self.options, self.memory, self.limits = store, live, options, memory, limits
         self.streams: dict[tuple[int, int], ProducerStream] = {}  # by vbucket and stream-id
-        self.live_table = LiveTable(0)  # the live ones among them; made larger for the first
+        self.live_table = LiveTable(0)  # the live streams; gets its real size with the first one
         self.bytes_sent = 0
         self.items_sent = 0
         self._notify, self._can_send = notify, can_send
@@ -111,13 +141,13 @@ class Producer:
         self._context = Context(collections=options.collections, check_values=True)
         self._failure: Exception | None = None
         self._answers = bytearray()
-        self._encoded: SendBuffer | None = None  # by a live turn, and not handed out yet
-        self._lent: SendBuffer | None = None  # handed out; whoever sends it may still read it
+        self._encoded: SendBuffer | None = None  # by a live turn; ``data_to_send`` has not returned it yet
+        self._lent: SendBuffer | None = None  # returned by ``data_to_send``; the sender may still read it
 
     # ---------------------------------------------------------------------------------------------- the doors
 
     def receive(self, data: bytes | bytearray | memoryview, now: float) -> Iterator[ProducerEvent]:
-        """Take bytes from the connection; ``WrongRole`` or ``FramingError`` means: disconnect."""
+        """Take bytes from the connection; on ``WrongRole`` or ``FramingError``, disconnect."""
         for frame in self._splitter.receive(data):
             if frame.magic.is_response:
                 if not self.answered(OtherResponse.from_frame(frame, self._context)):
@@ -129,7 +159,7 @@ class Producer:
             yield from self.changes()
 
     def receive_eof(self) -> None:
-        """The connection is gone, and its streams with it."""
+        """The connection is gone; end all its streams."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -140,12 +170,12 @@ class Producer:
         self._woken.clear()
         self._takeovers.clear()
         self._changes.clear()
-        self._notify, self._can_send = _nothing, _always  # those lead back to whoever holds us: free all of it now
+        self._notify, self._can_send = _nothing, _always  # break the reference cycle, so that memory is freed now
 
     def data_to_send(self, most: int = SEND_BYTES) -> bytes | memoryview:
-        """The next bytes, some ``most`` of them; good until this or ``sent`` is called.
+        """The next bytes, about ``most`` of them; valid until this or ``sent`` is called.
 
-        It may return nothing after it has looked at many streams: call it for as long as ``is_ready``.
+        It may return nothing after looking at many streams: call it again while ``is_ready``.
         """
         self.sent()
         if self._failure is not None:
@@ -165,7 +195,7 @@ class Producer:
         return buffer.view()
 
     def wake(self, now: float) -> None:
-        """Time has passed, or the store has called: take in what is new, and do what is due."""
+        """Time has passed, or the store has called: queue woken streams, and do what is due."""
         while self._woken:
             stream = self._woken.popleft()
             stream.is_woken = False
@@ -179,24 +209,24 @@ class Producer:
 
     @property
     def wake_at(self) -> float:
-        """When ``wake`` has something to do that only depends on time; infinite if it has not."""
+        """When ``wake`` has to be called because of time alone; infinite if never."""
         takeovers = (stream.takeover.wake_at for stream in self._takeovers if stream.takeover is not None)
         return min(self.options.noop.due_at, *takeovers) if self._takeovers else self.options.noop.due_at
 
     @property
     def is_ready(self) -> bool:
-        """Whether ``data_to_send`` has something to do."""
+        """Whether ``data_to_send`` has work to do."""
         if self._answers or self.has_encoded:
             return True
         return len(self._turns) > 0 and self.options.window.is_open
 
     @property
     def has_encoded(self) -> bool:
-        """Whether ``data_to_send`` returns what a live turn has encoded, or raises what went wrong there."""
+        """Whether a live turn has left bytes or an error for ``data_to_send``."""
         return self._encoded is not None or self._failure is not None
 
     def sent(self) -> None:
-        """What ``data_to_send`` returned last has been sent, and its memory may be used again."""
+        """The bytes that ``data_to_send`` returned last have been sent; reuse their memory."""
         if self._lent is not None:
             self.memory.give_back(self._lent)
             self._lent = None
@@ -211,9 +241,9 @@ class Producer:
     # ---------------------------------------------------------------------------------------------- requests
 
     def handle(self, request: Message, now: float) -> requests.RequestAnswer | None:
-        """Do what a request says; returns the answer, if it has one.
+        """Carry out a request; returns the answer, if there is one.
 
-        ``StatusError`` is the status to refuse it with, ``WrongRole`` means: disconnect.
+        A ``StatusError`` has the status to refuse it with; on ``WrongRole``, disconnect.
         """
         handler = requests.HANDLERS.get(type(request))
         if handler is None:
@@ -232,7 +262,7 @@ class Producer:
             ).encode()
 
     def answered(self, response: OtherResponse) -> bool:
-        """Whether the peer's answer to something we sent can stand; if not, disconnect."""
+        """Take the peer's answer to something we sent; if this returns False, disconnect."""
         opcode = response.to
         if opcode == Opcode.DCP_NOOP:
             return self.options.noop.answered(response.opaque)
@@ -269,19 +299,19 @@ class Producer:
         self.make_ready(stream)
 
     def wake_of(self, stream: ProducerStream) -> Callable[[], None]:
-        """The callback for the store: cheap, and safe in any thread."""
+        """The callback for the store; cheap, and safe to call in any thread."""
 
         def wake() -> None:
-            stream.is_woken = True  # first: ``go_live`` looks at it last, so one of the two sees the other
+            stream.is_woken = True  # set first: ``go_live`` checks it last, so one of the two notices the other
             if stream.live is not None:
-                self.live_table.mute(stream.vbucket_id)  # it was ended: what comes now may be of another branch
+                self.live_table.mute(stream.vbucket_id)  # it has ended: new changes may be of another branch
             self._woken.append(stream)
             self._notify()
 
         return wake
 
     def make_ready(self, stream: ProducerStream) -> None:
-        """The stream may have something to send that it has to send alone."""
+        """The stream may have something to send outside the live state."""
         self._queue(stream)
         self._notify()
 
@@ -291,12 +321,12 @@ class Producer:
             self._turns.add(stream)
 
     def use_options(self, options: ProducerOptions) -> None:
-        """For later streams; those that there are keep what they were created with."""
+        """Set the options for new streams; existing ones keep those they were created with."""
         self.options = options
         self._turns.sequential = options.sequential_backfill
 
     def close_stream(self, stream: ProducerStream) -> None:
-        """The client does not want it any more (docs/protocol/messages.md#close-stream)."""
+        """Close a stream at the client's request (docs/protocol/messages.md#close-stream)."""
         self._changes.append(StreamDropped(stream.vbucket_id, stream.stream_id))
         if self.options.end_on_close:
             stream.end(StreamEndStatus.CLOSED)
@@ -305,7 +335,7 @@ class Producer:
         self._forget(stream)
 
     def ending(self, stream: ProducerStream) -> None:
-        """It only has its last frames to send; its place may be taken by a new stream."""
+        """Only the stream's last frames are left to send; a new stream may take its key."""
         self._forget(stream)
         self.make_ready(stream)
 
@@ -340,13 +370,13 @@ class Producer:
                 return
 
     def encode_live(self, batch: LiveBatch) -> list[ProducerStream]:
-        """Take what was just written, for the live streams; returns those of them that have reached their end.
+        """Encode new changes for the live streams; returns the streams that have reached their end.
 
-        Where there is no room for it now, the streams leave the state and send it when there is.
+        Streams for which there is no room now leave the live state and send the changes later.
         """
         try:
             return self._encode_live(batch)
-        except Exception as error:  # of ours, for ``data_to_send`` to raise: the others are not to miss anything for it
+        except Exception as error:  # ``data_to_send`` raises it; other connections must not be affected
             self._failure = error
             return []
 

@@ -45,7 +45,7 @@ _ENTRY = Struct(">QQ")
 
 
 class RequestAnswer(NamedTuple):
-    """A response, as far as it is the handler's to say."""
+    """The parts of a response that a handler decides."""
 
     status: int = Status.SUCCESS
     extras: bytes = b""
@@ -53,7 +53,7 @@ class RequestAnswer(NamedTuple):
 
 
 def control(producer: Producer, request: DcpControl, now: float) -> RequestAnswer:
-    changed = copy(producer.options)  # streams keep the options that they were created with
+    changed = copy(producer.options)  # existing streams keep the old options
     apply_control(changed, request.key, request.value)
     producer.use_options(changed)
     return RequestAnswer()
@@ -77,7 +77,7 @@ def seqno_acknowledged(producer: Producer, request: SeqnoAcknowledged, now: floa
     producer.store.vbucket(request.vbucket)
     stream = producer.streams.get((request.vbucket, 0))
     if stream is None or stream.opaque != request.opaque:
-        return  # of a stream that has ended: what it acknowledged may be of another branch
+        return  # from a stream that has ended; the seqno may be of another branch
     if request.prepared_seqno > max(stream.last_sent_seqno, stream.start_seqno):
         raise WrongRole(f"acknowledged seqno {request.prepared_seqno}, which was never sent", "prepared_seqno", 24)
     producer.store.acknowledged(request.vbucket, producer.options.consumer_name, request.prepared_seqno)
@@ -116,7 +116,7 @@ def stream_request(producer: Producer, request: StreamRequest | UprStreamRequest
         seqno = error.seqno.to_bytes(8, "big")
         is_upr = attempt.dialect is Dialect.UPR
         return RequestAnswer(Status.ROLLBACK, extras=seqno) if is_upr else RequestAnswer(Status.ROLLBACK, value=seqno)
-    except KeyNotFound:  # the vbucket went between two looks
+    except KeyNotFound:  # the vbucket was removed during the checks
         if attempt.dialect is Dialect.UPR:
             raise
         raise NotMyVbucket from None
@@ -148,7 +148,7 @@ def _make_stream(producer: Producer, attempt: Attempt, opaque: int, now: float) 
 
 
 def _source_filter(attempt: Attempt) -> frozenset[int] | None:
-    """What the store may leave out. A scope grows, so its stream looks at everything."""
+    """The collections that the store must read; None for all. A scope can grow, so its stream reads everything."""
     if not attempt.options.collections:
         return frozenset((DEFAULT_COLLECTION,))
     return None if attempt.scope_id is not None else attempt.collection_ids

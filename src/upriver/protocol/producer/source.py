@@ -1,4 +1,4 @@
-"""What a producer needs of a store: a bucket, its vbuckets and their stream sources."""
+"""What a producer needs from a store: a bucket, its vbuckets and their stream sources."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from upriver.model import FailoverLog, VbucketState
-from upriver.wire.source_events import NewSnapshot, StreamEvent
+from upriver.wire.packed import NewSnapshot, StreamEvent
 
 Wake = Callable[[], None]
-"""The store calls it once, in any of its threads, when there may be something new."""
+"""Called by the store once, in any of its threads, when there may be something new."""
 
 
 class Source(Protocol):
@@ -26,7 +26,7 @@ class Source(Protocol):
 
 
 class SourceVbucket(Protocol):
-    """One vbucket that is streamed from; ``upriver.store.VBucket`` is one."""
+    """A vbucket to stream from; ``upriver.store.VBucket`` is one."""
 
     @property
     def id(self) -> int: ...
@@ -56,7 +56,7 @@ class SourceVbucket(Protocol):
 
 
 class InScope(Protocol):
-    """A collection, as far as a stream request asks about it."""
+    """What a stream request needs to know about a collection."""
 
     @property
     def scope_id(self) -> int: ...
@@ -76,21 +76,21 @@ class SourceStore(Protocol):
 
     @property
     def vbuckets(self) -> int:
-        """How many there can be."""
+        """The number of vbuckets of the bucket."""
 
     @property
     def manifest(self) -> SourceManifest: ...
 
     @property
     def waits_for_map(self) -> bool:
-        """It does not know yet which vbuckets it owns."""
+        """Whether the node does not know yet which vbuckets it owns."""
 
     @property
     def under_pressure(self) -> bool:
-        """Memory is short: no new streams but those that make copies of the data."""
+        """Whether memory is short: only streams that copy the data may be opened."""
 
     def vbucket(self, number: int) -> SourceVbucket:
-        """Raises ``NotMyVbucket`` if it is not here."""
+        """The vbucket; ``NotMyVbucket`` if this node does not have it."""
 
     def memory_floor(self, vbucket: SourceVbucket) -> int:
         """A reader below this seqno has to read from disk."""
@@ -98,22 +98,23 @@ class SourceStore(Protocol):
     def follow(
         self, vbucket: SourceVbucket, seqno: int, most_bytes: int, wake: Wake
     ) -> tuple[bool, NewSnapshot | None]:
-        """What is new for readers who have everything up to ``seqno``; ``wake`` is called once when there is more.
+        """What is new for readers that have everything up to ``seqno``; ``wake`` is called once when there is more.
 
-        (False, None) and no call if they must read on alone: there is more than that, or not in one snapshot.
+        (False, None), and no call, if they must read on alone: there is more than ``most_bytes``, or more than one
+        snapshot.
         """
 
     def acknowledged(self, vbucket: int, consumer: str, prepared_seqno: int) -> None:
         """A replica has every prepare up to this seqno."""
 
     def forget_acknowledged(self, vbucket: int, consumer: str) -> None:
-        """A replica begins a stream: it will say again which prepares it has."""
+        """A replica begins a stream: it will acknowledge its prepares again."""
 
     def hold_writers(self, vbucket: int, held: bool) -> None:
-        """Whether clients that write to the vbucket have to come back later."""
+        """Refuse writes to the vbucket with a temporary status, or allow them again."""
 
     def retire(self, vbucket: int, done: Callable[[Exception | None], None]) -> None:
-        """Make the vbucket dead, without ending its streams.
+        """Make the vbucket dead without ending its streams.
 
-        ``done`` is called once that survives a crash, with the error if it cannot; now or later, in the same thread.
+        ``done`` is called, now or later and in the same thread, when the state is on disk, or with the error.
         """

@@ -1,8 +1,8 @@
 """One stream of a producer: from the runs of its source to frames in a send buffer.
 
-Documents go through the bulk encoder, run by run. What the encoder stops at, and everything that is not a document,
-becomes a single frame in ``_frames``. A snapshot marker is sent only together with the first thing that it announces
-(a filter may leave nothing), so that no marker ever stands alone.
+The bulk encoder takes documents, run by run. Records that it stops at, and everything that is not a document, become
+single frames in ``_frames``. A snapshot marker is sent only together with the first item that it announces, because a
+filter may leave nothing of the snapshot.
 """
 
 from __future__ import annotations
@@ -13,16 +13,25 @@ from typing import TYPE_CHECKING
 from upriver.errors import StoreError
 from upriver.protocol.flow import PREPARE_SURCHARGE
 from upriver.protocol.producer.controls import Oso
-from upriver.protocol.producer.encoder import Encoder, make_encoder
-from upriver.protocol.producer.frames import MarkerFacts, StreamFrames
+from upriver.protocol.producer.frames import Encoder, MarkerFacts, StreamFrames, make_encoder
 from upriver.protocol.producer.stream_filter import StreamFilter
 from upriver.protocol.producer.stream_request import Attempt
 from upriver.wire import Opcode
 from upriver.wire.bulk.encode import Encoded, PackedEncoder, SendBuffer, Stop
 from upriver.wire.bulk.live import LiveTable
 from upriver.wire.constants import Dialect, MarkerFlag, OpenFlag, OsoFlag, StreamEndStatus, UprStreamEndStatus
-from upriver.wire.packed import RecordHead, RecordKind, unpack
-from upriver.wire.source_events import End, EndReason, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.wire.packed import (
+    End,
+    EndReason,
+    OsoEnd,
+    OsoStart,
+    RecordHead,
+    RecordKind,
+    Run,
+    SnapshotStart,
+    StreamEvent,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from upriver.protocol.producer.live import LiveVbucket
@@ -30,10 +39,10 @@ if TYPE_CHECKING:
     from upriver.protocol.producer.source import Source, SourceVbucket
     from upriver.protocol.producer.takeover import Takeover
 
-RUN_BYTES = 64 * 1024  # of one vbucket, before another gets its turn
-# Seqnos that a filter hides before the client is told how far the stream is (docs/protocol/snapshots.md#seqno-advanced)
+RUN_BYTES = 64 * 1024  # sent for one vbucket before another gets its turn
+# After so many seqnos hidden by a filter, the client is told the position (docs/protocol/snapshots.md#seqno-advanced)
 _ANTI_LAG = 10_000
-# As plain numbers: an IntFlag takes longer to compare than the whole marker to build.
+# Plain numbers: comparing an IntFlag takes longer than building the whole marker.
 _MEMORY, _DISK, _ACK = int(MarkerFlag.MEMORY), int(MarkerFlag.DISK), int(MarkerFlag.ACK)
 _PREPARE_OPCODE = int(Opcode.DCP_PREPARE)
 
@@ -41,7 +50,7 @@ _PREPARE_OPCODE = int(Opcode.DCP_PREPARE)
 class TurnEnd(Enum):
     """What ended a turn of ``fill``."""
 
-    IDLE = auto()  # there is nothing more now; the store wakes the stream
+    IDLE = auto()  # nothing to send now; the store will wake the stream
     MORE = auto()  # the stream had its share
     FULL = auto()  # the send buffer is full
     WINDOW = auto()  # the flow control window is used up
@@ -52,7 +61,7 @@ _STUCK = {Stop.WINDOW: TurnEnd.WINDOW, Stop.FULL: TurnEnd.FULL}
 
 
 class ProducerStream:
-    """Made for a request that was granted; ``fill`` it until it ends. Kept small: there can be 100,000 of them."""
+    """A stream that was granted; call ``fill`` until it ends. Kept small: there can be 100,000 of them."""
 
     __slots__ = (
         "_can_be_live", "_encoder", "_frames", "_in_oso", "_initial", "_invisible", "_items_sent", "_last_advanced",
@@ -76,14 +85,14 @@ class ProducerStream:
             flatbuffers=options.flatbuffers,
         )  # fmt: skip
         self.can_advance = options.can_advance and attempt.dialect is Dialect.DCP
-        self.is_woken = False  # the store has called, and it has not been looked at since
-        self.queued = False  # it has something to send, and waits for its turn
-        self.live: LiveVbucket | None = None  # set: it is a live stream, and that is where its place is kept
+        self.is_woken = False  # the store has called since the last look
+        self.queued = False  # it waits for its turn to send
+        self.live: LiveVbucket | None = None  # set for a live stream: this keeps its position
         self.ended = False
         self.takeover: Takeover | None = None
         self.vbucket: SourceVbucket = attempt.facts
         self.source: Source
-        self._last_sent = 0  # these three without what it was sent as the live stream it is now
+        self._last_sent = 0  # this and the next two do not count what it is sent while live
         self._last_read = attempt.start
         self._items_sent = 0
         self._frames: list[bytes] = []
@@ -98,11 +107,11 @@ class ProducerStream:
         self._last_advanced = 0
         self._invisible = 0  # the last prepare or abort of a collection that the stream follows
         self._initial = attempt.start == 0 and OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in options.flags
-        # Of the usual kind, whose markers the bulk encoder can write too.
+        # The bulk encoder can write the markers of such streams too.
         self._can_be_live = attempt.dialect is Dialect.DCP and not (
             attempt.stream_id or options.force_value_compression
         )
-        self._encoder: Encoder | None = None  # made when there is something to encode, and after changes
+        self._encoder: Encoder | None = None  # made when needed, and again when the filter changes
         self._live_encoder: PackedEncoder | None = None
 
     def _make_encoder(self) -> Encoder:
@@ -118,19 +127,19 @@ class ProducerStream:
 
     @property
     def needs_backfill(self) -> bool:
-        """Whether its next step is to read from disk."""
+        """Whether the next step is to read from disk."""
         return self.source.backfilling or self.source.position < self.producer.store.memory_floor(self.vbucket)
 
-    # ------------------------------------------------------------------------------------------ its place
+    # ------------------------------------------------------------------------------------------ its position
 
     @property
     def last_read_seqno(self) -> int:
-        """Everything up to here was sent, or was not for this stream."""
+        """Everything up to this seqno was sent, or was filtered out."""
         return self.live.position if self.live is not None else self._last_read
 
     @property
     def last_sent_seqno(self) -> int:
-        """Of the last document or event that it was sent."""
+        """The seqno of the last document or event that was sent."""
         sent = self.producer.live_table.progress(self.vbucket_id).last_sent if self.live is not None else 0
         return sent or self._last_sent
 
@@ -140,7 +149,7 @@ class ProducerStream:
         return self._items_sent + sent
 
     def go_live(self) -> None:
-        """Become a live stream, if it has everything, is of the usual kind and nothing of it waits."""
+        """Become a live stream, if it can be one, has everything, and nothing waits to be sent."""
         encoder = self._live_encoder
         waits = self.is_woken or self._run is not None or self._frames or self._partial
         if encoder is None or waits or self.takeover is not None:
@@ -155,11 +164,11 @@ class ProducerStream:
                 is_filtered=self.filter.is_filtered, is_replica=self.options.sync_replication,
             )  # fmt: skip
             self.live = joined
-            if self.is_woken:  # another thread has ended it since it joined, and has not seen that it is live
+            if self.is_woken:  # another thread ended it meanwhile and did not see that it is live
                 self.leave_live()
 
     def leave_live(self) -> None:
-        """Read on alone, from the place that it has reached as a live stream."""
+        """Read on alone, from the position reached as a live stream."""
         if self.live is None:
             return
         live, table = self.live, self.producer.live_table
@@ -176,7 +185,7 @@ class ProducerStream:
     # ------------------------------------------------------------------------------------------ the turn
 
     def fill(self, out: SendBuffer, upto: int) -> TurnEnd:
-        """Put this stream's next frames into ``out``, until it has had its share or ``out`` holds ``upto`` bytes."""
+        """Put the next frames into ``out``, until the stream has had its share or ``out`` holds ``upto`` bytes."""
         began = out.used
         while True:
             if self._frames and not self._send_frames(out):
@@ -209,7 +218,7 @@ class ProducerStream:
         return TurnEnd.IDLE
 
     def _send_frames(self, out: SendBuffer) -> bool:
-        """Single frames, each only while the window is open; False when it closes before the last."""
+        """Send single frames while the window is open; False if it closes before the last one."""
         window = self.options.window
         for sent, frame in enumerate(self._frames):
             if not window.is_open:
@@ -222,7 +231,7 @@ class ProducerStream:
         return True
 
     def push(self, frame: bytes) -> None:
-        """A frame of its own, behind what waits already."""
+        """Queue a single frame behind the frames that wait already."""
         self._frames.append(frame)
 
     # ------------------------------------------------------------------------------------------ events of the store
@@ -246,7 +255,7 @@ class ProducerStream:
         if self._initial and event.flags & _MEMORY:
             self._initial = False
             self._encoder = self._live_encoder = None
-        # A client that cannot be told SEQNO_ADVANCED must get an end that a document reaches.
+        # A client that does not get SEQNO_ADVANCED needs an end seqno that a document has.
         self._marker_end = event.end if self.can_advance else event.last_matching
         if not self._marker_end:
             self._marker = None
@@ -268,7 +277,7 @@ class ProducerStream:
         self.push(self.frames.oso(OsoFlag.END))
 
     def end(self, status: StreamEndStatus) -> None:
-        """Nothing more after the frames that wait; the producer drops the stream once its end is sent."""
+        """End the stream after the frames that wait; the producer drops it once its end is sent."""
         if self.ended:
             return
         self._stop()
@@ -307,7 +316,7 @@ class ProducerStream:
         if encoder is None:
             encoder = self._encoder = self._make_encoder()
             self._live_encoder = encoder.plain_encoder if self._can_be_live else None
-        # There a stream ends exactly (docs/protocol/upr.md#differences)
+        # A UPR stream ends exactly at its end seqno (docs/protocol/upr.md#differences)
         upto = min(run.upto, self.end_seqno) if self.frames.upr else run.upto
         done = encoder.encode(
             run.data, out, offset=self._offset, after=run.after, upto=upto,
@@ -317,7 +326,7 @@ class ProducerStream:
             if self._marker is not None:
                 self._marker_sent()
         elif self._marker is not None:
-            out.used = before  # nothing that it announces came: take the marker back
+            out.used = before  # nothing of the snapshot was sent: take the marker back
         window.charge(out.used - before)
         self._note(done)
         return self._after_encode(run, done)
@@ -346,7 +355,7 @@ class ProducerStream:
         return _STUCK.get(done.stop)
 
     def _take_single(self, run: Run) -> None:
-        """The record at the offset, as a frame of its own if this stream sees it."""
+        """Queue the record at the offset as a single frame, if the stream sees it."""
         head, key, value = unpack(run.data, self._offset)
         self._offset += head.size
         frame = self._single(head, key, value)
@@ -380,7 +389,7 @@ class ProducerStream:
         return self.frames.document(head, key, value)
 
     def _commit(self, head: RecordHead, key: bytes, value: bytes) -> bytes:
-        """To a replica a commit; to everyone else, and from disk, the document it made."""
+        """A commit for replicas; for all others, and from disk, the document that it made."""
         from_disk = self._snapshot is not None and self._snapshot.flags & _DISK
         if self.options.sync_writes and not from_disk:
             return self.frames.commit(head, key)
@@ -408,7 +417,7 @@ class ProducerStream:
             self.end(StreamEndStatus.OK)
 
     def _finish_snapshot(self, snapshot: SnapshotStart) -> None:
-        """All of it was sent; if its end was not a document of this stream, say that it is reached.
+        """The whole snapshot was sent; if its last seqno is not an item of this stream, say that it is reached.
 
         See docs/protocol/snapshots.md#seqno-advanced.
         """
@@ -421,7 +430,7 @@ class ProducerStream:
             self.end(StreamEndStatus.FILTER_EMPTY)
 
     def _finish_unseen(self, snapshot: SnapshotStart) -> None:
-        """Nothing in it was for this stream: say so only if the client must know that it got this far."""
+        """Nothing in the snapshot was for this stream; tell the client only if it must know the position."""
         marker, self._marker = self._marker, None
         if not self.can_advance or marker is None:
             return
@@ -434,7 +443,7 @@ class ProducerStream:
             self._advance(self._invisible)
 
     def _catch_up(self, run: Run) -> None:
-        """A long stretch that the filter hides: say how far the stream is, so that a resume does not begin far back."""
+        """After many hidden seqnos, tell the client the position, so that a resume does not begin far back."""
         if run.upto - max(self._last_sent, self._last_advanced) < _ANTI_LAG:
             return
         if self._marker is not None:

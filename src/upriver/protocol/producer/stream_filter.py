@@ -1,7 +1,7 @@
 """Which records a stream may see: a stream request's filter, kept up to date by system events.
 
-The bulk encoder takes the documents by ``collection_ids``; system events come here one by one. A scope's filter grows
-and shrinks with the events that pass; a list only shrinks. ``is_empty`` ends the stream with FilterEmpty.
+The bulk encoder filters documents by ``collection_ids``; system events come here one by one. The filter of a scope
+grows and shrinks with the events; a list of collections only shrinks. ``is_empty`` ends the stream with FilterEmpty.
 
 See docs/protocol/collections.md#filters.
 """
@@ -20,7 +20,7 @@ _SCOPE_EVENTS = (SystemEventId.CREATE_SCOPE, SystemEventId.DROP_SCOPE)
 
 
 class StreamFilter:
-    """One stream's view. ``collection_ids`` is None when every collection passes."""
+    """The filter of one stream. ``collection_ids`` is None if every collection passes."""
 
     __slots__ = ("_ids", "flatbuffers", "is_empty", "legacy", "scope_id")
 
@@ -40,14 +40,14 @@ class StreamFilter:
 
     @property
     def is_filtered(self) -> bool:
-        """The client chose collections; a legacy stream's single collection is not a choice."""
+        """Whether the client chose collections; the single collection of a legacy stream is not a choice."""
         return not self.legacy and self._ids is not None
 
     def sees_collection(self, collection_id: int) -> bool:
         return self._ids is None or collection_id in self._ids
 
     def passes(self, event: int, value: bytes) -> bool:
-        """Whether a system event (its value in the plain layout) is sent; changes the filter as it says."""
+        """Whether to send a system event (its value is in the plain layout); updates the filter."""
         if self.legacy:
             self._drop_default(event, value)
             return False

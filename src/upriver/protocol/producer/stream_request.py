@@ -34,7 +34,7 @@ from upriver.wire.messages.upr import UprStreamRequest
 
 @dataclass(slots=True)
 class Attempt:
-    """A stream request while it is checked; the numbers change as the steps say."""
+    """A stream request while it is checked; some checks change its numbers."""
 
     options: ProducerOptions
     manifest: SourceManifest
@@ -57,7 +57,7 @@ class Attempt:
     scope_id: int | None = None
 
     def asks(self, flag: StreamFlag) -> bool:
-        """Whether the request carries the flag; with plain numbers, ten times as fast as those of an IntFlag."""
+        """Whether the request has the flag; plain numbers are ten times as fast as an IntFlag."""
         return self.flags & flag.value != 0
 
     @property
@@ -71,7 +71,7 @@ class Attempt:
 
     @property
     def collection_high(self) -> int | None:
-        """The highest seqno in the filtered collections; a legacy stream filters the default one.
+        """The highest seqno in the collections of the filter; for a legacy stream, in the default one.
 
         See docs/protocol/rollback.md#decision.
         """
@@ -85,7 +85,7 @@ class Attempt:
     def _high_of(self, collection_id: int) -> int:
         try:
             return self.facts.collection_high_seqno(collection_id)
-        except UnknownCollection:  # this vbucket does not know it yet, or no longer
+        except UnknownCollection:  # this vbucket does not know the collection yet, or no longer
             return 0
 
 
@@ -93,7 +93,7 @@ def attempt_of(
     request: StreamRequest | UprStreamRequest, *, options: ProducerOptions, manifest: SourceManifest,
     vbucket: SourceVbucket | None, streams: Collection[tuple[int, int]], max_streams: int, memory_full: bool,
 ) -> Attempt:  # fmt: skip
-    """The starting point for either dialect; UPR has no snapshot range, so what it has is what it claims.
+    """The attempt for a request of either dialect. UPR has no snapshot range: it claims just its start.
 
     See docs/protocol/upr.md#both.
     """
@@ -108,7 +108,7 @@ def attempt_of(
 
 
 def decide(attempt: Attempt) -> Attempt:
-    """The request as it will be served, or the error that refuses it."""
+    """The request as it will be served; raises the error that refuses it."""
     for check in UPR_CHECKS if attempt.dialect is Dialect.UPR else CHECKS:
         check(attempt)
     return attempt
@@ -187,7 +187,7 @@ def _stream_id(attempt: Attempt) -> None:
 
 def _no_filtered_sync_writes(attempt: Attempt) -> None:
     if attempt.value.collections is not None and attempt.options.sync_writes:
-        raise NotSupported("a list of collections does not go with sync writes")
+        raise NotSupported("a list of collections cannot be combined with sync writes")
 
 
 def _no_such_stream_yet(attempt: Attempt) -> None:
@@ -278,7 +278,7 @@ CHECKS: tuple[Check, ...] = (
     _settle,
 )
 
-# UPR knows neither noop, filters nor snapshot ranges; a start at or beyond the end is out of range there
+# UPR has no noops, filters or snapshot ranges; a start at or beyond the end is out of range
 # (docs/protocol/upr.md#differences).
 
 

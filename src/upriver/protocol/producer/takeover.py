@@ -1,4 +1,4 @@
-"""The producer's half of a takeover: hand a vbucket over without losing a write.
+"""The producer's half of a takeover: it hands a vbucket over without losing a write.
 
 See docs/protocol/vbuckets.md#takeover.
 """
@@ -15,23 +15,23 @@ from upriver.wire.constants import MarkerFlag, StreamEndStatus, UprVbucketState
 
 if TYPE_CHECKING:
     from upriver.protocol.producer.stream import ProducerStream
-    from upriver.wire.source_events import SnapshotStart
+    from upriver.wire.packed import SnapshotStart
 
 _LOOK_AGAIN_S = 0.1
 
 
 class TakeoverStep(Enum):
-    """How far a takeover is; the values are the statistics' words, padded where two steps share one."""
+    """The step of a takeover. The values are what statistics show, padded where two steps show the same."""
 
-    SENDING = "takeover-send"  # the history, every snapshot to be confirmed
+    SENDING = "takeover-send"  # sending the history; the consumer confirms every snapshot
     PENDING = "takeover-wait"  # the consumer was told to become pending
-    LAST = "takeover-send "  # the vbucket is dead here; what was written before that
+    LAST = "takeover-send "  # the vbucket is dead here; sending what was written before
     ACTIVE = "takeover-wait "  # the consumer was told to become active
     DONE = "dead"
 
 
 class Takeover:
-    """Moves on whenever the stream has caught up, and when the consumer confirms."""
+    """One takeover. It advances when the stream has caught up and when the consumer confirms."""
 
     def __init__(self, stream: ProducerStream, now: float) -> None:
         self._stream = stream
@@ -54,7 +54,7 @@ class Takeover:
         return self._patient_until if self._step is TakeoverStep.SENDING else inf
 
     def wake(self, now: float) -> None:
-        """A history that grows as fast as it is sent never ends: after a while writers have to wait.
+        """Make writers wait if the takeover takes too long: history may grow as fast as it is sent.
 
         See docs/protocol/vbuckets.md#takeover.
         """
@@ -67,11 +67,11 @@ class Takeover:
             self._store.hold_writers(self._stream.vbucket_id, True)
 
     def over(self) -> None:
-        """Done, or given up: writers need not wait any longer."""
+        """The takeover is done or given up: let writers go on."""
         self._store.hold_writers(self._stream.vbucket_id, False)
 
     def caught_up(self) -> None:
-        """Everything there is was sent: the next step, once the consumer has confirmed it all."""
+        """Everything was sent: take the next step if the consumer has confirmed it all."""
         if self._unconfirmed:
             return
         if self._step is TakeoverStep.SENDING:
@@ -84,22 +84,22 @@ class Takeover:
         self._step = step
         self.over()
         self._stream.push(frames.set_vbucket_state(UprVbucketState[state.name] if frames.upr else state))
-        if frames.upr:  # that dialect has no answer to wait for
+        if frames.upr:  # UPR has no answer to wait for
             self.confirmed(Opcode.DCP_SET_VBUCKET_STATE)
 
     def confirmed(self, opcode: int) -> None:
-        """The consumer answered a marker or a state."""
+        """The consumer answered a marker or a state change."""
         if opcode == Opcode.DCP_SNAPSHOT_MARKER:
             self._unconfirmed = max(0, self._unconfirmed - 1)
         elif self._step is TakeoverStep.PENDING:
             self._step = TakeoverStep.LAST
-            self._store.retire(self._stream.vbucket_id, self._retired)  # from here on nobody writes to it here
+            self._store.retire(self._stream.vbucket_id, self._retired)  # no more writes here from now on
         elif self._step is TakeoverStep.ACTIVE:
             self._step = TakeoverStep.DONE
             self._stream.end(StreamEndStatus.OK)
 
     def _retired(self, error: Exception | None) -> None:
-        """Only now may the consumer become active: after a crash there must not be two owners."""
+        """The dead state is on disk. Only now may the consumer become active: a crash must not leave two owners."""
         if self._stream.ended:
             return
         if error is not None:

@@ -11,14 +11,14 @@ from upriver.protocol.producer.stream import TurnEnd
 if TYPE_CHECKING:
     from upriver.protocol.producer.stream import ProducerStream
 
-MAX_BACKFILLS = 64  # that run at once on one connection (docs/protocol/flow.md#backfill)
+MAX_BACKFILLS = 64  # backfills at once on one connection (docs/protocol/flow.md#backfill)
 
 
 class Turns:
-    """The streams that have something to send, in order; those that wait for a place among the backfills come later."""
+    """The streams that have something to send, in order; some wait until they may begin a backfill."""
 
     def __init__(self) -> None:
-        self.sequential = False  # one backfill after the other, instead of a bounded number in turns
+        self.sequential = False  # one backfill after the other, instead of several in turns
         self._ready: deque[ProducerStream] = deque()
         self._backfills: set[ProducerStream] = set()
         self._waiting: dict[ProducerStream, None] = {}  # in order
@@ -35,7 +35,7 @@ class Turns:
             self._ready.append(stream)
 
     def next(self) -> ProducerStream | None:
-        """Who sends now; None if that one has to wait for its backfill."""
+        """The stream that sends now; None if the next one has to wait for its backfill."""
         stream = self._ready.popleft()
         if not self._must_wait(stream):
             stream.queued = False
@@ -44,7 +44,7 @@ class Turns:
         return None
 
     def done(self, stream: ProducerStream, end: TurnEnd) -> None:
-        """Its turn is over; it goes where it belongs."""
+        """A stream's turn is over; queue it again if it has more to send."""
         if end is TurnEnd.ENDED:
             return
         if stream.backfilling:
@@ -60,11 +60,11 @@ class Turns:
             self._ready.append(stream)
 
     def leave_backfills(self, stream: ProducerStream) -> None:
-        """It needs the disk no more, or never did; one that waits may have its place."""
+        """The stream does not read from disk (any more); a stream that waits for a backfill may begin."""
         self._backfills.discard(stream)
         if not self._waiting:
             return
-        if stream in self._waiting:  # it ends: nobody may wake it in the place of another
+        if stream in self._waiting:  # it has ended while waiting: it must not take the place of another
             del self._waiting[stream]
             stream.queued = False
         elif len(self._backfills) < self._most_backfills:

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from upriver.client._feed.arrow import BatchMaker
-from upriver.client._feed.bundle import Bundle
+from upriver.client._feed.link_policy import Reconnects, jitter
+from upriver.client._feed.outbox import Bundle
 from upriver.client._feed.pump import Pump
-from upriver.client._feed.reconnects import Reconnects, jitter
 from upriver.client._requests.connections import make_session
 from upriver.client.blocking import Database
 from upriver.client.names import Names
@@ -28,7 +28,8 @@ from upriver.client.options import redacted
 from upriver.client.reading import Content, FeedOptions, settings_of
 from upriver.errors import ConnectFailed, HistoryLost, UnknownCollection, UnknownScope
 from upriver.model import OnRollback
-from upriver.protocol.feed.cluster_feed import ClusterFeed, FeedRequest, FeedRows
+from upriver.protocol.feed.cluster_feed import ClusterFeed
+from upriver.protocol.feed.events import FeedRequest, FeedRows
 from upriver.records.batches import rollback_row, row_batch
 from upriver.spark.options import ReadOptions
 from upriver.spark.reader.cluster import patiently

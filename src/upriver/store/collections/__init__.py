@@ -1,5 +1,5 @@
-"""Scopes and collections: the manifest, the change from one to the next, and what each vbucket makes of it.
+"""Scopes and collections: the manifest, the transition from one to the next, and how each vbucket applies it.
 
-``manifest`` is pure. A bucket keeps its manifest on disk before any vbucket writes the events, so that a crash in
-between is made up for at the next start.
+``manifest`` is pure. A bucket keeps a new manifest on disk before any vbucket writes its events, so that after a crash
+the next start can apply the rest.
 """

@@ -1,4 +1,4 @@
-"""Collections inside one vbucket: the manifest as its own log tells it, and system events.
+"""The collections of one vbucket: its manifest, and the system events in its history.
 
 Active vbuckets turn a manifest into events; replicas learn the manifest from the events that they receive.
 
@@ -29,19 +29,19 @@ EPOCH = Manifest()
 
 
 class Collections:
-    """``manifest`` is what this vbucket knows, which may be older than the bucket's."""
+    """The collections of one vbucket. Its ``manifest`` may be older than the bucket's."""
 
     __slots__ = ("_field", "_vb", "manifest")
 
     def __init__(self, vbucket: VBucket) -> None:
         self._vb = vbucket
         self.manifest = EPOCH
-        self._field: tuple[Manifest, str | int | None] = (EPOCH, None)  # a manifest, and how the record says it
+        self._field: tuple[Manifest, str | int | None] = (EPOCH, None)  # a manifest, and its form in the record
 
     def manifest_field(self) -> str | int | None:
-        """What the vbucket's record says of the manifest.
+        """The manifest as the vbucket's record has it.
 
-        The uid of one that the bucket keeps; of any other, which a replica was told in events, all of it.
+        That is the uid of a manifest that the bucket keeps, or all of one that a replica learned from events.
         """
         if self._field[0] is not self.manifest:
             kept = self._vb.shared.manifests.get(self.manifest.uid)
@@ -64,18 +64,18 @@ class Collections:
 
     @property
     def lags_behind(self) -> bool:
-        """An active vbucket that has not made the bucket's last change."""
+        """Whether this is an active vbucket with a manifest older than the bucket's."""
         vb = self._vb
         return vb.state is VbucketState.ACTIVE and vb.shared.manifest.uid > self.manifest.uid
 
     def adopt_manifest(self) -> None:
-        """A vbucket that became active takes over what the bucket has decided meanwhile."""
+        """Bring a vbucket that became active up to the bucket's manifest."""
         shared = self._vb.shared
         if shared.manifest.uid > self.manifest.uid:
             self.apply_manifest(shared.transition_from(self.manifest))
 
     def apply_manifest(self, transition: Transition) -> None:
-        """Bring the collections to those of the new manifest by events of our own."""
+        """Apply the new manifest and write its system events."""
         vb = self._vb
         first = vb.high_seqno + 1
         for count, run in transition.pieces(first, vb.memory.most_bytes) if transition.events else ():
@@ -90,7 +90,7 @@ class Collections:
             vb.wake()
 
     def receive_event(self, run: Octets, at: int) -> int:
-        """A system event among replicated records; returns where the next record begins."""
+        """Apply a system event among replicated records; returns where the next record begins."""
         vb = self._vb
         head, key, value = unpack(run.data, at)
         if not vb.high_seqno < head.seqno <= vb.snap_end:
@@ -103,7 +103,7 @@ class Collections:
         return at + head.size
 
     def _append_events(self, run: Octets, first: int, last: int) -> None:
-        """System events that have their seqnos; they are in no key index and never deduplicated."""
+        """Append system events with seqnos; they are in no key index and never deduplicated."""
         vb = self._vb
         segment = vb.open_segment_with_room(run.size)
         used = segment.end
@@ -114,7 +114,7 @@ class Collections:
         vb.appended(segment, used)
 
     def learn(self, head: RecordHead, key: bytes, value: bytes) -> None:
-        """Take a system event from the log or from a producer into the manifest and the collection table."""
+        """Update manifest and collection table from a system event of the log or of a producer."""
         try:
             event = ManifestEvent(head.extra >> 8)
             content = of_record(event, head.extra & 0xFF, key, value)
@@ -135,7 +135,7 @@ class Collections:
         return None
 
     def _change_table(self, event: ManifestEvent, entry: CollectionEntry, seqno: int) -> None:
-        """The collection table after an event at ``seqno``."""
+        """Update the collection table for an event at ``seqno``."""
         vb = self._vb
         table = vb.collection_table
         known = table[:, r.C_ID] == np.uint64(entry.id)
@@ -152,7 +152,7 @@ class Collections:
             vb.replace_collection_table(np.concatenate([table[~known], row]))
 
     def _forget_pending(self, collection_id: int) -> None:
-        """Durable writes of a collection that is dropped or flushed end with it: nobody can commit them any more."""
+        """Forget pending durable writes of a dropped or flushed collection: they can no longer be committed."""
         pending = self._vb.pending
         for wire_key in [key for key in pending if split_key(key)[0] == collection_id]:
             del pending[wire_key]

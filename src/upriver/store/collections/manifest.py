@@ -1,6 +1,6 @@
 """The collections manifest: parsed, checked, compared (docs/protocol/collections.md). Pure; immutable.
 
-``changes`` lists what one manifest does to another in the documented order; vbuckets turn that into system events.
+``changes`` lists the differences between two manifests in the documented order; vbuckets write them as system events.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MAX_TTL = 0x7FFF_FFFF
 _NAME = re.compile(r"(?!\$)[A-Za-z0-9_\-%$]{1,251}\Z")
 _HEX = re.compile(r"[0-9a-fA-F]+\Z")
 _RESERVED = range(1, 8)
-MOST = 1000  # collections besides the default one, and scopes: as many as a cluster of the real server may have
+MOST = 1000  # collections, and scopes, besides the default ones: the limit of the real server
 
 
 class ManifestEvent(IntEnum):
-    """System events (docs/protocol/collections.md#system-events). A flush is a BEGIN_COLLECTION again."""
+    """System events (docs/protocol/collections.md#system-events). A flush is another BEGIN_COLLECTION."""
 
     BEGIN_COLLECTION = 0
     END_COLLECTION = 1
@@ -84,9 +84,9 @@ class Manifest:
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview | str, *, partial: bool = False) -> Manifest:
-        """Raises ``InvalidArguments`` with the rule that was broken.
+        """Parse a manifest; ``InvalidArguments`` names the broken rule.
 
-        ``partial`` is for what a replica knows between two events of one manifest: the old uid, new content.
+        ``partial``: the state of a replica between two events of one manifest, with the old uid and new content.
         """
         try:
             raw = orjson.loads(data)
@@ -97,7 +97,7 @@ class Manifest:
     def to_json(self) -> bytes:
         inside: dict[int, list[Any]] = {number: [] for number in self.scopes}
         for entry in self.collections.values():
-            if entry.scope_id in inside:  # a replica can be told of a collection alone
+            if entry.scope_id in inside:  # a replica may know a collection without its scope
                 inside[entry.scope_id].append(entry.to_json())
         scopes = [
             {"name": scope.name, "uid": f"{scope.id:x}", "collections": inside[scope.id]}
@@ -143,7 +143,7 @@ class Manifest:
                 raise CannotApplyManifest(f"collection {collection_id:x} cannot change its name or scope")
 
     def _check_counts(self, new: Manifest) -> None:
-        """Nothing may grow beyond the limit; what was above it already may stay, or get less."""
+        """Counts may not grow beyond the limit; those above it already may stay or shrink."""
         counts = {
             "collections": (len(self.collections), len(new.collections)),
             "scopes": (len(self.scopes), len(new.scopes)),
@@ -153,7 +153,7 @@ class Manifest:
                 raise CannotApplyManifest(f"{then - 1} {what} besides _default; a bucket can have {MOST}")
 
     def changes(self, new: Manifest) -> Iterator[ManifestChange]:
-        """What turns this manifest into ``new``, in the order of docs/protocol/collections.md#applying."""
+        """The changes that turn this manifest into ``new``, in the order of docs/protocol/collections.md#applying."""
         for collection_id, entry in self.collections.items():
             if collection_id not in new.collections:
                 scope = self.scopes.get(entry.scope_id) or ScopeEntry(entry.scope_id, "")
@@ -180,7 +180,7 @@ class Manifest:
 
 
 class _Parser:
-    """Walks the JSON and remembers what must be unique."""
+    """Walks the JSON of a manifest and checks that ids and names are unique."""
 
     def __init__(self) -> None:
         self.scopes: dict[int, ScopeEntry] = {}
@@ -195,7 +195,7 @@ class _Parser:
             raise InvalidArguments("the default scope is missing")
         parsed = Manifest(uid, self.scopes, self.collections)
         if uid == 0 and parsed != Manifest() and not partial:
-            raise InvalidArguments("uid 0 is the manifest with nothing but the default collection")
+            raise InvalidArguments("uid 0 is the manifest with only the default collection")
         return parsed
 
     def _scope(self, raw: Any, manifest_uid: int) -> None:

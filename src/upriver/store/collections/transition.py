@@ -1,7 +1,7 @@
-"""What a new manifest does to the vbuckets that have an older one: worked out once, then the same for each of them.
+"""The transition of vbuckets from an older manifest to a new one, computed once for all of them.
 
-A thousand vbuckets with a thousand events each are a million records. So the records are laid out once, without their
-seqnos, and a vbucket only puts its own into a copy.
+A thousand vbuckets with a thousand events each are a million records. So the records are laid out once, without
+seqnos, and each vbucket only fills its seqnos into a copy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Transition:
         self._seqnos_at = np.concatenate([[0], self._ends])[:-1, None] + _SEQNO_BYTES
 
     def pieces(self, first: int, most_bytes: int) -> Iterator[tuple[int, Octets]]:
-        """The records with seqnos from ``first`` on, in runs of at most so many bytes (or of one), and how many."""
+        """(count, run) of the records, with seqnos from ``first``; a run has at most ``most_bytes``, or one record."""
         run = self._run.copy()
         seqnos = np.arange(first, first + self.events, dtype="<u8")
         run[self._seqnos_at] = seqnos.view(np.uint8).reshape(-1, 8)
@@ -61,7 +61,7 @@ class Transition:
             done, begin = upto, end
 
     def table(self, before: Words, first: int) -> Words:
-        """The collection table of a vbucket after the events, of which the first has seqno ``first``."""
+        """The collection table of a vbucket after the events, the first of which has seqno ``first``."""
         after = before
         if self.emptied:
             after = before[~np.isin(before[:, r.C_ID], self._emptied)]

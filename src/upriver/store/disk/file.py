@@ -1,8 +1,8 @@
-"""The LMDB file of one bucket: named trees, keys, transactions, and turning its failures into ours.
+"""The LMDB file of one bucket: its trees, keys and transactions, and LMDB's failures as our errors.
 
 Trees: ``log`` (vbucket, last seqno) -> block of packed records; ``dead`` the same key -> the seqnos that the block's
-records replaced; ``index`` (vbucket, generation) -> key table; ``meta`` everything small. Every transaction lasts for
-one call. What is read is checked (``sealed``): damage raises ``DamagedVbucket``.
+records replaced; ``index`` (vbucket, generation) -> key table; ``meta`` small records. Every transaction lasts for one
+call. Everything read is checked (``sealed``): damage raises ``DamagedVbucket``.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from upriver.store.options import MIB, Durability, StoreOptions
 __all__ = ["EXACT", "NO_WORDS", "Block", "Disk", "Octets", "Words"]
 
 FORMAT = 3
-READABLE = (1, 2, 3)  # format 1 had one key table a vbucket, format 2 no checksums
+READABLE = (1, 2, 3)  # format 1: one key table per vbucket; formats 1 and 2: no checksums
 BUCKET = b"bucket"
 PRESENT = b"present"  # which vbuckets have a record
 VB_META = b"v"
 BLOCK_KEY = Struct(">HQ")
 VB_KEY = Struct(">H")
 TABLE_KEY = Struct(">HI")
-FAILURES = (lmdb.Error, struct.error)  # what a damaged page can end in
+FAILURES = (lmdb.Error, struct.error)  # what reading a damaged page can raise
 PRIVATE = 0o600  # mode of the files that hold documents
-GROWTH = 64 * MIB  # the file is lengthened ahead of need in such steps
-SLACK = MIB // 4  # behind the last page: LMDB may look there if a number in a page is damaged, and must find a file
+GROWTH = 64 * MIB  # the file grows ahead of need in steps of this size
+SLACK = MIB // 4  # behind the last page: with a damaged page LMDB may read there, and the file must cover it
 
 
 class Disk:
     """One open data file."""
 
     def __init__(self, path: Path, options: StoreOptions, *, read_only: bool = False) -> None:
-        """``read_only``: claim and change nothing; another process may have the file open."""
+        """Open or create the file. ``read_only``: claim and change nothing; another process may have it open."""
         lmdbfile.check(path)
         self.path = path
         self.file = path / lmdbfile.DATA
@@ -63,12 +63,11 @@ class Disk:
         except BaseException:
             self._release()
             raise
-        self._options = options
         self._env = self._open(options)
-        self.strict = True  # every block, list, table and record has a checksum; False in a store that had none
-        self.damage: dict[int, DamagedVbucket] = {}  # what was noticed first, by vbucket
+        self.strict = True  # everything has a checksum; False in a store that an older version began
+        self.damage: dict[int, DamagedVbucket] = {}  # the first damage found, by vbucket
         self.on_damage: Callable[[DamagedVbucket], None] | None = None  # in any thread
-        self._stuck = False  # the file could not grow when it was last tried
+        self._stuck = False  # the last attempt to grow the file failed
         self._page_size = int(self._env.stat()["psize"])
         self._length = self.measure()
         self._begin: np.uint64 | None = None
@@ -94,7 +93,7 @@ class Disk:
             raise _ours(failure, self.file) from failure
 
     def _open_trees(self) -> dict[bytes, Any]:
-        """All four, or in a new file four new ones: a tree whose name is damaged must not be taken for an empty one."""
+        """Open the four trees, or create them in a new file: one with a damaged name must not pass for an empty one."""
         names = (b"log", b"dead", b"index", b"meta")
         try:
             found: dict[bytes, Any] = {}
@@ -108,13 +107,13 @@ class Disk:
                 odd = [name for name, tree in found.items() if any(tree.flags(transaction).values())]
             if odd or ((used or self._read_only) and len(found) < len(names)):
                 missing = odd or [name for name in names if name not in found]
-                raise CorruptStore(f"{self.file} is damaged: the tree {missing[0].decode()} is not as it should be")
+                raise CorruptStore(f"{self.file} is damaged: the tree {missing[0].decode()} is missing or wrong")
             return {name: found.get(name) or self._env.open_db(name) for name in names}
         except lmdb.Error as failure:
             raise _ours(failure, self.file) from failure
 
     def close(self, clean: bool = False) -> None:
-        """``clean``: all is written, and what is read next time must be the same."""
+        """Close the file; ``clean``: everything is written, so note checksums of its first pages."""
         self._env.close()
         if clean:
             lmdbfile.note_closed(self.path)
@@ -127,7 +126,7 @@ class Disk:
     # ---- damage ----
 
     def damaged(self, vbucket: int, what: object) -> DamagedVbucket:
-        """Note it, tell who listens if it is the first of this vbucket, and return what to raise."""
+        """Note the damage, call ``on_damage`` if it is the vbucket's first, and return the error to raise."""
         error = DamagedVbucket(vbucket, str(self.file), str(what))
         if vbucket not in self.damage:
             self.damage[vbucket] = error
@@ -136,7 +135,7 @@ class Disk:
         return error
 
     def block(self, vbucket: int, last: int, value: Any) -> Block:
-        """A block that is whole."""
+        """The block, checked."""
         try:
             return sealed.open_block(vbucket, last, value, self.strict)
         except Damage as damage:
@@ -164,12 +163,12 @@ class Disk:
             raise CorruptStore(f"{self.file} is damaged: the record '{name}' {damage}") from damage
 
     def begin_writing(self) -> None:
-        """Call it before the first change."""
+        """To be called before the first change."""
         lmdbfile.forget_closed(self.path)
 
     @contextmanager
     def write(self, expected_bytes: int = 0) -> Iterator[Any]:
-        """A write transaction that is durable when the block ends; raises ``DiskFull`` and leaves no trace."""
+        """A write transaction, durable when the ``with`` ends; if it raises ``DiskFull``, nothing was written."""
         try:
             self._lengthen(2 * expected_bytes + MIB)
             with self._env.begin(write=True, buffers=True) as transaction:
@@ -179,7 +178,7 @@ class Disk:
             raise _ours(failure, self.file, self._is_cramped()) from failure
 
     def _is_cramped(self) -> bool:
-        """LMDB calls a write that was cut short an input/output error; mostly it is a disk without room."""
+        """Whether an input/output error probably means a full disk: LMDB reports incomplete writes that way."""
         return self._stuck or shutil.disk_usage(self.path).free < GROWTH
 
     def begin(self) -> Any:
@@ -187,27 +186,27 @@ class Disk:
         return self._env.begin(buffers=True)
 
     def read(self, vbucket: int | None = None) -> Reading:
-        """A context manager that gives a read transaction, on behalf of a vbucket."""
+        """A context manager with a read transaction; ``vbucket`` is the one to blame damage on."""
         return Reading(self, self._env.begin(buffers=True), vbucket)
 
     def value(self, cursor: Any, vbucket: int | None = None) -> Any:
-        """What is under a cursor of a read transaction, if all of it is in the file."""
+        """The value at a cursor of a read transaction, after checking that all of it is in the file."""
         key = cursor.key()
         end = int(value_end(np.frombuffer(key, np.uint8), self._page_size)) if len(key) else 1 << 62
         if end > self._length and end > self.measure():  # it may have grown
-            what = "a value goes on behind the end of the file"
+            what = "a value extends beyond the end of the file"
             raise self.damaged(vbucket, what) if vbucket is not None else CorruptStore(f"{self.file}: {what}")
         return cursor.value()
 
     @property
     def place(self) -> tuple[np.uint64, int, int]:
-        """Where the file begins in memory, the size of its pages, and its length."""
+        """The address of the file in memory, the size of its pages, and its length."""
         if self._begin is None:
             self._begin = self._find_begin()
         return self._begin, self._page_size, self._length
 
     def _find_begin(self) -> np.uint64:
-        """As two pages of the file say, in case that one of them is damaged."""
+        """The address of the file in memory, computed from two pages in case one is damaged."""
         begins = []
         with self.read() as transaction:
             for tree in (None, self.meta):
@@ -216,11 +215,11 @@ class Disk:
                     raise CorruptStore(f"{self.file} is damaged: a tree is empty")
                 begins.append(file_begin(np.frombuffer(cursor.key(), np.uint8), self._page_size))
         if begins[0] != begins[1]:
-            raise CorruptStore(f"{self.file} is damaged: a page is not where it should be")
+            raise CorruptStore(f"{self.file} is damaged: a page is not in its place")
         return np.uint64(begins[0])
 
     def measure(self) -> int:
-        """How long the file is by now."""
+        """The current length of the file."""
         self._length = os.stat(self.file).st_size
         return self._length
 
@@ -230,11 +229,11 @@ class Disk:
         return self.value(cursor, vbucket) if cursor.set_key(key) else None
 
     def vbucket_value(self, cursor: Any, number: int) -> Any:
-        """A vbucket's record as it lies there, by a cursor of the meta tree; None if it is missing."""
+        """A vbucket's sealed record, by a cursor of the meta tree; None if it is missing."""
         return self.value(cursor, number) if cursor.set_key(meta_key(number)) else None
 
     def _lengthen(self, ahead: int) -> None:
-        """Keep the file as long as what is in use and some more, so that a short file at open always means damage."""
+        """Keep the file longer than the pages in use, so that a short file always means damage."""
         info = self._env.info()
         used = (info["last_pgno"] + 1) * self._env.stat()["psize"]
         ahead += SLACK
@@ -245,14 +244,14 @@ class Disk:
             self._stuck = False
         except OSError:
             if os.stat(self.file).st_size < used:
-                raise  # a page in use lies behind the end
-            self._stuck = True  # but there may be free pages inside: the commit will tell
+                raise  # a page in use is behind the end of the file
+            self._stuck = True  # the commit may still find free pages inside
 
     def tables(self, vbucket: int) -> list[Words]:
         """The key tables of a vbucket as of the last commit, oldest first.
 
-        They stay where they are, and outlive the transaction that found them, until a commit takes them away and
-        the next one begins: LMDB writes only to pages that nothing in the last commit refers to.
+        They outlive the read transaction. They stay valid until a commit removes them and the next one begins: LMDB
+        writes only to pages that the last commit does not refer to.
         """
         with self.read(vbucket) as transaction:
             found = self.tables_in(transaction, vbucket, guarded=True)
@@ -260,11 +259,11 @@ class Disk:
             return [table for _, table in found]
 
     def check_tables(self, transaction: Any, vbucket: int, found: list[tuple[int, Words]]) -> None:
-        """These are all, and whole; it is the vbucket's record that says which there are."""
+        """Raise unless these are exactly the tables that the vbucket's record lists, and whole."""
         value = self.get(transaction, meta_key(vbucket), vbucket)
         known = self.vbucket_record(vbucket, value).get("tables") if value is not None or found else []
         if known is not None and known != [generation for generation, _ in found]:
-            raise self.damaged(vbucket, f"of the key tables {known} only {[each for each, _ in found]} are there")
+            raise self.damaged(vbucket, f"its key tables are {[each for each, _ in found]}, not {known}")
         for generation, table in found:
             self.check_table(vbucket, generation, table)
 
@@ -277,7 +276,8 @@ class Disk:
     def tables_in(self, transaction: Any, vbucket: int, guarded: bool = False) -> list[tuple[int, Words]]:
         """(generation, key table) as a transaction sees them, unchecked.
 
-        ``guarded`` is for read transactions: what a write transaction has changed is not in the file yet.
+        ``guarded`` checks that they are inside the file. That is for read transactions: the changes of a write
+        transaction are not in the file yet.
         """
         found: list[tuple[int, Words]] = []
         cursor = transaction.cursor(db=self.index)
@@ -285,14 +285,14 @@ class Disk:
         while more and (where := bytes(cursor.key())).startswith(VB_KEY.pack(vbucket)):
             value = self.value(cursor, vbucket) if guarded else cursor.value()
             if len(value) % 8:
-                raise self.damaged(vbucket, "a key table has not the length that it should have")
+                raise self.damaged(vbucket, "a key table has the wrong length")
             generation = int.from_bytes(where[VB_KEY.size :], "big")  # nothing there: format 1
             found.append((generation, np.frombuffer(value, np.uint64)))
             more = cursor.next()
         return found
 
     def put_table(self, transaction: Any, vbucket: int, table: Words, instead: Iterable[int]) -> None:
-        """Add a key table, as the newest; it takes the place of those of the generations ``instead``."""
+        """Add a key table as the newest; it replaces those of the generations ``instead``."""
         tables = self.tables_in(transaction, vbucket)
         generation = (tables[-1][0] if tables else 0) + 1
         for old in instead:
@@ -312,7 +312,7 @@ class Disk:
             self._delete_table(transaction, vbucket, generation)
 
     def dead_in(self, transaction: Any, vbucket: int, upto: int, guarded: bool = False) -> Words:
-        """Seqnos that a record at or below ``upto`` has replaced, in no order; ``guarded`` as in ``tables_in``."""
+        """Seqnos that records up to ``upto`` have replaced, unsorted; ``guarded`` as in ``tables_in``."""
         found: list[Words] = []
         cursor = transaction.cursor(db=self.dead)
         more = cursor.set_range(BLOCK_KEY.pack(vbucket, 0))
@@ -345,7 +345,7 @@ class Disk:
         erase_range(transaction, self.dead, vbucket, above)
 
     def identity(self) -> dict[str, Any] | None:
-        """What the bucket record says; None in a new file."""
+        """The fields of the bucket's record; None in a new file."""
         with self.read() as transaction:
             found = self.get(transaction, BUCKET)
             if found is None:
@@ -354,15 +354,15 @@ class Disk:
                 if any(transaction.stat(tree)["entries"] for tree in self._trees.values()):
                     raise CorruptStore(f"{self.file} is damaged: the record 'bucket' is missing")
                 return None
-            self.strict = bytes(found[:1]) != b"{"  # of an older version; then nothing else need be sealed either
+            self.strict = bytes(found[:1]) != b"{"  # an older version wrote "{": then nothing need be sealed
             fields = self.bucket_record(BUCKET, found)
             self.strict = bool(fields.get("sealed"))
             return fields
 
-    # ---- which vbuckets there are ----
+    # ---- the list of vbuckets ----
 
     def present(self, transaction: Any) -> list[int] | None:
-        """The vbuckets that have a record; None if an older version wrote the store and nothing was noted yet."""
+        """The vbuckets that have a record; None in a store of an older version, which kept no list."""
         value = self.get(transaction, PRESENT)
         if value is None:
             if self.strict:
@@ -375,7 +375,7 @@ class Disk:
 
 
 class Reading:
-    """A read transaction for the length of a ``with``; what LMDB stumbles over inside is damage."""
+    """A read transaction for a ``with``; LMDB's failures inside it are reported as damage."""
 
     __slots__ = ("_disk", "_transaction", "_vbucket")
 
@@ -396,13 +396,13 @@ class Reading:
 
 
 def _hide(file: Path) -> None:
-    """Documents are for the node's user alone, also in a file from before that was so."""
+    """Make the file readable only for the node's user; older versions did not."""
     if file.exists() and file.stat().st_mode & 0o077:
         file.chmod(PRIVATE)
 
 
 def claim(path: Path) -> IO[bytes]:
-    """One process, one bucket: two writers with a memory of their own would undo each other. Held until closed."""
+    """Lock the directory for this process until the handle is closed: two writers would undo each other's work."""
     handle = (path / lmdbfile.OWNER).open("ab")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -421,7 +421,7 @@ def erase_range(transaction: Any, tree: Any, vbucket: int, above: int) -> None:
 
 
 def meta_key(vbucket: int) -> bytes:
-    """Where a vbucket's record is."""
+    """The key of a vbucket's record in the meta tree."""
     return VB_META + VB_KEY.pack(vbucket)
 
 
@@ -431,7 +431,7 @@ def seal_vbucket(vbucket: int, fields: dict[str, Any]) -> bytes:
 
 
 def _ours(failure: Exception, file: Path, cramped: bool = False) -> Exception:
-    """Our error for what LMDB or the system said."""
+    """The error of ours for a failure of LMDB or of the system."""
     full = isinstance(failure, lmdb.MapFullError | lmdb.DiskError)
     full = full or (cramped and "Input/output error" in str(failure))
     if isinstance(failure, OSError):

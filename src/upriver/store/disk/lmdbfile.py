@@ -1,10 +1,10 @@
-"""Is this data file ours and whole? Answered from its first pages, before LMDB maps it.
+"""Checks that a data file is ours and whole, from its first pages, before LMDB maps it.
 
-LMDB trusts the page count in its meta page; a file that was cut short would kill the process with a bus error on the
-first read past its end. So the length is checked here first.
+LMDB trusts the page count in its meta page: a truncated file would kill the process with a bus error on the first read
+past its end. So the length is checked here first.
 
-Nor has LMDB checksums. Of the pages where everything begins (both meta pages, and the roots of its two own trees) a
-note is kept while the store is closed: one wrong bit there could bring back the commit before the last.
+LMDB has no checksums either. While the store is closed, a note keeps those of its first pages (both meta pages and the
+roots of LMDB's own two trees): one wrong bit there could bring back the commit before the last.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ def check(path: Path) -> None:
 
 
 def note_closed(path: Path) -> None:
-    """Keep the note; nobody writes to the file any more."""
+    """Write the note; the file does not change any more."""
     replace_file(path / CLOSED, json.dumps({"pages": _beginnings(path / DATA)}))
 
 
 def forget_closed(path: Path) -> None:
-    """The file is about to change; when this returns, a crash of the machine does not bring the note back."""
+    """Delete the note before the file changes; durable on return."""
     with suppress(FileNotFoundError):
         (path / CLOSED).unlink()
         sync_folder(path)
 
 
 def compare_note(path: Path) -> None:
-    """Raise ``CorruptStore`` if the store was closed and is not as it was then; the caller holds the owner's lock."""
+    """Raise ``CorruptStore`` if the file has changed since it was closed; the caller holds the owner's lock."""
     note = path / CLOSED
     if not note.exists() or not (path / DATA).exists():
-        return  # it was not closed: there is nothing to compare with
+        return  # it was not closed cleanly
     try:
         noted = json.loads(note.read_text())["pages"]
     except (ValueError, KeyError, TypeError):
@@ -79,7 +79,7 @@ def compare_note(path: Path) -> None:
 
 
 def _beginnings(file: Path) -> list[int]:
-    """A CRC-32 of each page where everything begins."""
+    """The CRC-32 of each page that the note covers."""
     with file.open("rb") as handle:
         head = handle.read(PAGE_HEADER + META.size)
         page_size, _ = _newest(file, handle.fileno(), head)

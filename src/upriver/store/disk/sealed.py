@@ -1,13 +1,12 @@
-"""How things lie on disk so that damage is noticed: each has a checksum over itself and its place.
+"""The formats on disk. Each has a checksum over its content and its key, so that damage is noticed.
 
 * A block of records: a head with its length, its checksum and a link, the seqno at which the block before it ends. So a
-  block that is missing is noticed too. The last seqno of the newest one is part of the vbucket's record.
-* A list of dead seqnos: a head, then the seqnos. Their number is part of the vbucket's record.
-* A key table: a bit in its first word says that its last word is a checksum. Which tables there are is part of the
-  vbucket's record.
+  missing block is noticed too. The vbucket's record has the last seqno of the newest block.
+* A list of dead seqnos: a head, then the seqnos. The vbucket's record has their number.
+* A key table: a bit in its first word says that its last word is a checksum. The vbucket's record lists the tables.
 * A small record: a head, then JSON.
 
-What older versions wrote has no checksum. It is read as it is, but only in a store that such a version began.
+Older versions wrote no checksums. Content without one is accepted only in a store that an older version began.
 """
 
 from __future__ import annotations
@@ -27,35 +26,35 @@ Words = npt.NDArray[np.uint64]
 Octets = npt.NDArray[np.uint8]
 
 OLD_BLOCK = Struct("<IIQQQ")  # flags, records, first seqno, safe seqno, 0
-BLOCK = Struct("<IIQQQQQ")  # the same but for the last, the checksum; then the link and the length
+BLOCK = Struct("<IIQQQQQ")  # the same, but the last is the checksum; then link and length
 EXACT = 1  # block flag: nothing in it was deduplicated, so every seqno in it is a state that existed
 DEAD = Struct("<III")  # mark, number of seqnos, CRC-32: an old list has no head, and its length is a multiple of 8
 DEAD_MARK = 0xDEADFEED
 RECORD = Struct("<BII")  # version, length, CRC-32: an old record begins with "{"
 RECORD_VERSION = 1
 NO_WORDS: Words = np.zeros(0, np.uint64)
-NO_WORDS.flags.writeable = False  # as the tables that LMDB shows us: kernels are compiled for one kind
+NO_WORDS.flags.writeable = False  # like tables in LMDB's memory: kernels are compiled for read-only arrays
 
 COUNT_BITS = 40  # of a table's first word; the others are the number of filter words
 TABLE_SEALED = 1 << (COUNT_BITS - 1)
 SLOT = 3
 
 WRONG = {
-    c.TORN: "has not the length that it should have",
+    c.TORN: "has the wrong length",
     c.CHANGED: "does not match its checksum",
     c.UNSEALED: "has lost its checksum",
     c.GAP: "does not follow the block before it: one is missing",
-    nodes.BEYOND: "goes on behind the end of the file",
-    nodes.MISPLACED: "lies in a page that is not what it should be",
+    nodes.BEYOND: "extends beyond the end of the file",
+    nodes.MISPLACED: "is in a damaged page",
 }
 
 
 class Damage(Exception):
-    """What is wrong; whoever knows which vbucket and file it is about says the rest."""
+    """What is wrong; the caller adds the vbucket and the file."""
 
 
 class Block(NamedTuple):
-    """A block that is whole: records ``data[at:]``."""
+    """An undamaged block with the records ``data[at:]``."""
 
     data: Octets
     at: int
@@ -63,7 +62,7 @@ class Block(NamedTuple):
     records: int
     first: int
     safe: int
-    link: int | None  # where the block before it ends, if it says so
+    link: int | None  # end of the block before it; None in old formats
 
 
 def open_block(vbucket: int, last: int, value: Any, strict: bool) -> Block:
@@ -90,7 +89,7 @@ def open_dead(vbucket: int, last: int, value: Any, strict: bool) -> Words:
         return np.frombuffer(value, np.uint8).copy().view(np.uint64)
     mark, count, crc = DEAD.unpack_from(value) if len(value) >= DEAD.size else (0, 0, 0)
     if mark != DEAD_MARK or len(value) != DEAD.size + 8 * count:
-        raise Damage(f"the list of replaced seqnos at {last} has not the length that it should have")
+        raise Damage(f"the list of replaced seqnos at {last} has the wrong length")
     content = bytes(value[DEAD.size :])
     if _crc(content, vbucket, last) != crc:
         raise Damage(f"the list of replaced seqnos at {last} does not match its checksum")
@@ -118,7 +117,7 @@ def slots_of(table: Words) -> Words:
 
 
 def seal_table(vbucket: int, generation: int, table: Words) -> None:
-    """Fill in the last word, which is free."""
+    """Put the checksum into the last word, which is free."""
     table[0] |= np.uint64(TABLE_SEALED)
     table[-1] = _table_checksum(vbucket, generation, table)
 
@@ -131,9 +130,9 @@ def check_table(vbucket: int, generation: int, table: Words, strict: bool) -> No
             raise Damage(f"{where} has lost its checksum")
         return
     filter_words = int(table[0]) >> COUNT_BITS
-    # As many slots as the filter's entries need and no more: far behind them there may be no file any more.
+    # Not many more slots than the filter's entries need: a damaged length could reach behind the end of the file.
     if not filter_words + 2 <= table.size <= 512 + 25 * filter_words:
-        raise Damage(f"{where} has not the length that it should have")
+        raise Damage(f"{where} has the wrong length")
     if _table_checksum(vbucket, generation, table) != int(table[-1]):
         raise Damage(f"{where} does not match its checksum")
 
@@ -147,7 +146,7 @@ def _table_checksum(vbucket: int, generation: int, table: Words) -> int:
 
 
 def seal_record(key: bytes, fields: dict[str, Any]) -> bytes:
-    """Arrays become lists."""
+    """The record as JSON with a head; arrays become lists."""
     content = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     return RECORD.pack(RECORD_VERSION, len(content), zlib.crc32(content, zlib.crc32(key))) + content
 

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """Kernels over key tables: find a key, grow, merge and filter tables.
 
-A key table is open addressing with linear probing in a flat uint64 array: ``ENTRY`` words a slot (hash, seqno with
-the deleted bit, rev, where in memory), or ``SLOT`` words on disk, without the last. Hash 0 marks a free slot. Slots
-are in the order of hashes, so that merging tables is a pass over both. A table on disk has a filter: a few bits for
-every entry that say "not here" without reading the slots. ``layers`` says where the tables under the overlay are,
-newest first: ``LAYER`` words each (address, slots, words of a slot, address of the filter, its words or 0).
+A key table is a hash table with linear probing in a flat uint64 array. A slot has ``ENTRY`` words (hash, seqno with the
+deleted bit, rev, place in memory), or on disk ``SLOT`` words, without the last. Hash 0 marks a free slot. Slots are in
+the order of hashes, so that merging tables is one pass over both. A table on disk has a filter: a few bits per entry
+that rule out most unknown keys without reading the slots. ``layers`` lists the tables below the overlay, newest first,
+``LAYER`` words each (address, slots, words of a slot, address of the filter, its words or 0).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LAYER = 5
 FILTERED = 6  # entries that share a word of a filter
 DELETED = np.uint64(1 << 63)
 SEQNO_BITS = np.uint64((1 << 56) - 1)
-PREPARE_SALT = np.uint64(0x9E3779B97F4A7C15)  # prepares live beside the committed version of their key
+PREPARE_SALT = np.uint64(0x9E3779B97F4A7C15)  # keeps prepares apart from the committed version of their key
 NOWHERE = np.uint64(0)
 
 
 @kernel(nogil=False)
 def hash_key(data, at, length, seed):
-    """64 bits of a prefixed key, keyed by the bucket's secret; never 0."""
+    """A 64-bit hash of a prefixed key, keyed by the bucket's secret seed; never 0."""
     state = np.uint64(seed) ^ (np.uint64(length) * PREPARE_SALT)
     end = at + length
     while at + 8 <= end:
@@ -46,7 +46,7 @@ def hash_key(data, at, length, seed):
 
 @kernel(nogil=False)
 def slot_of(table, words, key_hash):
-    """Where ``key_hash`` is in the table, or the free slot where it would go; -1 in a table of no slots."""
+    """The slot of ``key_hash``, or the free slot where it would go; -1 if the table has no slots."""
     slots = table.size // words
     if slots == 0:
         return -1
@@ -67,7 +67,7 @@ def first_slot(layers, layer, key_hash):
 
 @kernel(nogil=False)
 def filter_bits(key_hash):
-    """Three of the bits of a word; they come from the part of the hash that does not say which word."""
+    """A word with up to three bits set, from the part of the hash that does not select the word."""
     one = np.uint64(1)
     low = one << (key_hash & np.uint64(63)) | one << (key_hash >> np.uint64(6) & np.uint64(63))
     return low | one << (key_hash >> np.uint64(12) & np.uint64(63))
@@ -82,7 +82,7 @@ def filter_word(layers, layer, key_hash):
 
 @kernel(nogil=False)
 def may_have(layers, layer, key_hash):
-    """False if the layer surely does not know the key."""
+    """False if the layer certainly lacks the key."""
     if layers[layer + 4] == np.uint64(0):
         return True
     bits = filter_bits(key_hash)
@@ -91,7 +91,7 @@ def may_have(layers, layer, key_hash):
 
 @kernel()
 def fill_filter(slots, words):
-    """The filter of a table for the disk."""
+    """Fill the filter ``words`` of a table for the disk."""
     for at in range(0, slots.size, SLOT):
         if slots[at] != np.uint64(0):
             to = ((slots[at] >> np.uint64(32)) * np.uint64(words.size)) >> np.uint64(32)
@@ -121,7 +121,7 @@ def below(layers, key_hash):
 
 @kernel(nogil=False)
 def find(key, salt, seed, overlay, layers):
-    """(hash, seqno with the deleted bit, rev, place in memory) of a key; seqno 0 when it is not known."""
+    """(hash, seqno with the deleted bit, rev, place in memory) of a key; seqno 0 if it is unknown."""
     key_hash = hash_key(key, 0, key.size, seed) ^ salt
     at = slot_of(overlay, ENTRY, key_hash)
     if at >= 0 and overlay[at] == key_hash:
@@ -142,7 +142,7 @@ def rehash(old, words, new):
 
 @kernel()
 def merge_into(table, words, new):
-    """Enter what a table (or overlay) knows of keys that ``new``, a table for the disk, does not; returns how many."""
+    """Copy the entries that ``new``, a table for the disk, lacks from a table or overlay; returns how many."""
     entries = 0
     for at in range(0, table.size, words):
         if table[at] != np.uint64(0):
@@ -156,7 +156,7 @@ def merge_into(table, words, new):
 
 @kernel()
 def drop_entries(slots, removed, kept):
-    """Copy the entries but those whose seqno is in the sorted ``removed``; returns how many."""
+    """Copy the entries to ``kept``, except those whose seqno is in the sorted ``removed``; returns how many."""
     entries = 0
     for at in range(0, slots.size, SLOT):
         if slots[at] != np.uint64(0):
@@ -172,7 +172,7 @@ def drop_entries(slots, removed, kept):
 
 @kernel(nogil=False)
 def hashes_of(slots, seqnos, hashes):
-    """Hashes of the entries whose seqno is in the sorted ``seqnos``; returns how many."""
+    """Collect the hashes of entries whose seqno is in the sorted ``seqnos``; returns how many."""
     count = 0
     for at in range(0, slots.size, SLOT):
         seqno = slots[at + 1] & SEQNO_BITS
@@ -185,7 +185,7 @@ def hashes_of(slots, seqnos, hashes):
 
 @kernel(nogil=False)
 def mark_known(overlay, hashes, known):
-    """Set ``known`` where the overlay has a hash."""
+    """Set ``known`` for every hash that the overlay has."""
     for index in range(hashes.size):
         slot = slot_of(overlay, ENTRY, hashes[index])
         if slot >= 0 and overlay[slot] == hashes[index]:

@@ -1,5 +1,5 @@
-"""A vbucket's history: the memory log, the flusher that writes it down, and the stream sources that read it.
+"""A vbucket's history: the memory log, the flusher that writes it to disk, and the stream sources that read it.
 
-``memory`` keeps what is recent, ``flusher`` makes blocks of it, ``blocks`` and ``scan`` read them back, and ``stream``
-puts both together for one reader. ``kernels`` has the code that visits every record.
+``memory`` holds recent changes, ``flusher`` writes them as blocks, ``blocks`` reads those, and ``stream`` combines disk
+and memory for one reader. ``kernels`` has the code that visits every record.
 """

@@ -1,7 +1,7 @@
-"""Group commit: what waits in memory becomes blocks on disk, many vbuckets in one transaction.
+"""Group commit: writes waiting changes to disk as blocks, many vbuckets in one transaction.
 
-A batch is frozen under the lock, written without it, and acknowledged under it again. Nothing leaves memory before its
-commit is durable, so a full disk loses nothing.
+A batch is frozen under the lock, written without it, and acknowledged under it. Nothing leaves memory before its commit
+is durable, so a full disk loses nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from upriver.errors import DiskFull, TemporaryFailure
-from upriver.store.disk.file import BLOCK_KEY, EXACT, VB_META, Disk, Octets, Words, meta_key, seal_vbucket
+from upriver.store.disk.file import BLOCK_KEY, EXACT, Disk, Octets, Words, meta_key, seal_vbucket
 from upriver.store.disk.kernels import checksum
 from upriver.store.disk.sealed import BLOCK, seal_dead
 from upriver.store.index.keyindex import FrozenOverlay, put_table
@@ -26,21 +26,19 @@ from upriver.store.shared import Shared
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
 
-__all__ = ["VB_META", "BlockWriter", "Flusher", "meta_key"]
-
 RETRY_S = 1.0
-REST = 4  # the flusher rests this many times as long as it worked: it shares the interpreter with the node
+REST = 4  # the flusher rests this many times longer than it works: it shares the interpreter with the node
 SLICE_S = 0.01
 
 
 class Frozen(NamedTuple):
-    """What one commit will write of a vbucket."""
+    """What one commit writes of a vbucket."""
 
     vbucket: VBucket
     segments: list[Segment]
     high_seqno: int
     meta: dict[str, Any]
-    overlays: list[FrozenOverlay]  # that become a key table
+    overlays: list[FrozenOverlay]  # to be written as a key table
     size: int
 
 
@@ -59,7 +57,7 @@ class BlockWriter:
         self.end = 0  # where the block before the next one ends
 
     def write(self, transaction: Any, vbucket_id: int, segments: Iterable[Segment], log_end: int) -> Tally:
-        """Put all of them behind the block that ends at ``log_end``; returns what was put."""
+        """Write the segments behind the block that ends at ``log_end``; returns how much was written."""
         self.put, self.end = Tally(), log_end
         for segment in segments:
             data = segment.checkpoint.data
@@ -68,9 +66,9 @@ class BlockWriter:
         return self.put
 
     def add(self, transaction: Any, vbucket_id: int, data: Octets, at: int, end: int, safe: int, exact: bool) -> None:
-        """Append the records of ``data[at:end]`` that are not superseded, putting every block that gets full."""
+        """Append the records of ``data[at:end]`` that are not superseded; write every block that is full."""
         if self._counts[0] and safe != self._safe and not (exact and self._exact):
-            self.finish(transaction, vbucket_id)  # the border between the two is a state to go back to
+            self.finish(transaction, vbucket_id)  # a rollback can end at the border between the two
         while at < end:
             if self._counts[0] == 0:
                 self._safe, self._exact = safe, True
@@ -82,7 +80,7 @@ class BlockWriter:
                 self.finish(transaction, vbucket_id)
 
     def _put_giant(self, transaction: Any, vbucket_id: int, data: Octets, at: int, safe: int, exact: bool) -> int:
-        """A record that is larger than a block gets one of its own."""
+        """Write a record that is larger than a block as a block of its own."""
         size = int(data[at : at + 4].view(np.uint32)[0])
         giant, self._scratch = self._scratch, np.empty(BLOCK.size + size, np.uint8)
         self._safe, self._exact = safe, exact
@@ -92,7 +90,7 @@ class BlockWriter:
         return at
 
     def finish(self, transaction: Any, vbucket_id: int) -> None:
-        """Put the block under construction, if there is anything in it."""
+        """Write the block under construction, unless it is empty."""
         records, replaced, first, last = (int(number) for number in self._counts)
         if records:
             flags = checksum.SEALED | (EXACT if self._exact else 0)
@@ -110,7 +108,7 @@ class BlockWriter:
 
 
 class Flusher:
-    """Writes batches, in the background or on demand."""
+    """Writes batches of changes to disk, in the background or on demand."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -139,13 +137,13 @@ class Flusher:
             self._thread = None
 
     def pause(self) -> None:
-        """Nothing becomes durable from here on; returns when a commit under way has ended."""
+        """Stop writing; waits for a commit under way."""
         with self._shared.commit_lock:
             self.paused = True
             self._allowed.clear()
 
     def resume(self) -> None:
-        """Write again, beginning with all that has gathered."""
+        """Start writing again, with everything that waits."""
         self.paused = False
         self._allowed.set()
         self._ready.set()
@@ -166,14 +164,14 @@ class Flusher:
                 time.sleep(RETRY_S)
                 self._ready.set()
             except BaseException as failure:
-                self._shared.failure = str(failure) or type(failure).__name__  # nothing will be persisted any more
+                self._shared.failure = str(failure) or type(failure).__name__  # nothing more will be persisted
                 raise
             spent = time.thread_time() - begin
             if self._shared.dirty:
                 self._ready.set()
 
     def _gather(self, delay_s: float) -> None:
-        """Wait for more changes, until there are enough for a commit or the delay is over."""
+        """Wait until there are enough changes for a commit, or the delay is over."""
         deadline = time.monotonic() + delay_s
         while not self._stopping and self._shared.dirty_bytes < self._shared.options.flush_bytes:
             left = deadline - time.monotonic()
@@ -182,7 +180,7 @@ class Flusher:
             time.sleep(min(left, SLICE_S))
 
     def flush_unless_paused(self) -> None:
-        """``flush``, where a pause only means that it happens later."""
+        """``flush``, or do nothing during a pause: the changes are written when it ends."""
         with self._shared.commit_lock:
             if not self.paused:
                 self.flush()
@@ -201,7 +199,7 @@ class Flusher:
             raise TemporaryFailure("persistence is stopped")
 
     def flush_once(self) -> list[int]:
-        """One commit; returns the vbuckets that it brought to disk."""
+        """Make one commit; returns the vbuckets that it wrote."""
         with self._shared.commit_lock:
             if self.paused:
                 return []
@@ -210,14 +208,14 @@ class Flusher:
                 return []
             try:
                 self._commit(batch)
-            except BaseException as failure:  # whatever it was, none of it is on disk
+            except BaseException as failure:  # nothing of the batch is on disk
                 with self._shared.lock:
                     self._thaw(batch)
                 self._tell_trouble(str(failure) or type(failure).__name__)
                 raise
             told = self._acknowledge(batch)
             self._tell_trouble("")
-        if self._shared.dirty:  # written while we were at it, when there was something dirty already: nobody was told
+        if self._shared.dirty:  # changed during the commit: ``note_dirty`` may not have woken us
             self._shared.wake_flusher()
         listeners = self._shared.listeners
         if listeners.on_persisted is not None:
@@ -229,14 +227,14 @@ class Flusher:
         return [item.vbucket.id for item in batch]
 
     def _tell_trouble(self, reason: str) -> None:
-        """Once when it begins and once when it is over, however often it is tried."""
+        """Call ``on_trouble`` once when trouble begins and once when it is over."""
         if self._troubled is not bool(reason):
             self._troubled = bool(reason)
             if self._shared.listeners.on_trouble is not None:
                 self._shared.listeners.on_trouble(reason)
 
     def _freeze(self) -> list[Frozen]:
-        """What waits now; between two vbuckets others may have the lock."""
+        """Freeze waiting changes, up to a batch; other threads can take the lock between two vbuckets."""
         shared = self._shared
         batch: list[Frozen] = []
         size = 0
@@ -249,7 +247,7 @@ class Flusher:
                     continue
                 frozen = self._freeze_one(vbucket)
             batch.append(frozen)
-            size += frozen.size + sum(overlay.table.nbytes for overlay in frozen.overlays)  # all in memory at once
+            size += frozen.size + sum(overlay.table.nbytes for overlay in frozen.overlays)  # all held in memory
             if size >= shared.options.batch_bytes:
                 break
         return batch
@@ -284,7 +282,7 @@ class Flusher:
         transaction.put(meta_key(number), seal_vbucket(number, meta), db=disk.meta)
 
     def _thaw(self, batch: list[Frozen]) -> None:
-        """The commit failed: all of it waits again, in the same order."""
+        """The commit failed: the whole batch waits again, in the same order."""
         self._shared.disk_full = True
         for item in batch:
             item.vbucket.memory.flush_ended(on_disk=False)

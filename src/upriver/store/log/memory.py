@@ -1,8 +1,8 @@
 """The recent history of one vbucket in memory: checkpoints, cut into segments of packed records.
 
-A segment is what dedup works inside: while it is open a newer write of a key supersedes the older one in place. It is
-closed, and immutable from then on, as soon as anybody (a stream, the flusher) has seen it. A stream therefore never
-sees half of a dedup, and every closed segment of an active vbucket ends in a state that existed.
+While a segment is open, a newer write of a key supersedes the older one in place. Before a stream or the flusher reads
+a segment, it is closed and becomes immutable. So a stream never sees half of a deduplication, and every closed segment
+of an active vbucket ends in a state that existed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ import numpy as np
 
 from upriver.model import SEQNO_MAX
 from upriver.store.arrays import MAPPED, octets
-from upriver.store.disk.file import Octets
+from upriver.store.disk.file import Octets, Words
+from upriver.store.log.blocks import in_order
+from upriver.store.log.kernels import runs, surveys
 from upriver.wire.bulk.decode import address_of
+from upriver.wire.packed import HEADER_SIZE
 
 SMALLEST = 4096
-MERGED_BYTES = 128 * 1024  # of segments that a reader who is behind gets as one snapshot
+MERGED_BYTES = 128 * 1024  # the most that a slow reader gets as one snapshot of several segments
 NOTHING: Octets = np.empty(0, np.uint8)
+NO_COLLECTIONS: Words = np.zeros((0, 0), np.uint64)
 
 
 class Segment(NamedTuple):
-    """Closed: records ``at`` to ``end`` of a checkpoint, as the flusher takes them.
+    """A closed segment for the flusher: bytes ``at`` to ``end`` of a checkpoint.
 
-    ``safe`` is the last state that surely existed before it. ``exact``: every seqno in it is one that existed.
+    ``safe`` is the last consistent point before it. ``exact``: every seqno in it is a state that existed.
     """
 
     checkpoint: MemoryCheckpoint
@@ -50,11 +54,11 @@ class OpenSegment:
 
 
 class MemoryCheckpoint:
-    """One growing buffer of records, cut into segments that lie side by side.
+    """One growing buffer of records, cut into adjacent segments.
 
     A large one reserves all the memory that it may need, so growing copies nothing; ``data`` is the part in use. There
-    can be as many segments as records, so they are rows of numbers and not objects: ``first`` to ``last`` are seqnos,
-    ``end`` is a byte, and ``snap_end`` is where the snapshot ends that the segment is part of.
+    can be as many segments as records, so they are rows of numbers and not objects: ``first`` and ``last`` are seqnos,
+    ``end`` is a byte offset, and ``snap_end`` is the end of the snapshot that the segment belongs to.
     """
 
     __slots__ = (
@@ -81,7 +85,7 @@ class MemoryCheckpoint:
         self.end, self.first, self.last, self.safe, self.snap_end = (array("Q") for _ in range(5))
         self.exact = bytearray()
         self.seen = 0  # segments that the flusher has seen
-        self.persisted = 0  # and those of them that are on disk
+        self.persisted = 0  # segments that are on disk
         self._reserved: Octets = NOTHING
         self.data: Octets = NOTHING
         self.address = 0  # of the data
@@ -93,18 +97,18 @@ class MemoryCheckpoint:
         return self.end[-1] if self.end else 0
 
     def at(self, row: int) -> int:
-        """Where the segment begins."""
+        """The byte at which the segment begins."""
         return self.end[row - 1] if row else 0
 
     def resize(self, size: int, used: int, expected: int = 0) -> None:
-        """Hold ``size`` bytes, of which the first ``used`` are kept; it may be known how many it will be."""
+        """Hold ``size`` bytes and keep the first ``used``; ``expected`` is the size it will probably reach."""
         if size > self._reserved.size or self._reserved.size < MAPPED:
             expected = max(size, expected)
             self._hold(octets(expected if expected < MAPPED else max(size, self.log.most_bytes)), used)
         self.data = self._reserved[:size]
 
     def shrink(self) -> None:
-        """Give back what will not be used, if that is much."""
+        """Give back unused memory, if it is more than half."""
         if self.used < self._reserved.size // 2:
             self._hold(octets(self.used), self.used)
             self.data = self._reserved
@@ -116,12 +120,12 @@ class MemoryCheckpoint:
         self.address = address_of(reserved)
 
     def grow(self, needed: int, used: int) -> None:
-        """Hold at least ``needed`` bytes, and some more, so that this is not called for every record."""
+        """Hold at least ``needed`` bytes, and some more so that this is not called for every record."""
         ahead = self.data.size if self.data.size < MAPPED // 2 else MAPPED // 4
         self.resize(min(max(needed, self.data.size + ahead), self.log.most_bytes), used)
 
     def add(self, end: int, first: int, last: int, safe: int, snap_end: int, exact: bool) -> None:
-        """One more closed segment."""
+        """Add a closed segment."""
         self.end.append(end)
         self.first.append(first)
         self.last.append(last)
@@ -130,7 +134,7 @@ class MemoryCheckpoint:
         self.exact.append(exact)
 
     def collect_unseen(self) -> list[Segment]:
-        """What the flusher has not seen yet; neighbours that are exact are as good as one."""
+        """Segments that the flusher has not seen yet; adjacent exact segments are joined."""
         found: list[Segment] = []
         row, rows = self.seen, len(self.end)
         while row < rows:
@@ -144,13 +148,13 @@ class MemoryCheckpoint:
         return found
 
     def release(self) -> None:
-        """Give the memory back now: a checkpoint and its log know each other, so only the collector would."""
+        """Free the memory now: checkpoint and log refer to each other, so only the garbage collector would."""
         self.log.gauge.bytes -= self._reserved.size
         self.data = self._reserved = NOTHING
 
 
 class Gauge:
-    """A number of bytes that many vbuckets share."""
+    """A count of bytes that many vbuckets share."""
 
     __slots__ = ("bytes",)
 
@@ -159,7 +163,7 @@ class Gauge:
 
 
 def _reach(checkpoint: MemoryCheckpoint) -> int:
-    """The last seqno of its closed segments; one that has none yet is the newest, and still ahead."""
+    """The last seqno of its closed segments; the newest checkpoint may have none yet and sorts last."""
     return checkpoint.last[-1] if checkpoint.last else SEQNO_MAX
 
 
@@ -172,7 +176,7 @@ class SegmentRange(NamedTuple):
 
 
 class MemoryLog:
-    """Checkpoints of one vbucket, oldest first. Everything above seqno ``floor`` is in here."""
+    """The checkpoints of one vbucket, oldest first. They contain everything above seqno ``floor``."""
 
     __slots__ = ("_ages", "_busy", "_serial", "by_serial", "checkpoints", "floor", "gauge", "most_bytes", "open")
 
@@ -185,10 +189,10 @@ class MemoryLog:
         self.by_serial: dict[int, MemoryCheckpoint] = {}
         self.open: OpenSegment | None = None
         self._serial = 0
-        self._busy = False  # the last checkpoint was a large one, and the next will be
+        self._busy = False  # the last checkpoint became large, so the next probably will
 
     def room(self, size: int, used: int) -> bool:
-        """Make the open checkpoint hold ``size`` more bytes; False if a new checkpoint must be begun."""
+        """Make room for ``size`` more bytes in the open checkpoint; False if a new checkpoint is needed."""
         if self.open is None:
             return False
         checkpoint = self.open.checkpoint
@@ -215,7 +219,7 @@ class MemoryLog:
 
     def _begin_checkpoint(self, size: int) -> MemoryCheckpoint:
         self.close_checkpoint()
-        if self.checkpoints and not self.checkpoints[-1].end:  # nothing is in it yet: take a larger buffer
+        if self.checkpoints and not self.checkpoints[-1].end:  # still empty: give it a larger buffer
             unused = self.checkpoints[-1]
             unused.resize(size, 0)
             return unused
@@ -228,7 +232,7 @@ class MemoryLog:
         return fresh
 
     def close_checkpoint(self) -> None:
-        """No more segments for the last checkpoint; give back the rest of its buffer. An empty one stays open."""
+        """Close the last checkpoint and give back the rest of its buffer. An empty one stays open."""
         if not self.checkpoints or self.checkpoints[-1].closed or not self.checkpoints[-1].end:
             return
         last = self.checkpoints[-1]
@@ -237,30 +241,30 @@ class MemoryLog:
         last.shrink()
 
     def close_segment(self, last: int, snap_end: int, exact: bool) -> None:
-        """Freeze the open segment; the flusher will find it."""
+        """Close the open segment, ready for the flusher."""
         segment = self.open
         self.open = None
         if segment is not None and segment.end > segment.at:
             segment.checkpoint.add(segment.end, segment.first, last, segment.safe, snap_end, exact)
 
     def add_empty(self, last: int, safe: int, snap_end: int) -> None:
-        """A segment of no records: history went on to ``last`` without anything to see."""
+        """Add a segment without records: the history advances to ``last``."""
         segment = self.begin_segment(0, safe)
         self.open = None
         segment.checkpoint.add(segment.at, last, last, safe, snap_end, False)
 
     def cut_snapshot(self, high: int) -> None:
-        """What is here is all that there will be of a snapshot that was under way."""
+        """End an incomplete snapshot at ``high``: the rest of it will not come."""
         for checkpoint in self.checkpoints:
             for row, snap_end in enumerate(checkpoint.snap_end):
                 if snap_end > high:
                     checkpoint.snap_end[row] = high
 
     def after(self, seqno: int, upto: int = 0) -> SegmentRange | None:
-        """The first closed segment that reaches above ``seqno``, and those behind it that can be one snapshot with it.
+        """The first closed segment that reaches above ``seqno``, and the next ones that can form one snapshot with it.
 
-        They are side by side in one checkpoint, not too large together, and end where a snapshot does; none is added
-        once ``upto`` is reached.
+        They are adjacent in one checkpoint, not too large together, and end where a snapshot ends; none is added once
+        ``upto`` is reached.
         """
         at = bisect_right(self.checkpoints, seqno, key=_reach)
         if at == len(self.checkpoints) or not self.checkpoints[at].end:
@@ -273,15 +277,15 @@ class MemoryLog:
             last -= 1
         return SegmentRange(checkpoint, first, max(first, last))
 
-    # ---- what the flusher does ----
+    # ---- flushing and eviction ----
 
     @property
     def unflushed_bytes(self) -> int:
-        """In closed segments that are not on disk yet."""
+        """Bytes in closed segments that are not on disk yet."""
         return sum(checkpoint.used - checkpoint.at(checkpoint.persisted) for checkpoint in self.checkpoints)
 
     def collect_unflushed(self) -> list[Segment]:
-        """Closed segments that it has not seen; ``flush_ended`` says what became of them."""
+        """Closed segments that the flusher has not seen; it calls ``flush_ended`` when they are written or not."""
         found: list[Segment] = []
         for checkpoint in reversed(self.checkpoints):
             if checkpoint.end and checkpoint.seen == len(checkpoint.end):
@@ -290,7 +294,7 @@ class MemoryLog:
         return found
 
     def flush_ended(self, on_disk: bool) -> None:
-        """All that was seen is on disk now, or waits again."""
+        """All segments that the flusher has seen are on disk now, or wait again."""
         for checkpoint in reversed(self.checkpoints):
             if checkpoint.seen and checkpoint.seen == checkpoint.persisted:
                 break
@@ -300,12 +304,12 @@ class MemoryLog:
                 checkpoint.seen = checkpoint.persisted
 
     def flushed(self, checkpoint: MemoryCheckpoint) -> bool:
-        """Whether all of the checkpoint is on disk (or was never anything)."""
+        """Whether all of the checkpoint is on disk; an empty one is."""
         is_open = self.open is not None and self.open.checkpoint is checkpoint
         return not is_open and checkpoint.persisted == len(checkpoint.end)
 
     def evict(self) -> None:
-        """Forget the oldest checkpoint; the caller knows that it is on disk."""
+        """Drop the oldest checkpoint; the caller has checked that it is on disk."""
         oldest = self.checkpoints.popleft()
         del self.by_serial[oldest.serial]
         if oldest.last:
@@ -315,10 +319,77 @@ class MemoryLog:
         oldest.release()
 
     def clear(self, floor: int) -> None:
-        """Forget everything; history goes on above ``floor``."""
+        """Drop everything; the history continues above ``floor``."""
         for checkpoint in self.checkpoints:
             checkpoint.release()
         self.checkpoints.clear()
         self.by_serial.clear()
         self.open = None
         self.floor = floor
+
+
+class Stretch(NamedTuple):
+    """What a reader gets from memory at once: the records ``data[at:end]`` of segments ``first`` to ``last``.
+
+    Several segments are merged into what one larger segment would have been: it has only the last version of each key
+    and ends in a state that existed.
+    """
+
+    checkpoint: MemoryCheckpoint
+    first: int
+    last: int
+    data: Octets
+    at: int
+    end: int
+
+    @property
+    def begins_checkpoint(self) -> bool:
+        return self.first == 0
+
+    @property
+    def last_seqno(self) -> int:
+        return self.checkpoint.last[self.last]
+
+    @property
+    def snap_end(self) -> int:
+        """The end of the snapshot that the last record belongs to."""
+        return max(self.last_seqno, self.checkpoint.snap_end[self.last])
+
+
+def stretch_after(log: MemoryLog, seqno: int, upto: int) -> Stretch | None:
+    """The closed segments after ``seqno``, no further than the segment that reaches ``upto``."""
+    found = log.after(seqno, upto)
+    if found is None:
+        return None
+    checkpoint, first, last = found
+    return _plain(checkpoint, first, last) if first == last else _merged(checkpoint, first, last, seqno)
+
+
+def _plain(checkpoint: MemoryCheckpoint, first: int, last: int) -> Stretch:
+    return Stretch(checkpoint, first, last, checkpoint.data, checkpoint.at(first), checkpoint.end[last])
+
+
+def _merged(checkpoint: MemoryCheckpoint, first: int, last: int, after: int) -> Stretch:
+    data, at, end = checkpoint.data, checkpoint.at(first), checkpoint.end[last]
+    most = (end - at) // HEADER_SIZE + 1
+    replaced = np.empty(most, np.uint64)
+    count, stop = surveys.replaced(data, at, end, np.uint64(after), np.zeros(2 * most, np.int64), replaced)
+    if stop < end:  # a durable write: the segments before it can still be one snapshot
+        return _merged_before(checkpoint, first, bisect_right(checkpoint.end, stop) - 1, after)
+    if not count:
+        return _plain(checkpoint, first, last)
+    return Stretch(checkpoint, first, last, _without(data[at:end], in_order(replaced[:count])), 0, end - at)
+
+
+def _merged_before(checkpoint: MemoryCheckpoint, first: int, last: int, after: int) -> Stretch:
+    while last > first and checkpoint.snap_end[last] > checkpoint.last[last]:
+        last -= 1
+    return _merged(checkpoint, first, last, after) if last > first else _plain(checkpoint, first, first)
+
+
+def _without(records: Octets, dead: Words) -> Octets:
+    """A copy with the replaced versions marked; other readers still use the original."""
+    copy = np.empty(records.size, np.uint8)
+    copy[:] = records
+    runs.mark_dead(copy, 0, copy.size, dead, 0, False, NO_COLLECTIONS)
+    return copy

@@ -1,8 +1,8 @@
-"""A stream source: one reader's way through a vbucket's history, disk first if need be, then memory (6).
+"""A stream source: reads a vbucket's history for one reader, from disk if needed, then from memory.
 
-The log on disk only grows at its end, so a disk snapshot is fixed by its last seqno and the list of seqnos that were
-dead then. No read transaction is held between two polls; blocks may be rewritten meanwhile, but compaction leaves there
-what a scan has yet to read.
+The log on disk only grows at its end, so its last seqno and the list of seqnos dead at that time define a disk
+snapshot. No read transaction is held between two polls. Blocks may be rewritten meanwhile, but compaction keeps what a
+scan has not read yet.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import numpy as np
 
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import registers as r
-from upriver.store.log.blocks import blocks_after
+from upriver.store.log.blocks import DiskScan, blocks_after
 from upriver.store.log.kernels import surveys
-from upriver.store.log.scan import DiskScan
-from upriver.store.log.stretch import Stretch, stretch_after
-from upriver.wire.source_events import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
+from upriver.store.log.memory import Stretch, stretch_after
+from upriver.wire.packed import End, EndReason, NewSnapshot, OsoEnd, OsoStart, Run, SnapshotStart, StreamEvent
 
 if TYPE_CHECKING:
     from upriver.store.vbucket import VBucket
@@ -29,7 +28,7 @@ OSO_SHARE_SMALL, OSO_SHARE_LARGE, OSO_SMALL_BYTES = 0.005, 0.04, 256
 
 
 def live_after(vbucket: VBucket, position: int) -> NewSnapshot | None:
-    """What readers lack who have everything up to ``position``, if that is one whole snapshot in memory."""
+    """What is new for readers at ``position``, if it is exactly one whole snapshot in memory."""
     with vbucket.shared.lock:
         checkpoints = vbucket.memory.checkpoints
         if not checkpoints or position < vbucket.memory.floor:
@@ -37,7 +36,7 @@ def live_after(vbucket: VBucket, position: int) -> NewSnapshot | None:
         opened, checkpoint = vbucket.memory.open, checkpoints[-1]
         if opened is not None:
             if opened.first != position + 1:
-                return None  # there is more than that
+                return None  # readers lack more than the open segment
             vbucket.close_segment()
         row = len(checkpoint.last) - 1
         if row < 0 or checkpoint.first[row] != position + 1 or checkpoint.snap_end[row] > checkpoint.last[row]:
@@ -50,9 +49,9 @@ def live_after(vbucket: VBucket, position: int) -> NewSnapshot | None:
 def follow(
     vbucket: VBucket, position: int, most_bytes: int, wake: Callable[[], None]
 ) -> tuple[bool, NewSnapshot | None]:
-    """What is new for readers who have everything up to ``position``; ``wake`` is called once when there is more.
+    """What is new for readers at ``position``, as (True, snapshot or None); ``wake`` is called once when there is more.
 
-    (False, None) and no call if they must read on alone: there is more than ``most_bytes``, or not in one snapshot.
+    (False, None), and no call, if each must read on its own: more than ``most_bytes`` are new, or several snapshots.
     """
     with vbucket.shared.lock:
         found = live_after(vbucket, position)
@@ -63,7 +62,7 @@ def follow(
 
 
 class StreamSource:
-    """Poll it for events; made by ``VBucket.stream``."""
+    """One reader's source of stream events; ``VBucket.stream`` makes it, and ``poll`` returns the events."""
 
     __slots__ = (
         "__weakref__", "_after_backfill", "_announced_end", "_disk_only", "_ended", "_ignore_purged", "_in_oso",
@@ -84,7 +83,7 @@ class StreamSource:
         self._wanted = np.array(sorted(collections or ()), np.int64)
         self._snap_start: int | None = start if snap_start is None else snap_start  # until the first marker
         self._origin = start if snap_start is None else snap_start
-        # Inside a snapshot the reader lacks what was deduplicated up to its end: the next one must reach that far.
+        # A reader inside a snapshot lacks versions deduplicated up to its end: the next snapshot must reach that far.
         self._owed_end = snap_end if snap_end is not None and self._origin < start < snap_end else 0
         self._wake = wake
         self._ignore_purged = ignore_purged
@@ -106,12 +105,12 @@ class StreamSource:
 
     @property
     def scan_end(self) -> int:
-        """Where the disk snapshot ends that it is reading; 0 if it reads none."""
+        """The end of the disk snapshot that it is reading; 0 if it reads none."""
         return self._scan.end if self._scan is not None else 0
 
     @property
     def purgeable_seqno(self) -> int:
-        """Up to here it needs no tombstone: what it reads from the beginning never had what is dead at its end."""
+        """Up to here it needs no tombstones: a scan from 0 never sends what is deleted at its end."""
         if self._scan is None:
             return SEQNO_MAX
         return self.position if self._scan.after else self._scan.end
@@ -123,19 +122,17 @@ class StreamSource:
         self._vbucket.sources.discard(self)
         if self._wake is not None:
             self._vbucket.stop_waiting(self._wake)
-            self._wake = (
-                None  # it refers to the reader, which refers to us: break the cycle, so that both are freed at once
-            )
+            self._wake = None  # breaks the cycle between reader and source, so that both are freed at once
 
     def kill(self, reason: EndReason) -> None:
-        """End it from outside; what was queued is dropped."""
+        """End the stream from outside and drop queued events."""
         self._killed = reason
         self._queue.clear()
         if self._wake is not None:
             self._wake()
 
     def poll(self) -> StreamEvent | None:
-        """The next event, or None when there is nothing now; then ``wake`` is called once when there may be."""
+        """The next event, or None if there is none now; then ``wake`` is called once when there may be one."""
         with self._vbucket.shared.lock:
             if self._ended:
                 return None
@@ -147,9 +144,9 @@ class StreamSource:
             return event
 
     def hand_over(self, wake: Callable[[], None] | None = None) -> int | None:
-        """If it has all that there is and the next thing will be a snapshot from memory: where it is.
+        """The position, if this source is up to date and its next event will be a snapshot from memory; else None.
 
-        Somebody else then reads on in its place with ``follow``: ``wake`` is called for what is new, not its own.
+        The caller then reads on with ``follow`` instead: ``wake`` is called for changes, not this source's own.
         """
         vbucket, position = self._vbucket, self.position
         with vbucket.shared.lock:
@@ -165,7 +162,7 @@ class StreamSource:
             return position
 
     def take_back(self, origin: int, position: int) -> None:
-        """It was read up to ``position`` in its place, with a last snapshot that began at ``origin`` (0: none)."""
+        """Continue at ``position``, where ``follow`` has read to; its last snapshot began at ``origin`` (0: none)."""
         self._origin = origin or self._origin
         self.position = self._announced_end = position
 
@@ -183,7 +180,7 @@ class StreamSource:
         return self._from_memory()
 
     def _owes_more_than_memory_has(self) -> bool:
-        """What it needs is one snapshot; several of memory's would call it consistent too early."""
+        """Whether memory cannot give the owed snapshot in one piece; several would look consistent too early."""
         if not self._owed_end:
             return False
         self._vbucket.close_segment()
@@ -194,7 +191,7 @@ class StreamSource:
 
     def _from_memory(self) -> StreamEvent | None:
         vbucket = self._vbucket
-        # What is announced already comes as it is; without that, as much under one marker as belongs together.
+        # Inside an announced snapshot, send segments as they are; otherwise merge what can go under one marker.
         upto = max(self.end, self._owed_end) if self.position >= self._announced_end else 0
         stretch = stretch_after(vbucket.memory, self.position, upto)
         if stretch is None:
@@ -236,9 +233,9 @@ class StreamSource:
         )  # fmt: skip
 
     def _last_matching_behind(self, stretch: Stretch) -> int:
-        """The last seqno that passes in the segments behind a stretch that belong to the same snapshot; 0: none.
+        """The last matching seqno behind a stretch but in the same snapshot; 0 if none.
 
-        A snapshot that came from outside was cut into segments wherever the flusher passed by.
+        The flusher may have cut a received snapshot into several segments.
         """
         position, found = stretch.last_seqno, 0
         while position < stretch.snap_end and (behind := self._vbucket.memory.after(position)) is not None:
@@ -248,10 +245,10 @@ class StreamSource:
                 self._visible_only,
             )  # fmt: skip
             position, found = checkpoint.last[row], int(matching) or found
-        return found if position >= stretch.snap_end else stretch.snap_end  # the rest may pass when it comes
+        return found if position >= stretch.snap_end else stretch.snap_end  # what is still to come may match
 
     def _first_start(self, start: int) -> int:
-        """The first marker of a stream begins where the reader said that its snapshot began.
+        """The first marker of a stream begins where the reader's snapshot began, as it claims.
 
         See docs/protocol/snapshots.md#markers.
         """
@@ -272,7 +269,7 @@ class StreamSource:
         if self._is_purged():
             return End(EndReason.ROLLBACK)
         if vbucket.persisted_seqno < min(self._owed_end, vbucket.high_seqno):
-            return None  # what is needed is not on disk yet (docs/protocol/flow.md#backfill)
+            return None  # not on disk yet (docs/protocol/flow.md#backfill)
         if vbucket.persisted_seqno <= self.position:
             return End(EndReason.OK) if self._disk_only else self._from_memory()
         self._scan = DiskScan(vbucket, self.position)
@@ -283,12 +280,12 @@ class StreamSource:
             self._announced_end = self._scan.end
             return OsoStart()
         if self.position < self._announced_end >= self._disk_end(self._scan.end):
-            return self._continue_scan(self._scan)  # the rest of a snapshot that a replica has not had on disk before
+            return self._continue_scan(self._scan)  # the rest of a snapshot that the replica has persisted since
         start = self._first_start(self.position + 1 if self.position >= self._announced_end else self._origin)
         return self._disk_marker(start, self._disk_end(self._scan.end))
 
     def _disk_end(self, scanned: int) -> int:
-        """Where the snapshot ends that a scan is part of: a replica may be receiving the rest of it."""
+        """The end of the snapshot that a scan belongs to: a replica may still be receiving the rest of it."""
         vbucket = self._vbucket
         receiving = vbucket.state is not VbucketState.ACTIVE and vbucket.snap_start < scanned < vbucket.snap_end
         return vbucket.snap_end if receiving else scanned
@@ -304,7 +301,7 @@ class StreamSource:
         )  # fmt: skip
 
     def _last_matching_on_disk(self) -> int:
-        """By the collections' high seqnos as of the last commit."""
+        """The last matching seqno, from the collections' high seqnos as of the last commit."""
         disk = self._vbucket.on_disk
         if self.collections is None:
             last = disk.visible if self._visible_only else self._vbucket.persisted_seqno
@@ -329,8 +326,9 @@ class StreamSource:
         return Run(data, after, self.position, memory=False)
 
     def _is_purged(self) -> bool:
-        """The re-check of docs/protocol/rollback.md#decision: tombstones that this reader needs were purged since it
-        was let in.
+        """Whether tombstones that this reader needs were purged since its stream request was accepted.
+
+        This repeats the check of docs/protocol/rollback.md#decision.
         """
         purge = self._vbucket.purge_seqno
         if self._ignore_purged or self.position == 0 or self.position >= purge or self._known_purge == purge:
@@ -342,7 +340,7 @@ class StreamSource:
         return not (self.position >= high and high <= purge)
 
     def _may_go_out_of_order(self) -> bool:
-        """A single small collection from the very start (docs/protocol/snapshots.md#oso)."""
+        """Whether this reads one small collection from the start (docs/protocol/snapshots.md#oso)."""
         if not self._oso or self.position != 0 or self.collections is None or len(self.collections) != 1:
             return False
         vbucket = self._vbucket

@@ -1,5 +1,5 @@
-"""What keeps a store small and right: compaction, expiry, rollback, emptying, and a check of everything on disk.
+"""Upkeep of the store: compaction, expiry, rollback, emptying, and a check of everything on disk.
 
-Each works on one vbucket at a time and lets others read and write meanwhile, except for a rollback. What a reader of a
-disk snapshot still needs is never removed.
+Compaction and expiry work on one vbucket at a time. Except during a rollback, other threads read and write meanwhile.
+Nothing that a reader of a disk snapshot still needs is removed.
 """

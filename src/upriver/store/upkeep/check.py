@@ -1,4 +1,4 @@
-"""Reads everything that a bucket has on disk and names what is damaged. Changes nothing; the bucket may be in use."""
+"""Reads everything that a bucket has on disk and reports damage. Changes nothing; the bucket may be in use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from upriver.errors import DamagedVbucket, InvalidArguments, StoreError
-from upriver.store.collections import kept as kept_manifests
+from upriver.store.collections.changes import read_manifests
 from upriver.store.collections.manifest import Manifest
 from upriver.store.disk import sealed
 from upriver.store.disk.file import BLOCK_KEY, VB_KEY, Disk, meta_key
@@ -16,7 +16,7 @@ from upriver.store.options import StoreOptions
 
 
 class StoreFinding(NamedTuple):
-    """Something that is damaged; vbucket None: it concerns the whole bucket."""
+    """One finding of damage; ``vbucket`` is None if it concerns the whole bucket."""
 
     bucket: str
     vbucket: int | None
@@ -25,7 +25,7 @@ class StoreFinding(NamedTuple):
 
 
 class CheckedAmount(NamedTuple):
-    """At how much."""
+    """How much was checked."""
 
     vbuckets: int = 0
     blocks: int = 0
@@ -37,7 +37,7 @@ class CheckedAmount(NamedTuple):
 
 
 def check_bucket(path: Path, progress: Callable[[int, int], None]) -> tuple[CheckedAmount, list[StoreFinding]]:
-    """All of one bucket; ``progress`` is told how many of how many vbuckets are done."""
+    """Check one bucket; ``progress`` is called with the number of vbuckets done and their total."""
     looked, findings = CheckedAmount(), []
     try:
         disk = Disk(path, StoreOptions(), read_only=True)
@@ -45,7 +45,7 @@ def check_bucket(path: Path, progress: Callable[[int, int], None]) -> tuple[Chec
         return looked, [StoreFinding(path.name, None, str(path / "data.mdb"), str(error))]
     try:
         vbuckets = _vbuckets(disk)
-        manifests = kept_manifests.read(
+        manifests = read_manifests(
             disk, lambda damage: findings.append(StoreFinding(path.name, None, str(disk.file), str(damage)))
         )
         for done, number in enumerate(vbuckets):
@@ -61,7 +61,7 @@ def check_bucket(path: Path, progress: Callable[[int, int], None]) -> tuple[Chec
 
 
 def _vbuckets(disk: Disk) -> list[int]:
-    """Those that should be there."""
+    """The vbuckets that the bucket should have."""
     identity = disk.identity()
     if identity is None:
         return []
@@ -82,7 +82,7 @@ def _owners(disk: Disk, transaction: Any) -> Iterator[int]:
 
 
 class VbucketCheck:
-    """One vbucket, in one transaction; goes on behind what is damaged."""
+    """Checks one vbucket, in one transaction; continues after damage."""
 
     def __init__(self, disk: Disk, number: int, manifests: Container[int]) -> None:
         self._disk, self._number, self._manifests = disk, number, manifests
@@ -123,7 +123,7 @@ class VbucketCheck:
                 block = sealed.open_block(self._number, last, value, self._disk.strict)
                 records += block.records
                 if block.link not in (None, reached):
-                    self._found.append(f"the block behind seqno {reached} is missing")
+                    self._found.append(f"the block after seqno {reached} is missing")
             except Damage as damage:
                 self._found.append(str(damage))
             blocks, reached = blocks + 1, last
@@ -131,7 +131,7 @@ class VbucketCheck:
         if reached != fields.get("log_end", reached):
             self._found.append(f"the log ends at seqno {reached}, not at {fields['log_end']}")
         if not self._found and "log_end" in fields and [blocks, records] != fields["content"][:2]:
-            self._found.append(f"{blocks} blocks and {records} records are there, not {fields['content'][:2]}")
+            self._found.append(f"it has {blocks} blocks and {records} records, not {fields['content'][:2]}")
 
     def _check_dead(self, transaction: Any, fields: dict[str, Any]) -> None:
         count = 0

@@ -1,8 +1,8 @@
-"""Taking space back: old versions, dropped collections, old tombstones; and small blocks become large ones.
+"""Compaction: removes old versions, dropped collections and old tombstones, and joins small blocks.
 
-Purging tombstones raises the purge seqno: a reader that was away longer may have missed deletions. Taking old versions
-away raises the rollback floor: below it there is no way back but to 0. Others read and write meanwhile: only the commit
-itself, and what the vbucket learns from it, happen under the lock. What a reader of a disk snapshot lacks stays.
+Purging tombstones raises the purge seqno: a reader that is further behind may have missed deletions. Removing old
+versions raises the rollback floor: a rollback below it goes to 0. Other threads read and write meanwhile; only the
+commit and the update of the vbucket happen under the lock. What a reader of a disk snapshot still needs stays.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ import numpy as np
 
 from upriver.model import SEQNO_MAX
 from upriver.store import registers as r
-from upriver.store.disk.file import BLOCK_KEY, EXACT, NO_WORDS, Block, Octets, Words, erase_range, seal_vbucket
+from upriver.store.disk.file import (
+    BLOCK_KEY,
+    EXACT,
+    NO_WORDS,
+    Block,
+    Octets,
+    Words,
+    erase_range,
+    meta_key,
+    seal_vbucket,
+)
 from upriver.store.disk.kernels import checksum
 from upriver.store.disk.sealed import BLOCK, seal_dead
 from upriver.store.index.keyindex import rewrite_table
-from upriver.store.log.blocks import blocks_after
-from upriver.store.log.flusher import BlockWriter, meta_key
+from upriver.store.log.blocks import blocks_after, check_dead, in_order
+from upriver.store.log.flusher import BlockWriter
 from upriver.store.log.kernels import runs
-from upriver.store.log.scan import check_dead, in_order
 from upriver.store.record import Tally, describe, note_persisted
 from upriver.wire.packed import HEADER_SIZE
 
@@ -31,31 +40,31 @@ if TYPE_CHECKING:
 WORTH_RECORDS, WORTH_BLOCKS, FEW_RECORDS = 1000, 64, 8
 _BORN = [r.C_ID, r.C_START]
 PATIENCE_S = 600
-KEEP_SHARE = 0.75  # a block with at least this much left of it stays as it is
+KEEP_SHARE = 0.75  # a block with at least this share still live stays as it is
 
 
 def compact(vbucket: VBucket, purge_before_s: int, purge_before_seqno: int) -> None:
-    """Rewrite what is worth it, in one transaction; tombstones deleted at or before ``purge_before_s`` go."""
+    """Rewrite blocks where it pays, in one transaction; purge tombstones deleted at or before ``purge_before_s``."""
     shared = vbucket.shared
     with shared.commit_lock, ExitStack() as at_last:
         shared.flush()
         with shared.lock:
-            shared.flush()  # what came meanwhile
+            shared.flush()  # changes made meanwhile
             work = Compaction(vbucket, max(0, purge_before_s), min(purge_before_seqno, vbucket.high_seqno - 1))
         with shared.disk.write(shared.options.block_bytes) as transaction:
             work.run(transaction)
-            at_last.enter_context(shared.lock)  # nobody sees the new blocks before the vbucket knows of them
+            at_last.enter_context(shared.lock)  # no reader sees the new blocks before the vbucket is updated
         work.acknowledge()
 
 
 def wants_compaction(vbucket: VBucket) -> bool:
-    """Whether it pays: much is dead, blocks are many and small, a collection is to be erased, tombstones are old."""
+    """Whether it pays: many dead records, many small blocks, a collection to erase, or old tombstones."""
     blocks, records, dead = vbucket.content
     shared = vbucket.shared
     if vbucket.id in shared.disk.damage:
-        return False  # what is whole of it stays where it is
+        return False  # its undamaged parts stay where they are
     if shared.now_s - vbucket.compacted_s < PATIENCE_S and any(source.scan_end for source in list(vbucket.sources)):
-        return False  # there will be more to gain when they are through
+        return False  # more can be removed once these readers are done
     if vbucket.erasing or (records >= WORTH_RECORDS and dead * 2 > records):
         return True
     if blocks >= WORTH_BLOCKS and records < blocks * FEW_RECORDS:
@@ -65,7 +74,7 @@ def wants_compaction(vbucket: VBucket) -> bool:
 
 
 class Compaction:
-    """One pass over the blocks of a vbucket, as it was when this was made; everything was on disk then."""
+    """One pass over the blocks of a vbucket as it was when this object was made, with everything on disk."""
 
     def __init__(self, vbucket: VBucket, purge_before_s: int, purge_before_seqno: int) -> None:
         vbucket.load_keys()
@@ -81,7 +90,7 @@ class Compaction:
         purgeable = min([purge_before_seqno, *(source.purgeable_seqno for source in vbucket.sources)])
         self._upto = np.uint64(max(0, purgeable))
         oldest = min(vbucket.pending.values(), default=SEQNO_MAX)
-        self._over = np.uint64(min(vbucket.high_completed_seqno, oldest - 1))  # durable writes that are settled
+        self._over = np.uint64(min(vbucket.high_completed_seqno, oldest - 1))  # durable writes up to here are completed
         self._dead = self._droppable = NO_WORDS
         self._position = 0
         self._writer = BlockWriter(vbucket.shared.disk, vbucket.shared.options.block_bytes)
@@ -115,7 +124,7 @@ class Compaction:
         transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, self._meta), db=disk.meta)
 
     def _not_wanted(self, transaction: Any) -> Words:
-        """The dead without those that are alive in the disk snapshot of a reader that has not come to them yet."""
+        """The dead seqnos that no reader still needs: in the disk snapshot of a reader, later ones may be alive."""
         wanted = []
         for end in {end for _, end in self._scans}:
             position = min(position for position, scan_end in self._scans if scan_end == end)
@@ -124,7 +133,7 @@ class Compaction:
             wanted.append(np.setdiff1d(inside, then))
         if not wanted:
             return self._dead
-        return _sorted(np.setdiff1d(self._dead, np.concatenate(wanted)))
+        return in_order(np.setdiff1d(self._dead, np.concatenate(wanted)))
 
     def _update_meta(self, content: Tally, removed: Words) -> None:
         purged, meta = _joined(self._purged), self._meta
@@ -138,21 +147,21 @@ class Compaction:
         meta["registers"][r.TOMBSTONES] = max(0, left)
 
     def _write_dead(self, transaction: Any, removed: Words) -> None:
-        """Keep what is dead and still there dead, though the records that said so may be gone.
+        """List the dead records that stay in the log, since the records that replaced them may be gone.
 
-        It goes where no rollback can take it away: at the rollback floor, which is the end if anything was removed.
+        The list goes where no rollback removes it: at the rollback floor, which is the end if anything was removed.
         """
         vbucket, disk = self._vbucket, self._vbucket.shared.disk
         floor = self._end if removed.size else vbucket.rollback_floor
         if removed.size:
             erase_range(transaction, disk.dead, vbucket.id, 0)
-        said = disk.dead_in(transaction, vbucket.id, self._end)
-        unsaid = np.setdiff1d(self._dead, np.concatenate([removed, said]))
-        if unsaid.size:
+        listed = disk.dead_in(transaction, vbucket.id, self._end)
+        unlisted = np.setdiff1d(self._dead, np.concatenate([removed, listed]))
+        if unlisted.size:
             key = BLOCK_KEY.pack(vbucket.id, floor)
             value = transaction.get(key, db=disk.dead)
-            there = disk.dead_list(vbucket.id, floor, value) if value is not None else NO_WORDS
-            transaction.put(key, seal_dead(vbucket.id, floor, np.concatenate([there, unsaid])), db=disk.dead)
+            before = disk.dead_list(vbucket.id, floor, value) if value is not None else NO_WORDS
+            transaction.put(key, seal_dead(vbucket.id, floor, np.concatenate([before, unlisted])), db=disk.dead)
 
     def _block(self, transaction: Any, last: int, block: Block) -> None:
         vbucket, disk, data = self._vbucket, self._vbucket.shared.disk, block.data
@@ -169,7 +178,7 @@ class Compaction:
         self._writer.add(transaction, vbucket.id, data, block.at, data.size, block.safe, bool(block.flags & EXACT))
 
     def _keep(self, transaction: Any, last: int, block: Block) -> None:
-        """It stays as it is, but for its link if the block before it ends elsewhere now."""
+        """Leave the block as it is, except for its link if the block before it now ends elsewhere."""
         vbucket, writer = self._vbucket, self._writer
         writer.finish(transaction, vbucket.id)
         self._kept = Tally(self._kept.blocks + 1, self._kept.records + block.records)
@@ -181,7 +190,7 @@ class Compaction:
         writer.end = last
 
     def _mark(self, data: Octets, begin: int) -> bool:
-        """Mark in this copy what is to go; False if nothing is, or too little to be worth it."""
+        """Mark the records to remove in this copy; False if there are none, or too few to be worth it."""
         found = np.empty(data.size // HEADER_SIZE, np.uint64)
         start = self._position
         self._position = runs.mark_dead(
@@ -205,7 +214,7 @@ class Compaction:
         return bool(purged.size or dropped.size)
 
     def acknowledge(self) -> None:
-        """After the commit, under the lock: tell the vbucket, which may have gone on."""
+        """After the commit, under the lock: update the vbucket, which may have changed meanwhile."""
         vbucket, meta = self._vbucket, self._meta
         overtaken = vbucket.keys.count_newer(self._hashes, len(self._overlays))  # tombstones replaced meanwhile
         left = vbucket.tombstone_count - self._hashes.size + overtaken
@@ -222,11 +231,4 @@ class Compaction:
 
 
 def _joined(parts: list[Words]) -> Words:
-    return _sorted(np.concatenate(parts)) if parts else NO_WORDS
-
-
-def _sorted(numbers: Words) -> Words:
-    """As kernels take them."""
-    found: Words = np.sort(numbers)
-    found.flags.writeable = False
-    return found
+    return in_order(np.concatenate(parts)) if parts else NO_WORDS

@@ -1,6 +1,6 @@
-"""A bucket without its documents: every vbucket begins a new history, all of them with one commit.
+"""Emptying a bucket: every vbucket begins a new history without documents, all with one commit.
 
-Until that commit everybody reads and writes what was there; only the commit itself and the new beginning happen
+Until that commit other threads read and write the old history; only the commit and the reset of the vbuckets happen
 under the lock.
 """
 
@@ -10,16 +10,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from upriver.model import FailoverLog, VbucketState
-from upriver.store.disk.file import seal_vbucket
-from upriver.store.log.flusher import meta_key
+from upriver.store.disk.file import meta_key, seal_vbucket
 from upriver.store.record import describe, restore
 from upriver.store.shared import Shared
 from upriver.store.vbucket import VBucket
-from upriver.wire.source_events import EndReason
+from upriver.wire.packed import EndReason
 
 
 def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None]) -> None:
-    """Make each an empty vbucket of the same state; raises what ``check`` does. Durable on return."""
+    """Empty every vbucket and keep its state; raises what ``check`` raises. Durable on return."""
     disk = shared.disk
     with shared.commit_lock, ExitStack() as at_last:
         check()
@@ -30,15 +29,15 @@ def empty(shared: Shared, vbuckets: dict[int, VBucket], check: Callable[[], None
                 transaction.drop(tree, delete=False)
             fresh = {number: _fresh(shared, number, state) for number, state in states.items()}
             records = {number: seal_vbucket(number, describe(vbucket)) for number, vbucket in fresh.items()}
-            at_last.enter_context(shared.lock)  # nobody looks for the old blocks before the vbuckets are empty
+            at_last.enter_context(shared.lock)  # until the vbuckets are empty, no reader may look for the old blocks
             for number, vbucket in vbuckets.items():
-                if states.get(number) is not vbucket.state:  # it was changed, or made, meanwhile
+                if states.get(number) is not vbucket.state:  # changed or created meanwhile
                     fresh[number] = _fresh(shared, number, vbucket.state)
                     records[number] = seal_vbucket(number, describe(fresh[number]))
                 transaction.put(meta_key(number), records[number], db=disk.meta)
             disk.put_present(transaction, vbuckets)
         shared.present = frozenset(vbuckets)
-        disk.damage.clear()  # nothing of it is left
+        disk.damage.clear()  # the damaged data is gone
         for number, vbucket in vbuckets.items():
             _begin_anew(shared, vbucket, records[number])
 
@@ -48,7 +47,7 @@ def _fresh(shared: Shared, number: int, state: VbucketState) -> VBucket:
 
 
 def _begin_anew(shared: Shared, vbucket: VBucket, record: bytes) -> None:
-    """Forget everything, including what is not on disk yet.
+    """Reset the vbucket, including what is not on disk yet.
 
     It stays the same object: a thread that holds it and waits for the lock finds it empty.
     """

@@ -1,4 +1,4 @@
-"""The expiry pager: documents whose time has come become tombstones, each with a new seqno.
+"""The expiry pager: turns expired documents into tombstones, each with a new seqno.
 
 See docs/protocol/kv.md#clocks.
 """
@@ -13,34 +13,34 @@ import numpy as np
 from upriver.errors import KeyNotFound
 from upriver.model import SEQNO_MAX, VbucketState
 from upriver.store import registers as r
+from upriver.store.log.blocks import DiskScan
 from upriver.store.log.kernels import runs
-from upriver.store.log.scan import DiskScan
 from upriver.store.vbucket import VBucket
 from upriver.wire.keys import split_key
 from upriver.wire.packed import HEADER_SIZE, unpack
 
-AT_ONCE = 64  # documents, before others may have the lock
+AT_ONCE = 64  # documents expired before the lock is released
 REST_S = 0.0005
 
 
 def expire_due(vbucket: VBucket) -> int:
-    """Expire what is due; costs nothing while no document of the vbucket is."""
+    """Expire the documents that are due and return how many; costs nothing while none is."""
     now = vbucket.shared.now_s
     if int(vbucket.registers[r.EXPIRY]) > now:
         return 0
     shared, registers = vbucket.shared, vbucket.registers
-    with shared.commit_lock:  # what is on disk stays as it is; others read and write meanwhile
+    with shared.commit_lock:  # the disk does not change; other threads read and write meanwhile
         shared.flush()
         with shared.lock:
-            shared.flush()  # what came meanwhile
-            registers[r.EXPIRY] = SEQNO_MAX  # until somebody writes what expires earlier
+            shared.flush()  # changes made meanwhile
+            registers[r.EXPIRY] = SEQNO_MAX  # writes lower it again
         ahead = now
         try:
             due, later = _due(vbucket, now)
             expired = 0
             for at in range(0, len(due), AT_ONCE):
                 expired += _expire(vbucket, due[at : at + AT_ONCE])
-                time.sleep(REST_S)  # a lock that is taken again at once is never free for others
+                time.sleep(REST_S)  # other threads would never get a lock that is retaken at once
             ahead = later
             return expired
         finally:
@@ -63,7 +63,7 @@ def _due(vbucket: VBucket, now: int) -> tuple[list[bytes], int]:
 
 
 def _expire(vbucket: VBucket, wire_keys: list[bytes]) -> int:
-    """Expire these, unless the vbucket is not ours any more; returns how many were not changed meanwhile."""
+    """Expire these keys if the vbucket is still active; returns how many had not changed meanwhile."""
     with vbucket.shared.lock:
         if vbucket.state is not VbucketState.ACTIVE:
             return 0
@@ -71,5 +71,5 @@ def _expire(vbucket: VBucket, wire_keys: list[bytes]) -> int:
         for wire_key in wire_keys:
             collection_id, key = split_key(wire_key)
             with suppress(KeyNotFound):
-                vbucket.documents.get(key, collection_id)  # reading it is what expires it
+                vbucket.documents.get(key, collection_id)  # reading an expired document expires it
         return vbucket.expired_count - before

@@ -1,7 +1,7 @@
-"""Going back: a vbucket as it was at a seqno where it was consistent, in one transaction.
+"""Rollback: restores a vbucket to an earlier consistent point, in one transaction.
 
-The versions that later changes replaced are still in the log until compaction takes them, so going back is cutting the
-log and reading what is left again. Where that cannot give a state that really existed, the answer is 0.
+The versions that later changes replaced stay in the log until compaction removes them. So a rollback cuts the log and
+reads the rest again. If that cannot give a state that existed, the vbucket goes back to 0.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from upriver.model import SEQNO_MAX, FailoverLog
 from upriver.store import registers as r
 from upriver.store.collections.events import default_table
 from upriver.store.collections.manifest import Manifest
-from upriver.store.disk.file import BLOCK_KEY, EXACT, Block, Disk, Words, seal_vbucket
+from upriver.store.disk.file import BLOCK_KEY, EXACT, Block, Disk, Words, meta_key, seal_vbucket
 from upriver.store.disk.sealed import seal_dead
 from upriver.store.index.keyindex import put_table
-from upriver.store.log.blocks import blocks_after, check_log_end, missing_block
-from upriver.store.log.flusher import BlockWriter, meta_key
+from upriver.store.log.blocks import blocks_after, check_log_end, in_order, missing_block
+from upriver.store.log.flusher import BlockWriter
 from upriver.store.log.kernels import runs
-from upriver.store.log.scan import in_order
 from upriver.store.record import Tally, describe, note_persisted, restore
 from upriver.wire.packed import HEADER_SIZE, SUPERSEDED, RecordKind, unpack
 
@@ -29,31 +28,31 @@ if TYPE_CHECKING:
 
 
 def consistent_point(vbucket: VBucket, wanted: int) -> int:
-    """The greatest seqno not above ``wanted`` at which the log can show a state that existed; 0 if none.
+    """The highest seqno up to ``wanted`` at which the log shows a state that existed; 0 if none.
 
-    A snapshot (received, or deduplicated here) has no such seqno inside, only at its ends.
+    A received or deduplicated snapshot has such seqnos only at its ends.
     """
     if wanted >= vbucket.high_seqno:
         return vbucket.high_seqno
     if wanted == 0:
-        return 0  # without reading what may be damaged: this is how a damaged replica is emptied
-    point = min(wanted, vbucket.complete_seqno)  # if no record is left above ``wanted``
+        return 0  # without reading the log: this is how a damaged replica is emptied
+    point = min(wanted, vbucket.complete_seqno)  # if no record is above ``wanted``
     ends_here = False
     for last, block in blocks_after(vbucket, wanted - 1):
         if wanted >= block.first:
             point = wanted if block.flags & EXACT else block.safe
         else:
             point = max(point if ends_here else 0, min(block.safe, wanted))
-        ends_here = last == wanted  # then what follows may begin there, which makes it consistent
+        ends_here = last == wanted  # the next block may begin at this point, which makes it consistent
         if not ends_here:
             break
     return point if point >= vbucket.rollback_floor else 0
 
 
 def roll_back(vbucket: VBucket, to: int) -> int:
-    """Undo every change above ``to``, or above the consistent point below it; everything is on disk already.
+    """Undo every change above ``to``, or above the consistent point below it; returns the new high seqno.
 
-    The caller holds both locks, ends the streams and has flushed. Returns where the vbucket is now.
+    The caller holds both locks, has flushed and has ended the streams.
     """
     point = consistent_point(vbucket, to)
     if point >= vbucket.high_seqno:
@@ -73,13 +72,13 @@ def roll_back(vbucket: VBucket, to: int) -> int:
             transaction.put(meta_key(vbucket.id), seal_vbucket(vbucket.id, meta), db=disk.meta)
         note_persisted(vbucket, point, meta)
     except BaseException:
-        restore(vbucket, before)  # the disk is as it was; so are we
+        restore(vbucket, before)  # the disk has not changed
         raise
     return point
 
 
 def _cut_log(transaction: Any, disk: Disk, vbucket: VBucket, point: int) -> int:
-    """Take away what is above ``point``; the block that it cuts through is written again, shorter.
+    """Remove the records above ``point``; the block that contains it is written again, shorter.
 
     Returns where the log ends now.
     """
@@ -93,21 +92,21 @@ def _cut_log(transaction: Any, disk: Disk, vbucket: VBucket, point: int) -> int:
         known = disk.dead_in(transaction, vbucket.id, point)
         writer.add(transaction, vbucket.id, data, remainder.at, data.size, remainder.safe, exact)
         writer.finish(transaction, vbucket.id)
-        said = disk.dead_in(transaction, vbucket.id, point)
-        _keep_dead(transaction, disk, vbucket.id, writer.end, np.setdiff1d(known, said))
+        listed = disk.dead_in(transaction, vbucket.id, point)
+        _keep_dead(transaction, disk, vbucket.id, writer.end, np.setdiff1d(known, listed))
     return writer.end
 
 
-def _keep_dead(transaction: Any, disk: Disk, vbucket_id: int, last: int, unsaid: Words) -> None:
-    """The shorter block may end where compaction noted what it left dead: its own list is then to have both."""
-    if unsaid.size:
+def _keep_dead(transaction: Any, disk: Disk, vbucket_id: int, last: int, unlisted: Words) -> None:
+    """Add to the shorter block's list of dead seqnos what the list of a compaction at the same place had."""
+    if unlisted.size:
         key = BLOCK_KEY.pack(vbucket_id, last)
-        there = disk.dead_list(vbucket_id, last, transaction.get(key, db=disk.dead))
-        transaction.put(key, seal_dead(vbucket_id, last, np.concatenate([there, unsaid])), db=disk.dead)
+        listed = disk.dead_list(vbucket_id, last, transaction.get(key, db=disk.dead))
+        transaction.put(key, seal_dead(vbucket_id, last, np.concatenate([listed, unlisted])), db=disk.dead)
 
 
 def _remainder(transaction: Any, disk: Disk, vbucket_id: int, point: int) -> Block | None:
-    """A copy of the block that ``point`` cuts through, with what is above it marked."""
+    """A copy of the block that contains ``point``, with the records above it marked superseded."""
     cursor = transaction.cursor(db=disk.log)
     if not cursor.set_range(BLOCK_KEY.pack(vbucket_id, point + 1)):
         return None
@@ -123,7 +122,7 @@ def _remainder(transaction: Any, disk: Disk, vbucket_id: int, point: int) -> Blo
 
 
 def _forget(vbucket: VBucket, point: int) -> None:
-    """Clear what is counted and learnt from the log; the CAS clock and the highest deleted rev never go back."""
+    """Clear everything derived from the log; the CAS clock and the highest deleted rev never go back."""
     kept = vbucket.registers[[r.CAS, r.DELETED_REV]].copy()
     vbucket.registers[:] = 0
     vbucket.registers[[r.CAS, r.DELETED_REV]] = kept
@@ -151,10 +150,10 @@ def _begin_branch(vbucket: VBucket, point: int) -> None:
 
 
 def _read_again(transaction: Any, disk: Disk, vbucket: VBucket) -> None:
-    """Counters, collections and key table from the records that are left, and what is known to be dead of them.
+    """Rebuild counters, collections and key table from the remaining records and the list of dead ones.
 
-    A record can be dead without one that replaced it: compaction purged the tombstone, but left the block of the
-    version before it as it was.
+    A record can be dead although nothing in the log replaces it: compaction may have purged the tombstone but kept the
+    block with the version before it.
     """
     dead = in_order(disk.dead_in(transaction, vbucket.id, vbucket.high_seqno))
     cursor = transaction.cursor(db=disk.log)

@@ -1,5 +1,5 @@
-"""Document messages in bulk, without a Python object each: frames to columns, packed records to frames.
+"""Document messages in bulk, without a Python object for each: frames to columns, and packed records to frames.
 
-The Python half: buffers, options and reasons to stop. The compiled half is ``wire.kernels``, loaded at the first call.
-Whatever is unusual is left to the object codec, which knows every rule and its error; so the two agree.
+These modules hold the buffers and options; the compiled half is ``wire.kernels``, loaded at the first call. Unusual
+messages are left to the object codec, which knows every rule and its error, so the two codecs always agree.
 """

@@ -1,9 +1,9 @@
-"""Frames to columns in bulk: document messages become rows, all other frames are handed over in order.
+"""Decodes frames into columns in bulk: document messages become rows, all other frames are passed on in order.
 
-``BulkDecoder`` is the columnar twin of ``framing.FrameSplitter``: the same stream, the same errors, no object per
-mutation. Importing this module imports numpy; the first decode imports numba and loads (or compiles, once per
-machine) the kernels. Set ``NUMBA_CACHE_DIR`` to choose where compiled kernels are kept; without it they lie beside
-the package, or in the user's cache directory when that is read-only.
+``BulkDecoder`` is the columnar counterpart of ``framing.FrameSplitter``: the same stream, the same errors, no object
+per mutation. Importing this module imports numpy; the first decode imports numba and loads the kernels, or compiles
+them, once per machine. Set ``NUMBA_CACHE_DIR`` to choose where compiled kernels are kept; by default that is beside
+the package, or in the user's cache directory if the package is read-only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 
 
 def address_of(array: Array) -> int:
-    """Where an array's bytes are; the caller keeps the array alive."""
+    """The address of an array's bytes; the caller keeps the array alive."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -53,11 +53,11 @@ LAYOUT: Mapping[str, type[np.generic]] = {
     "stream_id": np.uint16,  # 0: the stream has none
     "opaque": np.uint32,
     "nru": np.uint8,
-    "key_at": np.int32,  # row n's key is key[key_at[n]:key_at[n + 1]]; so for values
+    "key_at": np.int32,  # row n's key is key[key_at[n]:key_at[n + 1]]; values work the same way
     "value_at": np.int32,
     "key": np.uint8,
     "value": np.uint8,
-    "snapshot_start": np.int64,  # from here on: what the stream knew when the row came, see ``StreamTable``
+    "snapshot_start": np.int64,  # from here on: the stream's state when the row came, see ``StreamTable``
     "snapshot_end": np.int64,
     "vbuuid": np.int64,
     "epoch": np.int32,
@@ -74,7 +74,7 @@ class ColumnSizes(NamedTuple):
     value_bytes: int = 16 * 1024 * 1024
 
     def count(self, name: str) -> int:
-        """Elements of a column: one row more than fit, because offsets have an end."""
+        """Elements of a column: one more than the rows, because offsets also have an end."""
         if name in _DATA:
             return (self.key_bytes if name == "key" else self.value_bytes) + SLACK
         return self.rows + 1
@@ -84,9 +84,9 @@ DEFAULT_SIZES = ColumnSizes()
 
 
 class Lease:
-    """A loan of a block of memory, which goes back to the pool when nothing refers to it any more.
+    """A block of memory on loan from a pool, returned when nothing refers to the lease any more.
 
-    ``np.asarray(lease)`` is the memory; every view and Arrow buffer of it refers to the lease.
+    ``np.asarray(lease)`` is the memory; every view and Arrow buffer of it keeps the lease alive.
     """
 
     def __init__(self, arena: Array, pool: deque[Array] | None) -> None:
@@ -100,16 +100,16 @@ class Columns:
     """Rows of document messages, column by column, in one block of memory.
 
     ``columns["seqno"]`` is a NumPy view without a copy. ``key_at``/``key`` and ``value_at``/``value`` are offsets and
-    bytes as Arrow lays them out. Views, and Arrow batches made from them, keep the memory to themselves: it is
-    reused only after the last of them is gone, unless it is the decoder's current set, which ``clear()`` rewinds.
+    bytes as Arrow lays them out. Views, and Arrow batches made from them, hold on to the memory: it is reused only
+    after the last of them is gone. The exception is the decoder's current set, which ``clear()`` overwrites.
     """
 
     def __init__(self, sizes: ColumnSizes = DEFAULT_SIZES, pool: deque[Array] | None = None) -> None:
         if sizes.rows < 1 or sizes.key_bytes < MAX_WIRE_KEY or not 0 < sizes.value_bytes < 2**31 - SLACK:
-            raise ValueError(f"{sizes}: at least one row and one key, and values that 32-bit offsets reach")
+            raise ValueError(f"{sizes}: needs room for one row and one key, and value_bytes below 2 GiB")
         self.sizes = sizes
         self.rows = 0
-        self.dropped = 0  # of those, how many have event 0 and do not count
+        self.dropped = 0  # of ``rows``, how many have event 0 and do not count
         offsets, size = _offsets(sizes)
         self._memory = lend(pool, size)
         self._offsets = offsets
@@ -121,12 +121,12 @@ class Columns:
         self.zero(sizes.rows)
 
     def zero(self, rows: int) -> None:
-        """Zero the columns that the kernel writes only where they are not 0; before it starts at row 0."""
+        """Zero the columns that the kernel writes only where they are not 0; call before it starts at row 0."""
         for name in _MOSTLY_ZERO:
             self.view(name)[:rows] = 0
 
     def view(self, name: str) -> Array:
-        """A whole column, also beyond ``rows``."""
+        """A whole column, including the part beyond ``rows``."""
         dtype = LAYOUT[name]
         return np.ndarray(self.sizes.count(name), dtype, self._memory, self._offsets[name])
 
@@ -143,7 +143,7 @@ class Columns:
         return self._bytes("key", row)
 
     def value(self, row: int) -> bytes:
-        """The value of a row, as it came."""
+        """The value of a row, as received."""
         return self._bytes("value", row)
 
     def _bytes(self, name: str, row: int) -> bytes:
@@ -152,7 +152,7 @@ class Columns:
 
 
 def _offsets(sizes: ColumnSizes) -> tuple[dict[str, int], int]:
-    """Where each column starts in the arena, on cache lines, and the arena's size."""
+    """Where each column starts in the memory block, aligned to cache lines, and the size of the block."""
     offsets, at = {}, 0
     for name, dtype in LAYOUT.items():
         offsets[name] = at
@@ -161,10 +161,10 @@ def _offsets(sizes: ColumnSizes) -> tuple[dict[str, int], int]:
 
 
 def lend(pool: deque[Array] | None, size: int) -> Array:
-    """Memory of ``size`` bytes, from the pool if it has some; all of a pool's blocks have one size."""
+    """Memory of ``size`` bytes, from the pool if it has a block; all blocks of a pool have the same size."""
     try:
         arena = pool.pop() if pool else np.empty(size, np.uint8)
-    except IndexError:  # another thread was quicker
+    except IndexError:  # another thread took the last block
         arena = np.empty(size, np.uint8)
     return np.asarray(Lease(arena, pool))
 
@@ -181,7 +181,7 @@ def _kernel() -> Callable[..., object]:
 
 @lru_cache(256)
 def _rules(context: Context, limit: int, sizes: ColumnSizes) -> tuple[Array, int]:
-    """What the kernel must know of a connection (the numbers of ``kernels.COLLECTIONS`` and so on), and its address."""
+    """What the kernel must know about a connection (the slots ``COLLECTIONS`` to ``MAX_VALUES``), and its address."""
     checked = int(Datatype.SNAPPY | Datatype.XATTR) if context.check_values else 0  # the object reader inflates
 
     def bits(datatypes: Iterable[int]) -> int:
@@ -195,7 +195,7 @@ def _rules(context: Context, limit: int, sizes: ColumnSizes) -> tuple[Array, int
 
 
 class ControlFrame(NamedTuple):
-    """A frame for the object reader; it arrived before row ``row``. The bytes are valid until the next part."""
+    """A frame for the object reader, which arrived before row ``row``. Its bytes are valid until the next part."""
 
     row: int
     frame: memoryview
@@ -214,12 +214,12 @@ class Decoded:
 
 
 class BulkDecoder:
-    """Cuts a byte stream into columns and control frames, however it arrives.
+    """Decodes a byte stream, in pieces of any size, into columns and control frames.
 
-    Iterate ``feed(data)``, or read a socket straight into ``buffer()`` and iterate ``received(n)``; to the end,
-    before the next call. Rows pile up in ``columns`` over many calls until ``take()`` hands them over with their
-    memory, or ``clear()`` forgets them. ``context`` says what the connection agreed on; assign it when that changes.
-    After a ``FramingError`` the decoder is poisoned, like the splitter.
+    Iterate ``feed(data)``, or read a socket straight into ``buffer()`` and iterate ``received(n)``; exhaust the
+    iterator before the next call. Rows accumulate in ``columns`` over many calls until ``take()`` hands them over
+    with their memory, or ``clear()`` discards them. ``context`` says what the connection agreed on; assign it when
+    that changes. After a ``FramingError`` every call raises it again, as in the splitter.
     """
 
     def __init__(
@@ -234,12 +234,12 @@ class BulkDecoder:
         self.limit = limit
         self.sizes = sizes
         self._pool: deque[Array] = deque(maxlen=4)
-        self._state = np.zeros(8, np.int64)  # where the kernel stands, see ``kernels.AT``
+        self._state = np.zeros(8, np.int64)  # the kernel's state; its slots are in ``kernels.decode``
         self._controls = np.empty((1024, 3), np.int64)
         self._controls_address = address_of(self._controls)
         self._receive_bytes = receive_bytes
         self._error: FramingError | None = None
-        self._agreed, self._limited, self._sized = context, limit, sizes  # what ``_rules`` were made for
+        self._agreed, self._limited, self._sized = context, limit, sizes  # what ``_rules`` was made for
         self._rules = _rules(context, limit, sizes)
         self._allocate(receive_bytes)
         self._begin = self._end = 0
@@ -259,13 +259,13 @@ class BulkDecoder:
         return self._end - self._begin
 
     def take(self) -> Columns:
-        """The rows so far, yours for as long as you like; the decoder goes on with other memory."""
+        """The rows so far, which now belong to the caller; the decoder continues with other memory."""
         taken = self.columns
         self._use(Columns(self.sizes, self._pool))
         return taken
 
     def clear(self) -> None:
-        """Forget the rows so far; their memory is written over by what comes next."""
+        """Discard the rows so far; the next rows overwrite their memory."""
         if self.columns.sizes != self.sizes:  # made for one large document
             self._use(Columns(self.sizes, self._pool))
             return
@@ -275,7 +275,7 @@ class BulkDecoder:
         self._state[1:5] = 0
 
     def buffer(self) -> memoryview:
-        """Where the next bytes from the socket go: never empty. Say how many with ``received``."""
+        """Where to read the next bytes from the socket; never empty. Report their number with ``received``."""
         self._reserve(self._missing())
         return self._buffer.data[self._end : -SLACK]
 
@@ -285,7 +285,7 @@ class BulkDecoder:
         return self._drain()
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Decoded]:
-        """The next bytes of the stream, decoded where they are; only a partial frame is copied."""
+        """Decode the next bytes of the stream in place; only a partial frame is copied."""
         source = memoryview(data).cast("B")
         at = 0
         while self.pending and at < len(source):
@@ -299,7 +299,7 @@ class BulkDecoder:
             yield from self._in_place(source, at)
 
     def receive_eof(self) -> None:
-        """The peer closed; anything left over was a frame that it did not finish."""
+        """The peer closed the connection; leftover bytes are an unfinished frame, which is an error."""
         if self.pending:
             raise FramingError(f"connection ended inside a frame, {self.pending} bytes in", "body", self.pending)
 
@@ -310,7 +310,7 @@ class BulkDecoder:
         return max(1, frame_size(self._buffer.data, self._begin, MAX_FRAME) - self.pending)
 
     def _reserve(self, size: int) -> None:
-        """Room for ``size`` bytes behind the pending ones, which move to the front. What grew shrinks again."""
+        """Make room for ``size`` bytes after the pending ones, which move to the front; a grown buffer shrinks."""
         room, pending = len(self._buffer) - SLACK, self.pending
         wanted = max(self._receive_bytes, pending + size)
         if not self._begin and wanted == room:
@@ -322,7 +322,7 @@ class BulkDecoder:
         self._begin, self._end = 0, pending
 
     def _drain(self) -> Iterator[Decoded]:
-        """Decode what lies in our own buffer."""
+        """Decode what is in the buffer."""
         view = self._buffer.data
         self._state[0] = self._begin
         for part in self._parts(view, self._address, self._end, self._address + len(view)):
@@ -331,7 +331,7 @@ class BulkDecoder:
         self._begin = int(self._state[0])
 
     def _in_place(self, source: memoryview, at: int) -> Iterator[Decoded]:
-        """Decode from the caller's bytes and keep a partial frame."""
+        """Decode from the caller's bytes; a partial frame is copied into the buffer."""
         address = address_of(np.frombuffer(source, np.uint8))
         self._state[0] = at
         yield from self._parts(source, address, len(source), address + len(source))
@@ -367,9 +367,9 @@ class BulkDecoder:
         return Decoded(columns, first, columns.rows, controls, charged, reason == _FULL), reason
 
     def _make_room(self, source: memoryview) -> None:
-        """After a full set: the caller emptied it, or the next document alone is larger than it."""
+        """Continue after full columns: the caller has emptied them, or one document is larger than they are."""
         if self.columns.rows:
-            raise LocalProtocolError("the columns are full: take() or clear() them before going on")
+            raise LocalProtocolError("the columns are full: call take() or clear() before the next step")
         size = frame_size(source, int(self._state[0]))
         if size > self.columns.sizes.value_bytes:
             self._use(Columns(self.sizes._replace(value_bytes=size)))

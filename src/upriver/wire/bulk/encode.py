@@ -1,8 +1,8 @@
-"""Packed records to frames in one reusable send buffer, and columns to packed records, in bulk.
+"""Encodes packed records into frames, in a reusable send buffer, and columns into packed records, in bulk.
 
-``PackedEncoder`` filters and encodes a run of records by the options of a stream. It stops, and says why, at whatever
-it cannot encode: system events, prepares, values that must be inflated or stripped, a full window. The caller encodes
-that one record as an object and goes on at ``next_offset``.
+``PackedEncoder`` filters and encodes a run of records by the options of a stream. It stops, and says why, when the
+buffer or the window is full, and at records that it cannot encode: system events, prepares, and values that must be
+inflated or stripped. The caller encodes such a record as an object and continues behind it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
 
 class Stop(IntEnum):
-    """Why an encoder returned; the kernels' numbers."""
+    """Why an encoder returned; the numbers are the kernels'."""
 
-    END = 0  # everything was looked at
-    FULL = 1  # the send buffer is full: send it and go on
-    WINDOW = 2  # flow control: wait for an acknowledgement
+    END = 0  # the run is finished
+    FULL = 1  # the send buffer is full: send it and continue
+    WINDOW = 2  # the flow control window is full: wait for an acknowledgement
     PAST = 3  # the next record is beyond ``upto``
-    SPECIAL = 4  # the record at ``next_offset`` is for the caller
+    SPECIAL = 4  # the caller must encode the record at ``next_offset``
 
 
 class SendBuffer:
-    """Frames that wait to be sent; the memory is then used again.
+    """Frames to be sent, in memory that is reused afterwards.
 
-    ``append`` puts control frames between the bulk ones. A blocking sender uses ``view()`` and ``clear()``; a
-    transport that keeps what it is given (asyncio from 3.12 on, uvloop) must get ``take()`` instead.
+    ``append`` adds control frames between the bulk-encoded ones. A blocking sender uses ``view()`` and ``clear()``; a
+    transport that keeps references to its input (asyncio from 3.12 on, uvloop) must get ``take()`` instead.
     """
 
     def __init__(self, size: int = 1 << 20) -> None:
@@ -50,7 +50,7 @@ class SendBuffer:
 
     def _adopt(self, memory: npt.NDArray[np.uint8]) -> None:
         self._memory = memory
-        self.room = len(memory) - SLACK  # bytes that it holds in all
+        self.room = len(memory) - SLACK  # its capacity in bytes
         self.address = address_of(memory)
 
     def reserve(self, size: int) -> None:
@@ -66,15 +66,15 @@ class SendBuffer:
         self.used += len(data)
 
     def view(self) -> memoryview:
-        """What is to be sent."""
+        """The bytes to send."""
         return self._memory.data[: self.used]
 
     def clear(self) -> None:
-        """What ``view()`` showed has been sent."""
+        """Forget the bytes of ``view()``: they have been sent."""
         self.used = 0
 
     def take(self) -> memoryview:
-        """What is to be sent, for the caller to keep: its memory is reused when the last reference to it is gone."""
+        """The bytes to send, for the caller to keep; their memory is reused when the last reference is gone."""
         taken = self.view()
         self._adopt(lend(self._pool, self._size + SLACK))
         self.used = 0
@@ -83,7 +83,7 @@ class SendBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FrameOptions:
-    """What one stream asked for, and the same as the kernels' parameters."""
+    """What a stream asked for; ``bits`` and ``filter_ids`` give it to the kernels."""
 
     opaque: int = 0
     vbucket: int = 0
@@ -94,11 +94,11 @@ class FrameOptions:
     expiry_opcode: bool = False
     upr: bool = False
     no_value: bool = False
-    keep_datatype: bool = False  # with no_value: the datatype of the value that is left out
+    keep_datatype: bool = False  # with no_value: send the datatype of the omitted value
     skip_deletes: bool = False
     hifi_mfu: bool = False
-    stop_datatypes: int = 0  # values with any of these bits are for the caller
-    plain_commits: bool = False  # commits as the documents they made; prepares and aborts are skipped
+    stop_datatypes: int = 0  # the caller encodes values with any of these bits
+    plain_commits: bool = False  # send a commit as the document it made; skip prepares and aborts
 
     def bits(self) -> int:
         return (
@@ -116,7 +116,7 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class Encoded(NamedTuple):
-    """What an encoder did. A seqno is 0 if there was none; ``invisible`` is that of the last prepare or abort."""
+    """What an encoder did. ``invisible`` is the seqno of the last prepare or abort. A seqno is 0 if there was none."""
 
     bytes_written: int
     records_sent: int
@@ -128,7 +128,7 @@ class Encoded(NamedTuple):
 
 
 class PackedEncoder:
-    """Encodes the packed records of one stream. Make one per stream: its options do not change."""
+    """Encodes the packed records of one stream, whose options do not change."""
 
     __slots__ = ("_filter", "_plan", "_plan_at", "_state")
 
@@ -138,9 +138,8 @@ class PackedEncoder:
         self._filter = options.filter_ids()
         stream = options.bits(), options.opaque, options.vbucket, options.stream_id, options.stop_datatypes
         ids_at = address_of(self._filter) if len(self._filter) else 0
-        self._plan = array(
-            "q", (*stream, ids_at, len(self._filter), 0, 0, 0)
-        )  # an array tells its address faster than NumPy does
+        # ``array`` gives its address faster than NumPy does.
+        self._plan = array("q", (*stream, ids_at, len(self._filter), 0, 0, 0))
         self._plan_at = self._plan.buffer_info()[0]
         self._state = np.zeros(7, np.int64)
 
@@ -151,7 +150,7 @@ class PackedEncoder:
 
     @property
     def address(self) -> int:
-        """Where kernels find what the stream asked for."""
+        """The address of the stream's options, for kernels."""
         return self._plan_at
 
     def encode(
@@ -160,7 +159,7 @@ class PackedEncoder:
     ) -> Encoded:  # fmt: skip
         """Append frames to ``out`` for the records of ``run`` from ``offset`` on with a seqno in ``(after, upto]``.
 
-        ``budget`` is what is left of the flow-control window; the frame that uses it up is still sent
+        ``budget`` is the rest of the flow control window; the frame that uses it up is still sent
         (docs/protocol/flow.md#window).
         """
         limits = min(after, _I64_MAX), min(upto, _I64_MAX), min(budget, _I64_MAX)
@@ -180,20 +179,20 @@ class PackedEncoder:
         bulk_frames.encode_packed(address_of(source), len(source), out.address, out.room, self._plan_at, state)
         at, out.used, records, last, scanned, reason, invisible = state.tolist()
         if reason == bulk_frames.CORRUPT:
-            raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} does not add up")
+            raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} bytes has wrong lengths")
         return Encoded(out.used - before, records, at, last, scanned, _STOPS[reason], invisible)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRun:
-    """Rows as packed records: one run, and where in it each record starts."""
+    """Rows as one run of packed records, and where each record starts in it."""
 
     data: memoryview
     starts: npt.NDArray[np.int64]
 
 
 def pack_columns(columns: Columns, rows: npt.NDArray[np.int64] | None = None) -> PackedRun:
-    """The rows (all, or those named, in that order) as packed records with prefixed keys and no ``prev_seqno``."""
+    """Pack all rows, or the given ones in their order, as records with prefixed keys and no ``prev_seqno``."""
     from upriver.wire.kernels import encode as bulk_frames
 
     if rows is None:
@@ -209,7 +208,7 @@ def pack_columns(columns: Columns, rows: npt.NDArray[np.int64] | None = None) ->
 
 
 class RowPacker:
-    """``pack_columns`` for rows that come one at a time, always into the same memory."""
+    """Packs single rows, always into the same memory; for several rows use ``pack_columns``."""
 
     def __init__(self, room: int = 16 * 1024) -> None:
         self._row, self._start, self._state = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(6, np.int64)
@@ -237,7 +236,7 @@ def _packed_bound(columns: Columns, rows: npt.NDArray[np.int64]) -> int:
 def rows_by_vbucket(
     columns: Columns, first: int = 0, last: int | None = None
 ) -> list[tuple[int, npt.NDArray[np.int64]]]:
-    """Rows ``first`` to ``last`` by vbucket, each in order of arrival: what ``pack_columns`` takes."""
+    """Rows ``first`` to ``last`` grouped by vbucket, each group in order of arrival, as ``pack_columns`` takes them."""
     vbuckets = columns["vbucket"][first:last]
     order = np.argsort(vbuckets, kind="stable")
     found, starts = np.unique(vbuckets[order], return_index=True)

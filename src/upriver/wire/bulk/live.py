@@ -1,7 +1,7 @@
-"""What was just written, for all live streams of a connection: one call, however many they are.
+"""Encodes new changes for all live streams of a connection in one kernel call.
 
-With a thousand vbuckets most writes go to one stream each, and calling a kernel costs ten times what the kernel does.
-So the new snapshots of many vbuckets become one table, and the live streams of a connection are another.
+With a thousand vbuckets, most writes go to one stream each, and a call then costs ten times as much as the work in
+the kernel. So the new snapshots of many vbuckets form one table, and the live streams of a connection another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _I64_MAX = 2**63 - 1
 
 
 class LiveSnapshot(NamedTuple):
-    """A whole snapshot of few packed records at ``address``; ``start`` 0: its marker begins with the first of them."""
+    """A whole small snapshot of packed records at ``address``. ``start`` 0: its marker starts at its first record."""
 
     vbucket: int
     first: int
@@ -31,7 +31,7 @@ class LiveSnapshot(NamedTuple):
 
 
 class LiveProgress(NamedTuple):
-    """What a live stream was sent: how many documents, the last one's seqno, and the last SEQNO_ADVANCED (0: none)."""
+    """What a live stream was sent: the number of documents, the last seqno, and the last SEQNO_ADVANCED (0: none)."""
 
     records: int
     last_sent: int
@@ -39,7 +39,7 @@ class LiveProgress(NamedTuple):
 
 
 class LiveBatch:
-    """New snapshots of several vbuckets, at most one of each; the caller keeps their records alive."""
+    """New snapshots, at most one per vbucket; the caller keeps their records alive."""
 
     def __init__(self, snapshots: list[LiveSnapshot]) -> None:
         self.vbuckets = [snapshot.vbucket for snapshot in snapshots]
@@ -67,24 +67,24 @@ class LiveTable:
         self, vbucket: int, encoder: PackedEncoder, end: int, *, can_advance: bool, is_filtered: bool,
         is_replica: bool = False,
     ) -> None:  # fmt: skip
-        """A stream that ends at ``end``, with markers of version 2.0 for a replica; the caller keeps its encoder."""
+        """Add a stream that ends at ``end``; a replica gets 2.0 markers. The caller keeps the encoder alive."""
         switches = can_advance | is_filtered << 1 | is_replica << 2
         self._rows[vbucket] = encoder.address, switches, min(end, _I64_MAX), 0, 0, 0
 
     def progress(self, vbucket: int) -> LiveProgress:
-        """What the stream was sent since it was added."""
+        """What the stream has been sent since it was added."""
         from upriver.wire.kernels import encode as k
 
         return LiveProgress(*self._rows[vbucket, k.F_RECORDS :].tolist())
 
     def mute(self, vbucket: int) -> None:
-        """Nothing more for this one; may be called in any thread."""
+        """Send nothing more on this stream; may be called from any thread."""
         self._rows[vbucket, 0] = 0
 
     def encode(self, batch: LiveBatch, row: int, out: SendBuffer, budget: int) -> tuple[int, int]:
-        """Frames for the snapshots from ``row`` on; returns where to go on and how many documents there were.
+        """Encode the snapshots from ``row`` on; returns the row to continue at and the number of documents encoded.
 
-        It stops early when buffer or window is full. ``LiveBatch.outcomes`` then says what became of each row before.
+        Stops early when the buffer or the window is full. ``batch.outcomes`` has the outcome of each row before.
         """
         row, out.used, records = _kernel()(
             batch.table, row, len(batch), self._flat, out.address, out.used, out.room, budget, batch.outcomes,
@@ -94,7 +94,7 @@ class LiveTable:
 
     @staticmethod
     def left_out(batch: LiveBatch, row: int) -> tuple[list[int], list[int]]:
-        """Vbuckets before ``row`` whose streams got nothing and must send it alone, and those that are at their end."""
+        """Of the rows before ``row``: vbuckets whose streams must send theirs themselves, and those that finished."""
         from upriver.wire.kernels import encode as k
 
         outcomes = batch.outcomes[:row]
@@ -109,7 +109,7 @@ class LiveTable:
 
 @cache
 def _kernel() -> Callable[..., tuple[int, int, int]]:
-    """Ready to be called: every indirection counts."""
+    """The compiled function itself: at this call rate every indirection counts."""
     from upriver.wire.kernels import encode as bulk_frames
 
     return bulk_frames.encode_followed.compiled()

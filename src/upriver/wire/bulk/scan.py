@@ -1,5 +1,7 @@
-"""Frames found without decoding them, to forward bytes: finds the few frames that matter and the last seqno of each
-vbucket, and leaves everything else untouched.
+"""Scans frames that a relay forwards, without decoding them.
+
+The scan finds the few frames that the relay must look at and the last seqno of each vbucket; all other bytes pass
+untouched.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ VBUCKETS = 65536
 class ScanStop(IntEnum):
     """Why a scan stopped."""
 
-    NOTHING = 0  # what is left is an incomplete frame
-    FRAME = 1  # one of interest starts at the offset
+    NOTHING = 0  # only an incomplete frame is left
+    FRAME = 1  # a frame of interest starts at the offset
     BROKEN = 2
 
 
 class FrameScanner:
-    """Scans one direction of a connection; ``seqnos[vb]`` is the last seqno that passed for a vbucket."""
+    """Scans one direction of a connection; ``seqnos[vb]`` is the last seqno seen for a vbucket."""
 
     def __init__(self, own_opaques_from: int) -> None:
         self.seqnos: npt.NDArray[np.int64] = np.zeros(VBUCKETS, np.int64)
@@ -32,7 +34,7 @@ class FrameScanner:
         self._state = np.zeros(2, np.int64)
 
     def scan(self, data: bytes, at: int) -> tuple[int, ScanStop]:
-        """Go from ``at`` to the next frame of interest; returns where it starts, or where the complete frames end."""
+        """Scan from ``at`` to the next frame of interest; returns where it starts, or where the complete frames end."""
         from upriver.wire.kernels import scan as scan_kernel
 
         view = np.frombuffer(data, np.uint8)
@@ -43,14 +45,14 @@ class FrameScanner:
 
 
 class SpanSplitter:
-    """Cuts a byte stream at frames of interest; everything between two of them comes out as one span."""
+    """Cuts a byte stream at frames of interest; all bytes between two of them form one span."""
 
     def __init__(self, scanner: FrameScanner) -> None:
         self.scanner = scanner
         self._rest = b""
 
     def receive(self, data: bytes) -> list[tuple[bool, memoryview]]:
-        """``(of interest, bytes)`` in order; a frame of interest stands alone."""
+        """Spans as ``(of interest, bytes)``, in order; a frame of interest is a span of its own."""
         buffer = self._rest + data if self._rest else data
         view, at, found = memoryview(buffer), 0, []
         while True:

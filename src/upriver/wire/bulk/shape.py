@@ -1,7 +1,8 @@
-"""An encoder for streams that want other values than the store has: stripped, inflated or compressed, in bulk.
+"""Encodes records in bulk for streams whose values must change: stripped, inflated or compressed.
 
-It is used like ``PackedEncoder``, and consists of two. Records whose values need no change are encoded as they are;
-from the first that needs one, a kernel copies part of the run with changed values, and that copy is encoded.
+``ShapingEncoder`` is used like ``PackedEncoder`` and contains two of them. One encodes records whose values need no
+change. From the first record that needs one, a kernel copies part of the run with changed values, and the other
+encodes that copy.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from upriver.wire.bulk.encode import Buffer, Encoded, FrameOptions, PackedEncode
 from upriver.wire.packed import AT_KIND, AT_PREV, RecordKind
 
 _I64_MAX = 2**63 - 1
-_STRETCH = 64 * 1024  # bytes changed at once: what a stream sends before another gets its turn
+_STRETCH = 64 * 1024  # bytes changed at once: about what a stream sends in one turn
 _USUAL = 2 * _STRETCH
 _DOCUMENTS = frozenset({RecordKind.MUTATION, RecordKind.DELETION, RecordKind.EXPIRATION, RecordKind.COMMIT})
 
 
 @dataclass(frozen=True, slots=True)
 class ValueShape:
-    """What a stream wants of values (docs/protocol/open.md#values)."""
+    """How a stream wants its values (docs/protocol/open.md#values)."""
 
-    stop_datatypes: int = 0  # values with any of these bits have to be looked at
+    stop_datatypes: int = 0  # values with any of these bits may need a change
     xattrs: bool = False
     deleted_user_xattrs: bool = False
     no_body: bool = False
     force_compression: bool = False
     keep_datatype: bool = False
-    snappy: bool = False  # the reader can inflate it
+    snappy: bool = False  # the reader can inflate snappy
 
     def bits(self) -> int:
         switches = (
@@ -44,7 +45,7 @@ class ValueShape:
 
 
 class ScratchMemory:
-    """Memory that values are changed in. The encoders of a thread share one: nothing stays in it between calls."""
+    """Memory in which values are changed. A thread's encoders share one: nothing stays in it between calls."""
 
     def __init__(self) -> None:
         from upriver.wire.kernels.snappy import TABLE_BYTES
@@ -57,7 +58,7 @@ class ScratchMemory:
         self.fit(_USUAL)
 
     def fit(self, size: int) -> None:
-        """Have room for ``size`` bytes; memory that only a large document needed is given back."""
+        """Make room for ``size`` bytes; memory that only a large document needed is released."""
         if len(self.out) != size + SLACK:
             self.out, self.scratch = np.empty(size + SLACK, np.uint8), np.empty(size + SLACK, np.uint8)
 
@@ -79,15 +80,15 @@ class _Progress:
 
 
 class ShapingEncoder:
-    """Takes the place of a ``PackedEncoder``; for one thread, like its scratch memory.
+    """Takes the place of a ``PackedEncoder``; like its scratch memory, it belongs to one thread.
 
-    The part for values that have to change is made when the first one comes: most streams never have one.
+    The encoder for changed values is made when the first one comes: most streams never have one.
     """
 
     __slots__ = ("_filter", "_options", "_plan", "_scratch", "_shape", "_shaped", "_wanted", "plain_encoder")
 
     def __init__(self, options: FrameOptions, shape: ValueShape, scratch: ScratchMemory) -> None:
-        self.plain_encoder = PackedEncoder(options)  # stops at values that need a change, but knows no compression
+        self.plain_encoder = PackedEncoder(options)  # stops at values that need a change, but never compresses
         self._options, self._shape, self._scratch = options, shape, scratch
         self._shaped: PackedEncoder | None = None
         self._plan: npt.NDArray[np.int64] | None = None
@@ -96,7 +97,7 @@ class ShapingEncoder:
         self, run: Buffer, out: SendBuffer, *, offset: int = 0, after: int = 0, upto: int = SEQNO_MAX,
         budget: int = _I64_MAX,
     ) -> Encoded:  # fmt: skip
-        """As ``PackedEncoder.encode``, but stops at a record only if it is no document, or a broken one."""
+        """Like ``PackedEncoder.encode``, but ``SPECIAL`` means a broken document or a record of another kind."""
         source = np.frombuffer(run, np.uint8) if len(run) else np.empty(0, np.uint8)
         begin, total, stop = out.used, _Progress(), Stop.SPECIAL
         while stop is Stop.SPECIAL:
@@ -122,7 +123,7 @@ class ShapingEncoder:
         self, source: npt.NDArray[np.uint8], out: SendBuffer, offset: int, bounds: tuple[int, int, int],
         total: _Progress,
     ) -> tuple[int, Stop]:  # fmt: skip
-        """Change and encode part of the run; returns where to go on, with ``SPECIAL`` if there may be more."""
+        """Change and encode part of the run; returns where to continue, with ``SPECIAL`` if there may be more."""
         from upriver.wire.kernels import shape as k
 
         shaped, plan = self._prepared()
@@ -133,7 +134,7 @@ class ShapingEncoder:
         stretch = self._scratch.out[:written]
         done = shaped.encode(stretch, out, budget=budget)
         total.add(done)
-        if done.next_offset < written:  # full, the window used up, or a key that needs another way
+        if done.next_offset < written:  # the buffer or the window is full, or the caller must encode the record
             at = done.next_offset + AT_PREV
             return int(stretch[at : at + 8].view(np.int64)[0]), done.stop
         total.scanned = scanned or total.scanned
@@ -147,7 +148,7 @@ class ShapingEncoder:
             options = replace(self._options, no_value=False, keep_datatype=False, stop_datatypes=0)
             self._shaped, self._filter = PackedEncoder(options), options.filter_ids()
             ids = address_of(self._filter), len(self._filter)
-            self._wanted = np.array([options.bits(), 0, 0, 0, 0, *ids], np.int64)  # what ``is_wanted`` looks at
+            self._wanted = np.array([options.bits(), 0, 0, 0, 0, *ids], np.int64)  # what ``is_wanted`` reads
             wanted = address_of(self._wanted)
             self._plan = np.array([self._shape.bits(), self._shape.stop_datatypes, 0, 0, 0, 0, 0, 0, wanted], np.int64)
         return self._shaped, self._plan
@@ -165,7 +166,7 @@ class ShapingEncoder:
         k.shape_run(address_of(source), len(source), *target, address_of(plan), memory.work, memory.state)
         at, written, scanned, reason, needed, invisible = memory.state.tolist()
         if reason == k.CORRUPT:
-            raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} does not add up")
+            raise CorruptStore(f"the packed record at byte {at} of a run of {len(source)} bytes has wrong lengths")
         if reason == k.TOO_SMALL:
             return self._run(source, offset, plan, max(needed, 2 * size))
         return at, written, scanned, reason, invisible

@@ -1,8 +1,8 @@
-"""Both directions of one connection, read for a dump: dialect and collections are learned from the frames.
+"""Reads both directions of one connection for a dump, and learns its dialect and collections from the frames.
 
-A stream's dialect follows from the size of its request (docs/protocol/upr.md#both) and is remembered by opaque;
-collections follow from the HELLO response. Bytes that are missing, as in a capture that lost a packet, are skipped up
-to the next plausible frame.
+A stream's dialect follows from the size of its request (docs/protocol/upr.md#both) and is remembered by opaque.
+Whether collections are on follows from the HELLO response. After missing bytes, as in a capture that lost a packet,
+reading resumes at the next plausible frame.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from upriver.wire.messages.upr import UprStreamRequest
 
 
 class CapturedConversation:
-    """What the two ends said so far, as far as it changes how the next frame is read.
+    """What the frames so far say about how to read the next one.
 
-    ``dialect`` and ``collections`` are ``None`` to be learned.
+    A ``dialect`` or ``collections`` of None is learned from the frames.
     """
 
     def __init__(self, dialect: Dialect | None = None, collections: bool | None = None) -> None:
@@ -35,16 +35,16 @@ class CapturedConversation:
         self._streams: dict[int, Dialect] = {}
 
     def dump(self, frame: Frame) -> FrameDump:
-        """Decode a frame in the light of what came before, and learn from it."""
+        """Decode a frame by what was learned before, and learn from it."""
         found = dump_frame(frame, self._context(frame))
-        if found.error and self._is_open_question(frame):
+        if found.error and self._is_dialect_unknown(frame):
             other = dump_frame(frame, replace(found.context, dialect=Dialect.UPR))
             found = found if other.error else other
         self._learn(found)
         return found
 
     def broken(self, raw: bytes, error: FramingError) -> FrameDump:
-        """Bytes that are no frame."""
+        """A dump of bytes that are not a frame."""
         return dump_broken(raw, error, self._context(None))
 
     def _context(self, frame: Frame | None) -> Context:
@@ -53,7 +53,7 @@ class CapturedConversation:
         collections = self._learned_collections if self._collections is None else self._collections
         return Context(dialect, collections, check_values=self._collections is False)
 
-    def _is_open_question(self, frame: Frame) -> bool:
+    def _is_dialect_unknown(self, frame: Frame) -> bool:
         return self._dialect is None and self._learned is None and frame.opaque not in self._streams
 
     def _learn(self, found: FrameDump) -> None:
@@ -68,10 +68,10 @@ class CapturedConversation:
 
 
 class DumpReader:
-    """One direction of a conversation: bytes and gaps in, dumps out.
+    """Turns the bytes and gaps of one direction of a conversation into dumps.
 
-    Bytes that are no frame end it: ``stopped`` says so, and nothing more comes out until ``gap`` lets it look for
-    the next frame.
+    Bytes that are not a frame stop the reader: ``stopped`` is then true, and it yields nothing more until ``gap``
+    makes it look for the next frame.
     """
 
     def __init__(self, conversation: CapturedConversation, limit: int = MAX_FRAME) -> None:
@@ -84,11 +84,11 @@ class DumpReader:
 
     @property
     def pristine(self) -> bool:
-        """Nothing was received yet."""
+        """Whether nothing has been received yet."""
         return not (self._buffer or self._read_frames or self._searching or self.stopped)
 
     def receive(self, data: bytes) -> Iterator[FrameDump]:
-        """Every frame that is now complete."""
+        """Yield a dump of every frame that is now complete."""
         if self.stopped:
             return
         self._buffer += data
@@ -108,14 +108,14 @@ class DumpReader:
             yield self._conversation.dump(frame)
 
     def gap(self) -> int:
-        """Bytes were lost here: drop the frame that was begun, and look for the next. Returns the bytes dropped."""
+        """Bytes were lost here: drop the unfinished frame, look for the next one, and return how much was dropped."""
         dropped = len(self._buffer)
         self._buffer.clear()
         self._searching, self.stopped = True, False
         return dropped
 
     def receive_eof(self) -> Iterator[FrameDump]:
-        """Whatever is left was a frame that never ended."""
+        """The bytes end here; a leftover is dumped as an unfinished frame."""
         if self._buffer and not self._searching and not self.stopped:
             size = len(self._buffer)
             yield self._stop(FramingError(f"the bytes end inside a frame, {size} bytes in", "body", size))
@@ -140,7 +140,7 @@ _SHOWN = 4096
 
 
 def find_frame(data: bytes | bytearray, limit: int = MAX_FRAME) -> int | None:
-    """Where the first plausible frame begins: a header whose every number makes sense, and another one behind it."""
+    """Where the first plausible frame begins: its header makes sense, and a magic follows the frame."""
     for at in range(len(data) - HEADER_SIZE + 1):
         if data[at] in Magic._value2member_map_ and _is_plausible(data, at, limit):
             return at

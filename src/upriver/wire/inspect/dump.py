@@ -1,7 +1,7 @@
-"""A frame for people and programs: every field with its place and name, and the rule that a broken frame breaks.
+"""Explains one frame: every field with its name and place, and the rule that a broken frame breaks.
 
-``FrameDump`` is what is known of one frame; ``rows`` draws it field by field, with the names of the specification,
-and ``as_json`` gives the object that ``upriver wire decode --json`` prints.
+``FrameDump`` is what is known about the frame; ``rows`` lists its fields with the names of the specification, and
+``as_json`` gives the object that ``upriver wire decode --json`` prints.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _UNCOUNTED_STREAM_ID = InvalidMessage(
 
 
 class DumpRow(NamedTuple):
-    """One line of a drawing: a field, where it lies, its bytes, and what they mean."""
+    """One line of a dump: a field, its offset, its bytes, and what they mean."""
 
     name: str
     offset: int
@@ -55,7 +55,7 @@ class DumpRow(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The bytes that the field takes, as the specification writes them: ``(6,7)`` or ``(24-31)``."""
+        """The offsets of the field's bytes, as the specification writes them: ``(6,7)`` or ``(24-31)``."""
         last = self.offset + len(self.raw) - 1
         if len(self.raw) < 2:
             return f"({self.offset})"
@@ -64,7 +64,7 @@ class DumpRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameDump:
-    """What is known of one frame: its bytes always, its message or the rule it breaks."""
+    """What is known about one frame: its bytes, and its message or the rule that it breaks."""
 
     raw: bytes
     frame: Frame | None
@@ -85,37 +85,37 @@ class FrameDump:
 
 
 def _layout_name(message: Message) -> str:
-    """The class of a message as a dump shows it: the opcode beside it already says DCP."""
+    """The name of a message's class, without ``Dcp``: the opcode beside it already says that."""
     name = type(message).__qualname__
     return name if name == "DcpNoop" else name.removeprefix("Dcp")
 
 
 def opcode_name(opcode: int, server: bool = False) -> str:
-    """The name of an opcode, whatever the byte."""
+    """The name of an opcode; any byte has one."""
     known: type[Enum] = ServerOpcode if server else Opcode
     return known(opcode).name if opcode in known._value2member_map_ else f"UNKNOWN_0x{opcode:02x}"
 
 
 def dump_frame(frame: Frame, context: Context) -> FrameDump:
-    """Decode one frame as far as it goes; never raises for what the bytes say."""
+    """Decode one frame as far as possible; no frame raises an error."""
     raw, message = frame.encode(), None
     mended = mend_stream_id(frame)
     error: RemoteProtocolError | None = None if mended is frame else _UNCOUNTED_STREAM_ID
     try:
         message = decode(mended, context)
-        _look_inside(message, mended)
+        _check_content(message, mended)
     except RemoteProtocolError as problem:
         error = error or problem
     return FrameDump(raw, mended, message, error, context)
 
 
 def dump_broken(raw: bytes, error: RemoteProtocolError, context: Context) -> FrameDump:
-    """Bytes that cannot be cut into frames."""
+    """A dump of bytes that cannot be cut into frames."""
     return FrameDump(raw, None, None, error, context)
 
 
-def _look_inside(message: Message, frame: Frame) -> None:
-    """Rules about the value that decoding leaves to the producer: snappy, extended attributes, the stream filter."""
+def _check_content(message: Message, frame: Frame) -> None:
+    """Check what ``decode`` leaves to the producer: snappy, extended attributes, the stream filter."""
     if frame.datatype and frame.value:
         values.check_value(frame.value, frame.datatype, frame.value_at)
     if isinstance(message, StreamRequest):
@@ -126,17 +126,17 @@ def _look_inside(message: Message, frame: Frame) -> None:
 
 
 def rows(dump: FrameDump) -> list[DumpRow]:
-    """The drawing of a frame, top to bottom."""
+    """The fields of a frame, in byte order."""
     found = list(_header_rows(dump.raw))
     if dump.frame:
         found += _framing_rows(dump.frame)
         found += _body_rows(dump)
     elif len(dump.raw) > HEADER_SIZE:
         found.append(DumpRow("Body", HEADER_SIZE, dump.raw[HEADER_SIZE:]))
-    return [row._replace(broken=_is_culprit(row, dump.error)) for row in found]
+    return [row._replace(broken=_is_broken(row, dump.error)) for row in found]
 
 
-def _is_culprit(row: DumpRow, error: RemoteProtocolError | None) -> bool:
+def _is_broken(row: DumpRow, error: RemoteProtocolError | None) -> bool:
     return error is not None and row.offset <= error.offset < row.offset + max(1, len(row.raw))
 
 
@@ -208,14 +208,14 @@ def _body_rows(dump: FrameDump) -> Iterator[DumpRow]:
 
 
 def fields_of(frame: Frame, context: Context) -> tuple[Declaration, dict[str, Any]] | None:
-    """The declared fields of a frame, also of one that breaks a later rule; ``None`` if they cannot be cut out."""
+    """The declared fields of a frame, even if it breaks a later rule; ``None`` if they cannot be read."""
     cls = message_class(frame, context)
     if cls is None:
         return None
     try:
         check_sizes(cls.declared, frame, keys.MAX_WIRE_KEY)
         return cls.declared, decode_sections(cls.declared, frame)
-    except InvalidMessage:  # the caller has the first broken rule already
+    except InvalidMessage:  # the caller already has the first broken rule
         return None
 
 
@@ -268,7 +268,7 @@ def _number_note(info: FieldInfo, number: int) -> str:
     return str(number)
 
 
-_RELATIVE = 30 * 24 * 3600  # a larger expiry is a moment, a smaller one a duration (docs/protocol/kv.md#clocks)
+_RELATIVE = 30 * 24 * 3600  # a larger expiry is a point in time, a smaller one a duration (docs/protocol/kv.md#clocks)
 
 
 def _moment(seconds: int) -> str:
@@ -303,7 +303,7 @@ def _preview(raw: bytes) -> str:
 
 
 def as_text(raw: bytes) -> str | None:
-    """The bytes as text, if that is what they are: UTF-8 that can be printed."""
+    """The bytes as text if they are printable UTF-8, else None."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -315,7 +315,7 @@ def as_text(raw: bytes) -> str | None:
 
 
 def as_json(dump: FrameDump) -> dict[str, Any]:
-    """The object of one frame: header, ``fields``, ``key``, ``value``, and ``error`` if it is broken."""
+    """The JSON object for one frame: header, ``fields``, ``key``, ``value``, and ``error`` if it is broken."""
     found = _header_json(dump)
     if dump.frame:
         found |= _body_json(dump.frame, dump)
@@ -327,7 +327,7 @@ def as_json(dump: FrameDump) -> dict[str, Any]:
 
 
 def error_json(error: RemoteProtocolError) -> dict[str, Any]:
-    """What is wrong and where; ``status`` is the answer of a server, ``None`` if it closes the connection instead."""
+    """What is wrong and where; ``status`` is what a server answers, ``None`` if it closes the connection instead."""
     status = None if isinstance(error, FramingError) else int(error.status)
     return {"field": error.field, "offset": error.offset, "reason": error.reason, "status": status}
 
@@ -362,7 +362,7 @@ def _body_json(frame: Frame, dump: FrameDump) -> dict[str, Any]:
 def _fields_json(declared: Declaration, content: dict[str, Any]) -> dict[str, Any]:
     whole = {declared.key_name}
     if declared.rest and not isinstance(declared.rest.layout, ValueCodec | Repeated):
-        whole.add(declared.rest.name)  # the value as it is: shown once, as ``value``
+        whole.add(declared.rest.name)  # the plain value is shown once, as ``value``
     names = (info.name for info in declared.fields if info.name in content and info.name not in whole)
     return {name: _plain(content[name]) for name in names}
 

@@ -1,7 +1,7 @@
-"""Frames to columns in one pass: the numba kernel of ``bulk.decode``.
+"""Decodes frames into columns in one pass, and checks rows against their streams: the kernels of ``bulk``.
 
-The kernel takes a document message only if nothing about it is unusual. Everything else (other opcodes,
-other framing extras, broken prefixes, seqno 0, extended metadata) is reported as a control frame for the object reader,
+The decoder takes a document message only if nothing about it is unusual. Every other frame (other opcodes, other
+framing extras, broken prefixes, seqno 0, extended metadata) is reported as a control frame for the object reader,
 which knows every rule and its error. So the two readers cannot disagree about what is legal.
 """
 
@@ -31,16 +31,16 @@ from upriver.wire.kernels.intrinsics import (
 )
 from upriver.wire.kernels.kernel import INLINE, kernel
 
-# Where each column's address stands in the address table of a ``Columns``; the order is that of its ``LAYOUT``.
+# The place of each column in the address table of a ``Columns``, in the order of its ``LAYOUT``.
 EVENT, VBUCKET, COLLECTION, DATATYPE, SEQNO, REV, CAS, FLAGS, EXPIRY = range(9)
 DELETE_TIME, LOCK_TIME, STREAM_ID, OPAQUE, NRU, KEY_AT, VALUE_AT, KEY, VALUE = range(9, 18)
 SNAP_START, SNAP_END, VBUUID, EPOCH = range(18, 22)
 KEY_SAFE, VALUE_SAFE = range(22, 24)  # up to where the key and value areas may be read
 
-# The slots of ``state``: what the kernel goes on from, and what it reports.
+# The slots of ``state``: where the kernel continues, and what it reports.
 AT, ROWS, KEY_USED, VALUE_USED, TOUCHED, CONTROLS, BYTES, REASON = range(8)
-# Columns that are nearly always 0 are zeroed beforehand and written only once one of them is not: a third of the time
-# that columns cost. ``TOUCHED`` says which of them are written.
+# Columns that are nearly always 0 are zeroed beforehand and written only after the first value that is not 0, which
+# saves a third of the time for columns. ``TOUCHED`` says which of them are being written.
 _COLLECTIONS_TOUCHED, _OTHERS_TOUCHED = 1, 2
 CONTROL_WIDTH = 3  # row, offset, size
 MAX_CONTROLS = 1024
@@ -69,7 +69,7 @@ _USUAL_KEY = HEADER + _USUAL_EXTRAS
 
 @njit(**INLINE)
 def is_framed(head, size, limit):
-    """Whether a header makes sense at all: what ``framing.frame_size`` checks. ``head``: its first 8 bytes."""
+    """Whether a header passes the checks of ``framing.frame_size``; ``head`` is its first 8 bytes."""
     magic = (head >> 56) & 0xFF
     flexible = (magic == _ALT_REQUEST) | (magic == _ALT_RESPONSE)
     if not flexible and not 0x80 <= magic <= 0x83:
@@ -82,9 +82,9 @@ def is_framed(head, size, limit):
 
 @njit(**INLINE)
 def legal_datatypes(op, extlen, p, rules):
-    """The datatypes that a message with these extras at ``p`` may have; none if the extras are not plain.
+    """The datatypes that a message with the extras at ``p`` may have; none if the extras are not plain.
 
-    Not plain: an unknown size, seqno 0 or above 2^63, extended metadata, or something in an unused byte.
+    Not plain: an unknown size, seqno 0 or above 2^63, extended metadata, or an unused byte that is not 0.
     """
     if load_be64(p) <= 0:
         return 0
@@ -149,9 +149,9 @@ def prefix_value(p, n):
 
 @njit(**INLINE)
 def is_usual(p, head, size, left, rules):
-    """Whether this is what nearly every frame is: a complete mutation with no framing extras and a short prefix.
+    """Whether the frame is of the usual kind: a complete mutation with no framing extras and a short prefix.
 
-    Says no to much that is right; the slower way decides about those.
+    Many valid frames are not; the slower path handles those.
     """
     klen = (head >> 32) & 0xFFFF
     if (head & _USUAL_MASK) != _USUAL or klen > 247 or size < _USUAL_KEY + klen:
@@ -195,7 +195,7 @@ def key_length(head, sid):
 
 @njit(**INLINE)
 def write_header(p, head, op, row, table):
-    """The columns that come from the header at ``p``."""
+    """Write the columns that come from the header at ``p``."""
     put8(table, EVENT, row, op)
     put8(table, DATATYPE, row, datatype_of(head))
     put16(table, VBUCKET, row, head & 0xFFFF)
@@ -205,7 +205,7 @@ def write_header(p, head, op, row, table):
 
 @njit(**INLINE)
 def write_extras(op, extlen, p, row, sid, touched, table):
-    """The columns that come from the extras at ``p``; returns what is touched now."""
+    """Write the columns that come from the extras at ``p``; returns the new ``touched``."""
     put64(table, SEQNO, row, load_be64(p))
     put64(table, REV, row, load_be64(p + 8))
     flags, expiry, lock_time, delete_time, nru = 0, 0, 0, 0, 0
@@ -236,10 +236,10 @@ def write_collection(collection, row, touched, table):
 
 @njit(**INLINE)
 def copy_over(target, source, size, safe):
-    """At least ``size`` bytes, in whole blocks where the source may be read that far, else exactly.
+    """Copy ``size`` bytes: in whole blocks, which may copy more, where the source may be read that far, else exactly.
 
-    The target has ``SLACK`` bytes to spare. Between 256 B and 2 KiB libc's memcpy reaches 0.6 of its own speed for
-    large blocks; this loop reaches 0.95. Above, libc wins.
+    The target has ``SLACK`` bytes to spare. Between 256 B and 2 KiB libc's memcpy reaches 0.6 of its speed for large
+    blocks; this loop reaches 0.95. Above that, libc is faster.
     """
     if size > 2048 or source + size + SLACK > safe:
         copy(target, source, size)
@@ -254,7 +254,7 @@ def copy_over(target, source, size, safe):
 
 @njit(**INLINE)
 def write_row(p, head, op, extlen, sid, prefix, collection, klen, vlen, row, keys, values, touched, safe, table):
-    """A plain document message as row ``row``, its key at ``keys`` and its value at ``values``."""
+    """Write a plain document message as row ``row``, its key at ``keys`` and its value at ``values``."""
     extras = p + HEADER + (_SID_SIZE if sid else 0)
     key = extras + extlen
     write_header(p, head, op, row, table)
@@ -276,7 +276,7 @@ def has_room(klen, vlen, row, keys, values, rules):
 
 @njit(**INLINE)
 def note_control(controls, noted, row, at, size):
-    """A frame for the object reader."""
+    """Report a frame for the object reader."""
     slot = controls + 8 * CONTROL_WIDTH * noted
     store_le64(slot, row)
     store_le64(slot + 8, at)
@@ -287,8 +287,8 @@ def note_control(controls, noted, row, at, size):
 def decode(base, end, safe, rules, table, controls, state):
     """Decode from ``base + state[AT]`` to ``base + end``, until the input ends or something is full.
 
-    ``safe``: the address up to which memory may be read. ``controls`` gets (row, offset, size) of every frame that
-    is left to the object reader. Counters stay in registers: keeping them in ``state`` costs a third of the speed.
+    Memory may be read up to the address ``safe``. ``controls`` gets (row, offset, size) of every frame for the
+    object reader. Counters stay in registers: keeping them in ``state`` costs a third of the speed.
     """
     at, row, keys, values, touched = state[AT], state[ROWS], state[KEY_USED], state[VALUE_USED], state[TOUCHED]
     noted, charged, reason = 0, 0, INCOMPLETE
@@ -348,7 +348,7 @@ CLOSED, OPEN, OUT_OF_ORDER, IGNORED = range(4)
 
 @njit(**INLINE)
 def breaks_order(seqno, streams, s):
-    """Whether a change may not come next on the stream at ``s``.
+    """Whether a change with this seqno must not come next on the stream at ``s``.
 
     See docs/protocol/snapshots.md#promises, guarantees 1 and 2.
     """
@@ -359,7 +359,7 @@ def breaks_order(seqno, streams, s):
 
 @kernel(I64(I64, I64, I64, I64, I64, I64, ARRAY))
 def advance(first, last, by_opaque, table, streams, slots, dropped):
-    """Check rows against their streams and stamp them with what the stream knows.
+    """Check rows against their streams, and stamp them with the snapshot, branch and epoch.
 
     Returns the first row that breaks a rule, or -1. Rows beyond the wanted end, or of an ignored stream, get event 0
     and are counted in ``dropped``.

@@ -1,4 +1,4 @@
-"""Packed records to frames, and columns to packed records: the numba kernels of ``bulk.encode`` and ``bulk.live``.
+"""Encodes packed records as frames, and columns as packed records: the kernels of ``bulk.encode`` and ``bulk.live``.
 
 Every frame of a document message is written by ``put_head`` and ``put_extras``.
 """
@@ -59,7 +59,7 @@ UNSEEN = -1  # a prepare or an abort, for a reader that sees only commits
 
 @njit(**INLINE)
 def opcode_of(kind, bits):
-    """The opcode that announces a record: expirations are deletions unless the peer asked for them.
+    """The opcode for a record; an expiration is sent as a deletion unless the peer asked for expirations.
 
     See docs/protocol/messages.md#expiration.
     """
@@ -70,7 +70,7 @@ def opcode_of(kind, bits):
 
 @njit(**INLINE)
 def extras_size(op, bits):
-    """Extras length of a document message in the dialect and version asked for.
+    """The extras length of a document message in the dialect and version that the stream asked for.
 
     See docs/protocol/messages.md and docs/protocol/upr.md#differences.
     """
@@ -85,7 +85,7 @@ def extras_size(op, bits):
 
 @njit(**INLINE)
 def put_head(o, op, klen, extlen, datatype, vbucket, vlen, opaque, cas, sid):
-    """Header and stream-id; returns where the extras go."""
+    """Write header and stream-id; returns where the extras go."""
     common = op << 48 | extlen << 24 | datatype << 16 | vbucket
     framing = 3 if sid else 0
     if sid:
@@ -103,7 +103,7 @@ def put_head(o, op, klen, extlen, datatype, vbucket, vlen, opaque, cas, sid):
 
 @njit(**INLINE)
 def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
-    """Extras; ``time`` is the expiry of a mutation and the deletion time of a tombstone."""
+    """Write the extras; ``time`` is the expiry of a mutation and the deletion time of a tombstone."""
     store_be64(o, seqno)
     store_be64(o + 8, rev)
     if op == _MUTATION:
@@ -124,7 +124,7 @@ def put_extras(o, op, extlen, seqno, rev, flags, time, lock_time, nru):
 
 @njit(**INLINE)
 def is_in(sorted_ids, count, wanted):
-    """Binary search in the table at ``sorted_ids``."""
+    """Whether ``wanted`` is in the table at ``sorted_ids``, by binary search."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
@@ -137,7 +137,7 @@ def is_in(sorted_ids, count, wanted):
 
 @njit(**INLINE)
 def is_wanted(kind, collection, plan):
-    """Whether a stream with these options sees documents of this kind and collection."""
+    """Whether a stream with these options is sent documents of this kind and collection."""
     bits = word(plan, BITS)
     if kind and bits & SKIP_DELETES:
         return False
@@ -157,7 +157,7 @@ def is_whole(r, left):
 
 @njit(**INLINE)
 def plain_kind(kind, r, bits):
-    """The kind of the record at ``r`` to a reader without sync writes: a commit is the document that it made.
+    """The kind that the record at ``r`` has for a reader without sync writes: a commit is the document that it made.
 
     See docs/protocol/snapshots.md#seqnos.
     """
@@ -170,7 +170,7 @@ def plain_kind(kind, r, bits):
 
 @njit(**INLINE)
 def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
-    """One packed record as a frame."""
+    """Write one packed record as a frame."""
     klen = load_le16(r + _AT_KEY_LEN) - strip
     extras = put_head(
         o, op, klen, extlen, datatype, word(plan, P_VBUCKET), vlen, word(plan, P_OPAQUE),
@@ -190,7 +190,7 @@ def put_record(o, r, op, extlen, strip, vlen, datatype, plan, safe):
 
 @njit(**INLINE)
 def encode_run(base, size, out, room, plan, state):
-    """Records from ``base + state[OFFSET]`` on, as frames at ``out + state[WRITTEN]``, within ``room`` bytes."""
+    """Write the records from ``base + state[OFFSET]`` on as frames at ``out + state[WRITTEN]``, in ``room`` bytes."""
     bits, safe = word(plan, BITS), base + size
     at, written, records, reason = state[OFFSET], state[WRITTEN], 0, END
     strip = 0 if bits & COLLECTIONS else 1
@@ -242,7 +242,7 @@ def encode_run(base, size, out, room, plan, state):
 
 @kernel(types.void(I64, I64, I64, I64, I64, ARRAY))
 def encode_packed(base, size, out, room, plan, state):
-    """``encode_run`` with everything as the caller has put it into ``plan`` and ``state``."""
+    """``encode_run`` for Python; the caller fills ``plan`` and ``state``."""
     encode_run(base, size, out, room, plan, state)
 
 
@@ -259,10 +259,11 @@ def first_live(base, size, after):
 
 @njit(**INLINE)
 def put_snapshot(base, size, out, written, room, plan, after, upto, budget, start, end, flags, replica, state):
-    """A whole snapshot of few records: its marker (for a replica of version 2.0, else of 1), and their frames.
+    """Write a whole small snapshot: its marker (version 2.0 for a replica, else 1) and the frames of its records.
 
-    ``start`` 0 is the first record's seqno, ``end`` 0 the last one sent; any other ``end`` that is not sent is told
-    with a SEQNO_ADVANCED. Returns (written, records, last seqno sent, reason), and has written all of it or nothing.
+    ``start`` 0 stands for the first record's seqno, ``end`` 0 for the last seqno sent. If another ``end`` is not the
+    last seqno sent, a SEQNO_ADVANCED follows. Writes all or nothing; returns (written, records, last seqno sent,
+    reason).
     """
     marker = _REPLICA_MARKER_FRAME if replica else _MARKER_FRAME
     store_le64(plan + 8 * AFTER, after)
@@ -275,7 +276,7 @@ def put_snapshot(base, size, out, written, room, plan, after, upto, budget, star
         return written, 0, 0, SPECIAL if state[INVISIBLE] else min(state[REASON], SPECIAL)
     if end and end != last:
         if budget <= done - written:
-            return written, 0, 0, WINDOW  # the documents use the window up: what says how far they go must wait
+            return written, 0, 0, WINDOW  # the documents use up the window, so the SEQNO_ADVANCED would have to wait
         put_head(out + done, _SEQNO_ADVANCED, 0, 8, 0, word(plan, P_VBUCKET), 0, word(plan, P_OPAQUE), 0, 0)
         store_be64(out + done + _HEADER, end)
         done += _ADVANCED_FRAME
@@ -284,7 +285,7 @@ def put_snapshot(base, size, out, written, room, plan, after, upto, budget, star
     if replica:
         o = 1 + put_head(out + written, _MARKER, 0, 1, 0, word(plan, P_VBUCKET), 36, word(plan, P_OPAQUE), 0, 0)
         store8(o - 1, 0)
-        store_be64(o + 20, upto)  # all of it is visible: a prepare would have needed thought
+        store_be64(o + 20, upto)  # everything is visible: a snapshot with a prepare is not written here
         store_be64(o + 28, 0)
     else:
         o = put_head(out + written, _MARKER, 0, 20, 0, word(plan, P_VBUCKET), 0, word(plan, P_OPAQUE), 0, 0)
@@ -294,19 +295,19 @@ def put_snapshot(base, size, out, written, room, plan, after, upto, budget, star
     return done, state[RECORDS], last, END
 
 
-# What is new in a vbucket, and what follows it: the columns of the two tables of ``encode_followed``.
+# The columns of the two tables of ``encode_followed``: new snapshots by row, and live streams by vbucket.
 N_VBUCKET, N_FIRST, N_LAST, N_START, N_FLAGS, N_ADDRESS, N_SIZE, N_WIDTH = range(8)
 F_PLAN, F_SWITCHES, F_END, F_RECORDS, F_SENT, F_ADVANCED, F_WIDTH = range(7)
 F_CAN_ADVANCE, F_FILTERED, F_REPLICA = 1, 2, 4
-# What became of a follower: there was none, it has it, it has it and that was all it wanted, it must go another way.
+# Outcomes of a row: no live stream; sent; sent, and the stream has reached its end; the stream must send it itself.
 NOBODY, SERVED, FINISHED, LEFT_OUT = range(4)
 
 
 @kernel(types.UniTuple(I64, 3)(ARRAY, I64, I64, ARRAY, I64, I64, I64, I64, ARRAY, ARRAY), nogil=False)
 def encode_followed(news, row, rows, followers, out, written, room, budget, outcomes, state):
-    """Snapshots ``row`` to ``rows`` of ``news``, each for whoever follows its vbucket, until buffer or window are full.
+    """Write snapshots ``row`` to ``rows`` of ``news`` for the live streams, until the buffer or the window is full.
 
-    Returns (the row to go on at, written, documents).
+    Returns (the row to continue at, written, documents).
     """
     records = 0
     while row < rows:
@@ -343,7 +344,7 @@ def encode_followed(news, row, rows, followers, out, written, room, budget, outc
 
 @njit(**INLINE)
 def put_prefix(o, collection):
-    """The collection id in LEB128; returns its size."""
+    """Write a collection id in LEB128; returns its size."""
     n = 0
     while collection >= 0x80:
         store8(o + n, collection & 0x7F | 0x80)
@@ -364,7 +365,7 @@ def prefix_length(collection):
 
 @kernel(types.void(I64, I64, I64, I64, I64, I64, ARRAY))
 def pack_columns(rows, count, out, room, table, starts, state):
-    """The rows named in ``rows`` as packed records from ``out + state[WRITTEN]``; ``starts`` gets their offsets."""
+    """Write the rows in ``rows`` as packed records from ``out + state[WRITTEN]`` on; ``starts`` gets their offsets."""
     written, n, reason = state[WRITTEN], 0, END
     while n < count:
         row = word(rows, n)

@@ -1,9 +1,9 @@
-"""What kernels are made of: unaligned loads, stores and copies, at raw addresses and in byte arrays.
+"""The building blocks of kernels: unaligned loads, stores and copies, at raw addresses and in byte arrays.
 
 Each is one or two machine instructions. Byte loops in numba are five times slower, and NumPy views cannot express
-"a big-endian u64 at any byte". At addresses everything is an ``int64``: mixing signed and unsigned makes numba fall
-into floats. In arrays, words of 64 bits are unsigned: they are seqnos, CAS values and hashes. The caller answers for
-the bounds; nothing here checks them.
+"a big-endian u64 at any byte". At addresses every number is an ``int64``: mixing signed and unsigned makes numba use
+floats. In arrays, 64-bit words are unsigned: they are seqnos, CAS values and hashes. Nothing here checks bounds; the
+caller must.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -99,7 +99,7 @@ def _put(bits: int) -> Any:
 
 
 # Tables and columns are passed as addresses: numba counts references to arrays at every call, which doubles the time
-# of a row. That these are intrinsics and not functions saves seconds of compiling, one specialisation per constant.
+# per row. These are intrinsics because functions would be specialised per constant, which takes seconds to compile.
 get8, get16, get32, get64 = _get(8), _get(16), _get(32), _get(64)
 put8, put16, put32, put64 = _put(8), _put(16), _put(32), _put(64)
 
@@ -155,7 +155,7 @@ copy32, copy128 = _block(32), _block(128)
 
 
 def _in_array(context: Any, builder: Any, kind: types.Type, array: Any, at: Any, element: ir.Type) -> Any:
-    """Where byte ``at`` of an array is, as a pointer to ``element``."""
+    """A pointer to byte ``at`` of an array, typed as ``element``."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [at]), element.as_pointer())
 
@@ -231,7 +231,7 @@ def _bytes_at(typingctx, address):
 
 
 def _prefetch(typingctx, address):
-    """Begin to fetch what is at an address; harmless wherever it points."""
+    """Start fetching the memory at an address into the cache; harmless for any address."""
 
     def generate(context, builder, signature, args):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)

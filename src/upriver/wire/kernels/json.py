@@ -1,8 +1,8 @@
-"""JSON texts of megabytes, without making objects: whether a text is JSON, how deep it is, and where a member is.
+"""Checks and searches JSON texts without making objects: whether a text is JSON, its depth, and where a member is.
 
 A parser that makes objects takes seconds for a document of 20 MB and holds the interpreter lock meanwhile; these
-kernels take milliseconds and do not. ``check`` is strict (RFC 8259, UTF-8, no lone surrogates); the others trust that
-it has been called.
+kernels take milliseconds and release the lock. ``check`` is strict (RFC 8259, UTF-8, no lone surrogates); the other
+kernels rely on a text that has passed it.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -14,7 +14,7 @@ from upriver.wire.kernels.intrinsics import ARRAY, I64, load8, load_be16, load_b
 from upriver.wire.kernels.kernel import INLINE, kernel
 
 CALLED = {**INLINE, "forceinline": False}
-INVALID, UNSURE = -1, -2  # unsure: a number or a depth at the limits of what parsers take
+INVALID, UNSURE = -1, -2  # unsure: a number or a depth at the limits of what parsers accept
 MOST_LEVELS = 1000
 _MOST_DIGITS = 300
 # What may come next.
@@ -52,7 +52,7 @@ def is_digit(c):
 
 @njit(**CALLED)
 def hex4(p, end):
-    """Four hexadecimal digits, or -1."""
+    """The number in four hexadecimal digits, or -1."""
     if end - p < 4:
         return -1
     number = 0
@@ -69,7 +69,7 @@ def hex4(p, end):
 
 @njit(**CALLED)
 def skip_escape(p, end):
-    """Where the escape ends whose backslash is at ``p``, or -1."""
+    """The end of the escape sequence whose backslash is at ``p``, or -1."""
     if end - p < 2:
         return -1
     c = load8(p + 1)
@@ -88,7 +88,7 @@ def skip_escape(p, end):
 
 @njit(**CALLED)
 def skip_rune(p, end):
-    """Where the UTF-8 sequence at ``p`` ends, or -1 if it is none."""
+    """The end of the UTF-8 sequence at ``p``, or -1 if it is invalid."""
     c = load8(p)
     size = 2 if 0xC2 <= c < 0xE0 else 3 if 0xE0 <= c < 0xF0 else 4 if 0xF0 <= c < 0xF5 else 0
     if size == 0 or end - p < size:
@@ -106,7 +106,7 @@ def skip_rune(p, end):
 
 @njit(**CALLED)
 def check_string(p, end):
-    """Where the string ends whose content begins at ``p``, or -1."""
+    """The end of the string whose content begins at ``p``, or -1."""
     while True:
         while end - p >= 8 and is_plain(load_le64(p)):
             p += 8
@@ -136,7 +136,7 @@ def skip_digits(p, end):
 
 @njit(**CALLED)
 def check_number(p, end):
-    """Where the number at ``p`` ends, or why there is none; UNSURE if it may not fit a double."""
+    """The end of the number at ``p``, or INVALID, or UNSURE if it may not fit a double."""
     begin = p
     if load8(p) == _MINUS:
         p += 1
@@ -162,7 +162,7 @@ def check_number(p, end):
 
 @njit(**CALLED)
 def check_word(p, end):
-    """Where true, false or null ends, or -1."""
+    """The end of true, false or null at ``p``, or -1."""
     if end - p >= 4 and (load_be32(p) == 0x74727565 or load_be32(p) == 0x6E756C6C):
         return p + 4
     if end - p >= 5 and load_be32(p) == 0x66616C73 and load8(p + 4) == 0x65:
@@ -172,7 +172,7 @@ def check_word(p, end):
 
 @njit(**CALLED)
 def check_simple(p, end):
-    """Where the value at ``p`` ends, which is no array and no object, or why there is none."""
+    """The end of the value at ``p``, which is neither array nor object; or INVALID or UNSURE."""
     c = load8(p)
     if c == _QUOTE:
         return check_string(p + 1, end)
@@ -240,7 +240,7 @@ def check_text(base, size, stack):
 
 @njit(**CALLED)
 def string_end(p):
-    """Where the string ends whose content begins at ``p``."""
+    """The end of the string whose content begins at ``p``."""
     while True:
         c = load8(p)
         if c == _QUOTE:
@@ -250,7 +250,7 @@ def string_end(p):
 
 @njit(**CALLED)
 def value_end(p):
-    """Where the value at ``p`` ends."""
+    """The end of the value at ``p``."""
     c = load8(p)
     if c == _QUOTE:
         return string_end(p + 1)
@@ -290,14 +290,14 @@ def are_same(p, q, size):
     return at == size
 
 
-# The slots of ``found``: of the member that the search stopped at, and how many came before it.
+# The slots of ``found``: the member at which the search stopped, and how many came before it.
 BEGIN, VALUE, VALUE_END, PASSED = range(4)
-MISSING, FOUND, ESCAPED = range(3)  # escaped: its name has to be decoded before it can be compared
+MISSING, FOUND, ESCAPED = range(3)  # escaped: the name must be decoded before it can be compared
 
 
 @kernel(types.int64(I64, I64, I64, I64, I64, ARRAY))
 def find_member(base, at, name, name_size, index, found):
-    """Search the members of the container at ``base`` from the one at offset ``at`` on, by name or, in arrays, place.
+    """Search the members of the container at ``base``, from the one at offset ``at`` on, by name or, in arrays, index.
 
     ``index`` -1 is the last one; all offsets in ``found`` are relative to ``base``.
     """

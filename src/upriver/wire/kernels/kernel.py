@@ -1,6 +1,6 @@
-"""``kernel``: how a function is declared that numba compiles.
+"""The decorator ``kernel``, which declares a function that numba compiles.
 
-Compiled code is kept between processes, and forgotten when any source that it is made of has changed.
+Compiled code is cached between processes and discarded when any source file that goes into it has changed.
 """
 # mypy: allow-untyped-calls
 
@@ -23,7 +23,7 @@ _IMPORT = re.compile(rf"^from {_PACKAGE.name}([\w.]*) import (?:\(([^)]*)\)|(.*)
 
 @cache
 def sources(file: Path) -> frozenset[Path]:
-    """The file, the modules of this package that it imports at its top, and theirs: all that its kernels can inline."""
+    """The file and the modules of this package that it imports, recursively: all that its kernels can inline."""
     found, waiting = {file}, [file]
     while waiting:
         for module, several, one in _IMPORT.findall(waiting.pop().read_text()):
@@ -42,16 +42,16 @@ def _digest(file: Path) -> str:
 
 
 class _KernelCache(FunctionCache):
-    """numba's cache of compiled code; numba itself looks only at the kernel's own file."""
+    """numba's cache of compiled code, keyed also by all sources; numba itself checks only the kernel's own file."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return (*super()._index_key(sig, codegen), _digest(Path(self._py_func.__code__.co_filename)))
 
 
 class Kernel:
-    """A function with one signature, compiled or loaded from the cache when it is first called.
+    """A function with one signature, compiled or loaded from the cache at its first call.
 
-    Compiling at import would make every user wait for kernels that others need.
+    Compiling at import would make every caller wait for kernels that it does not need.
     """
 
     def __init__(self, signature: Any, function: Callable[..., Any], nogil: bool) -> None:
@@ -78,10 +78,10 @@ def kernel(signature: None = None, *, nogil: bool = ...) -> Callable[[Callable[.
 @overload
 def kernel(signature: Any, *, nogil: bool = ...) -> Callable[[Callable[..., Any]], Kernel]: ...
 def kernel(signature: Any = None, *, nogil: bool = True) -> Callable[[Callable[..., Any]], Any]:
-    """Declare a kernel: ``@kernel(types.void(I64, ARRAY))``, or ``@kernel()`` for the types that it is called with.
+    """Declare a kernel: ``@kernel(types.void(I64, ARRAY))``, or ``@kernel()`` to compile for the types of each call.
 
-    One without a signature can be called by other kernels. One that is done in a microsecond keeps the interpreter
-    lock (``nogil=False``), which is expensive to get back.
+    Other kernels can call one without a signature. A kernel that takes about a microsecond should keep the
+    interpreter lock (``nogil=False``), because taking the lock back costs more.
     """
     return partial(_dispatcher, nogil=nogil) if signature is None else partial(Kernel, signature, nogil=nogil)
 

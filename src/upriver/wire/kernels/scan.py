@@ -1,4 +1,4 @@
-"""The numba kernel of ``bulk.scan``: it reads headers, and of the bodies only seqnos."""
+"""The numba kernel of ``bulk.scan``: reads headers, and only the seqnos of bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOTHING, _FRAME, _BROKEN = 0, 1, 2
 
 @njit(**INLINE)
 def _seqno_at(opcode, extras):
-    """Where a message has its seqno, or 0 if it has none."""
+    """The address of a message's seqno, or 0 if it has none."""
     if opcode in (0x57, 0x58, 0x59, 0x5F, 0x60, 0x64):
         return extras
     if opcode in (0x62, 0x63):

@@ -1,8 +1,8 @@
-"""Packed records whose values change on their way to a stream: the numba kernel of ``bulk.shape``.
+"""Changes the values of packed records for a stream: the numba kernel of ``bulk.shape``.
 
-What OPEN and CONTROL ask for (docs/protocol/open.md#values): bodies and extended attributes are left out, compressed
-values are inflated for a reader that cannot do so, and others compressed for one that wants them so. The records come
-out packed again, so that one encoder makes all frames.
+It does what OPEN and CONTROL ask for (docs/protocol/open.md#values): leaves out bodies and extended attributes,
+inflates values for a reader that cannot, and compresses values for a reader that wants that. The result is packed
+records again, so that one encoder makes all frames.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -33,11 +33,11 @@ from upriver.wire.kernels.snappy import CALLED, claimed_size, deflate, inflate, 
 
 # What the stream asked for, as bits of ``word(plan, BITS)``.
 XATTRS, DELETED_USER_XATTRS, NO_BODY, FORCE, KEEP_DATATYPE, SNAPPY_READER = (1 << n for n in range(6))
-# The slots of ``plan``; FRAMES is the address of the encoder's own plan, which knows the filter.
+# The slots of ``plan``; FRAMES is the address of the encoder's plan, which has the filter.
 BITS, STOP_DATATYPES, AFTER, UPTO, LIMIT, TABLE, SCRATCH, SCRATCH_SIZE, FRAMES = range(9)
-# The slots of ``state``; NEEDED says how large output and scratch have to be for the record at OFFSET.
+# The slots of ``state``; NEEDED is the size that output and scratch must have for the record at OFFSET.
 OFFSET, WRITTEN, SCANNED, REASON, NEEDED, INVISIBLE = range(6)
-# Why a run was left.
+# Why the kernel stopped.
 END, ENOUGH, PAST, SPECIAL, TOO_SMALL, CORRUPT = range(6)
 
 _JSON, _SNAPPY, _XATTR = 1, 2, 4
@@ -46,13 +46,13 @@ _MOST_INFLATED = 30 << 20
 _LEAST_WORTH_COMPRESSING = 32
 _UNDERSCORE = 0x5F
 _SOUND, _SMALL, _BROKEN = 0, -1, -2
-# The slots of ``work``, where a value is while it is changed.
+# The slots of ``work``, which describe a value while it is changed.
 _AT, _SIZE, _DATATYPE, _USED = range(4)
 
 
 @njit(**CALLED)
 def pair_size(p, end):
-    """The size of the attribute at ``p`` with its length, or -1: two strings, each ended by a zero byte.
+    """The size of the attribute at ``p`` with its length field, or -1 unless it is two strings that end in zero bytes.
 
     See docs/protocol/kv.md#xattrs.
     """
@@ -70,7 +70,7 @@ def pair_size(p, end):
 
 @njit(**CALLED)
 def are_sound(p, end):
-    """Whether the section is made of whole attributes."""
+    """Whether the section consists of whole attributes."""
     while p < end:
         size = pair_size(p, end)
         if size < 0:
@@ -81,7 +81,7 @@ def are_sound(p, end):
 
 @njit(**CALLED)
 def keep_system(p, end, target):
-    """The attributes whose names begin with an underscore, as a section at ``target``; returns its size, 0 if none."""
+    """Write the attributes whose names begin with an underscore to ``target``; returns their size, 0 if none."""
     o = target + 4
     while p < end:
         size = load_be32(p) + 4
@@ -95,7 +95,7 @@ def keep_system(p, end, target):
 
 @njit(**CALLED)
 def strip(gone, plan, work):
-    """Inflate the value and leave out what the stream does not want (as ``producer.frames`` does in Python)."""
+    """Inflate the value and leave out what the stream does not want, as ``producer.frames`` does in Python."""
     bits, datatype = word(plan, BITS), work[_DATATYPE]
     if datatype & _SNAPPY:
         claimed = claimed_size(work[_AT], work[_SIZE])
@@ -133,7 +133,7 @@ def strip(gone, plan, work):
 
 @njit(**CALLED)
 def shape_record(r, gone, at, o, room, plan, work, state):
-    """The record at ``r`` with its new value, at ``o``; returns its size, or why not. ``at`` stays with it."""
+    """Write the record at ``r`` with its new value to ``o``, and ``at`` into it; returns its size, or why it cannot."""
     bits, klen, original = word(plan, BITS), load_le16(r + packed.AT_KEY_LEN), load8(r + packed.AT_DATATYPE)
     value = o + _RECORD + klen
     work[_AT], work[_SIZE] = r + _RECORD + klen, load_le32(r + packed.AT_VALUE_LEN)
@@ -159,13 +159,13 @@ def shape_record(r, gone, at, o, room, plan, work, state):
     store_le32(o + packed.AT_SIZE, _RECORD + klen + size)
     store8(o + packed.AT_DATATYPE, datatype)
     store_le32(o + packed.AT_VALUE_LEN, size)
-    store_le64(o + packed.AT_PREV, at)  # where the record came from: an encoder does not need its predecessor
+    store_le64(o + packed.AT_PREV, at)  # where the record came from; encoders do not use this field
     return _RECORD + klen + size
 
 
 @kernel(types.void(I64, I64, I64, I64, I64, ARRAY, ARRAY))
 def shape_run(base, size, out, room, plan, work, state):
-    """The documents from ``base + state[OFFSET]`` on that the stream sees, at ``out``, until about LIMIT bytes."""
+    """Write the stream's documents from ``base + state[OFFSET]`` on to ``out``, up to about LIMIT bytes."""
     at, written, reason = state[OFFSET], 0, END
     frames = word(plan, FRAMES)
     while at < size:

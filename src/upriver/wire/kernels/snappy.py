@@ -1,6 +1,6 @@
-"""Raw snappy as functions for kernels: a value at an address to a value at another, without a Python object.
+"""Raw snappy for kernels: compresses and inflates from one address to another, without Python objects.
 
-``cramjam`` does one value per call, with two objects each; a run of small documents then costs more in calls than in
+``cramjam`` handles one value per call, with two objects each; for small documents the calls cost more than the
 compression. Both functions trust their addresses and lengths, but not the compressed bytes.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
@@ -22,9 +22,9 @@ from upriver.wire.kernels.intrinsics import (
 from upriver.wire.kernels.kernel import INLINE
 
 CALLED = {**INLINE, "forceinline": False}  # large, and used in several places
-TABLE_BYTES = 1 << 15  # of 16-bit positions: what a block of 64 KiB needs at most
+TABLE_BYTES = 1 << 15  # of 16-bit positions; the most that a block of 64 KiB needs
 _BLOCK = 1 << 16
-_MARGIN = 15  # bytes at a block's end in which no match is looked for: they can be read without a check
+_MARGIN = 15  # bytes at a block's end without a search for matches, so that loads need no check
 _MULTIPLIER = 0x1E35A7BD
 _LITERAL, _COPY1, _COPY2 = 0, 1, 2
 _SLOWEST_SKIP = 32
@@ -32,7 +32,7 @@ _SLOWEST_SKIP = 32
 
 @njit(**INLINE)
 def most_deflated(size):
-    """The largest that ``size`` bytes can become."""
+    """The largest compressed size of ``size`` bytes."""
     return 32 + size + size // 6
 
 
@@ -83,7 +83,7 @@ def hash_at(p, shift):
 
 @njit(**INLINE)
 def match_length(p, q, most):
-    """How many bytes at ``p`` and ``q`` are the same, up to ``most``."""
+    """How many bytes at ``p`` and ``q`` are equal, up to ``most``."""
     n = 0
     while n + 8 <= most and load_le64(p + n) == load_le64(q + n):
         n += 8
@@ -94,7 +94,7 @@ def match_length(p, q, most):
 
 @njit(**INLINE)
 def clear_table(table, size):
-    """A table that fits ``size`` bytes, empty; returns by how much a hash is to be shifted."""
+    """Clear a table for ``size`` bytes of input; returns by how much to shift a hash."""
     bits = 8
     while bits < 14 and 1 << bits < size:
         bits += 1
@@ -122,7 +122,7 @@ def deflate_block(source, size, o, table):
                 if at < limit:
                     store_le16(table + 2 * hash_at(source + at - 1, shift), at - 1)
             else:
-                at += skip >> 5  # the longer nothing is found, the less often it is tried
+                at += skip >> 5  # the longer no match is found, the fewer positions are tried
                 skip += 1
     if told < size:
         o = put_literal(o, source + told, size - told)
@@ -149,7 +149,7 @@ def deflate(source, size, target, table):
 
 @njit(**CALLED)
 def claimed_size(source, size):
-    """What a compressed value says to inflate to, or -1 if it does not say so."""
+    """The inflated size that a compressed value claims, or -1 if its preamble is broken."""
     claimed = 0
     for n in range(min(5, size)):
         byte = load8(source + n)
@@ -161,7 +161,7 @@ def claimed_size(source, size):
 
 @njit(**INLINE)
 def repeat(target, offset, size):
-    """Copy what stands ``offset`` bytes back, which may overlap what is being written."""
+    """Copy from ``offset`` bytes back; source and target may overlap."""
     n = 0
     if offset >= 8:
         while n + 8 <= size:
@@ -174,7 +174,7 @@ def repeat(target, offset, size):
 
 @njit(**CALLED)
 def inflate(source, size, target, claimed):
-    """Undo snappy into ``claimed`` bytes at ``target``; whether the value was sound. Target 0: only look."""
+    """Inflate into ``claimed`` bytes at ``target``; returns whether the value is valid. Target 0: only check."""
     p, end = source, source + size
     while load8(p) >= 0x80:
         p += 1

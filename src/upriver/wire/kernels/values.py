@@ -1,7 +1,7 @@
-"""Whether the values of received rows are what their datatypes say: the numba kernel of ``bulk.values``.
+"""Checks that the values of received rows are what their datatypes say: a numba kernel of ``bulk.row_checks``.
 
-It knows only the plain case. A row that it is not sure of is left to ``values.check_value``, which knows every rule
-and its error; so the two cannot disagree about what is legal.
+It accepts only the plain case. Any other row is left to ``values.check_value``, which knows every rule and its
+error, so the two cannot disagree about what is legal.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -20,7 +20,7 @@ _SNAPPY, _XATTR = 2, 4
 _MOST_INFLATED = 30 << 20
 _MOST_BYTES = 1 << 20  # of extended attributes
 _LONGEST_NAME = 15
-_PLAIN_PAIRS = 32  # each is compared with those before it
+_PLAIN_PAIRS = 32  # few, because each name is compared with those before it
 
 
 @njit(**CALLED)
@@ -46,7 +46,7 @@ def is_repeated(first, p, size):
 
 @njit(**CALLED)
 def are_plain(value, size, stack):
-    """Whether a value begins with extended attributes as they should be (docs/protocol/kv.md#xattrs)."""
+    """Whether a value begins with valid, plain extended attributes (docs/protocol/kv.md#xattrs)."""
     if size < 4 or load_be32(value) > size - 4 or load_be32(value) > _MOST_BYTES:
         return False
     first = p = value + 4

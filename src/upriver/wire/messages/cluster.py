@@ -1,4 +1,4 @@
-"""Cluster maps, vbucket states and seqnos, observe, compaction, collections.
+"""Messages about cluster maps, vbucket states and seqnos, observe, compaction and collections.
 
 See docs/protocol/vbuckets.md, docs/protocol/collections.md#commands and docs/protocol/kv.md.
 """
@@ -13,7 +13,6 @@ from upriver.errors import InvalidMessage
 from upriver.model import FailoverEntry, VbucketState
 from upriver.wire.checks import Context
 from upriver.wire.constants import ObserveState, Opcode, ServerOpcode
-from upriver.wire.cut import cut_bytes, cut_struct
 from upriver.wire.framing import Frame
 from upriver.wire.keys import split_key
 from upriver.wire.layout import (
@@ -38,13 +37,14 @@ from upriver.wire.layout import (
     ValueU64,
 )
 from upriver.wire.message import Message, Response, message, response
+from upriver.wire.sections import cut_bytes, cut_struct
 
 _NO_CAS = Presence.FORBIDDEN
 
 
 @message(Opcode.GET_CLUSTER_CONFIG, cas=_NO_CAS, extras=(0, 16))
 class GetClusterConfig(Message):
-    """Asks for the cluster map; with the revision that the client has, only if there is a newer one."""
+    """Asks for the cluster map, or, with the client's revision, only for a newer one."""
 
     epoch: OptI64 = None
     revision: OptI64 = None
@@ -52,7 +52,7 @@ class GetClusterConfig(Message):
 
 @message(Opcode.SET_VBUCKET, cas=_NO_CAS, datatypes=JSON_OR_RAW)
 class SetVbucket(Message):
-    """Gives a vbucket a state, and creates it where it is missing."""
+    """Sets the state of a vbucket, which is created if missing."""
 
     state: Annotated[int, Number("B"), VbucketState]
     value: OptValue = b""
@@ -66,7 +66,7 @@ class SetVbucket(Message):
 
 @message(Opcode.SET_VBUCKET, cas=_NO_CAS, datatypes=JSON_OR_RAW)
 class SetVbucketWide(Message):
-    """The same with a state of four bytes, as servers before 8.0 want it."""
+    """``SetVbucket`` with a state of four bytes, as servers before 8.0 expect it."""
 
     state: Annotated[int, Number("I"), VbucketState]
     value: OptValue = b""
@@ -76,7 +76,7 @@ class SetVbucketWide(Message):
 
 @message(Opcode.GET_VBUCKET, cas=_NO_CAS)
 class GetVbucket(Message):
-    """Which state has this vbucket?"""
+    """Asks for the state of a vbucket."""
 
     key: OptKey = b""
 
@@ -88,14 +88,14 @@ class GetVbucketResponse(Response):
 
 @message(Opcode.DEL_VBUCKET, cas=_NO_CAS)
 class DeleteVbucket(Message):
-    """Removes a vbucket; ``async=0`` waits until its data are gone."""
+    """Removes a vbucket; with ``async=0`` the answer waits until its data is gone."""
 
     value: OptValue = b""
 
 
 @message(Opcode.GET_ALL_VB_SEQNOS, cas=_NO_CAS)
 class GetAllVbSeqnos(Message):
-    """High seqnos of all vbuckets in a state (of one collection)."""
+    """Asks for the high seqnos of all vbuckets in a state, or of one collection in them."""
 
     state: OptU32 = None
     collection_id: OptU32 = None
@@ -138,7 +138,7 @@ class SeqnoPersistence(Message):
 
 @message(Opcode.OBSERVE_SEQNO)
 class ObserveSeqno(Message):
-    """How far has the branch ``vbuuid`` got, in memory and on disk?"""
+    """Asks how far the branch ``vbuuid`` has got, in memory and on disk."""
 
     vbuuid: ValueU64
 
@@ -214,7 +214,7 @@ def _decode_key_states(data: bytes, offset: int) -> tuple[KeyState, ...]:
 
 @message(Opcode.OBSERVE, cas=_NO_CAS)
 class Observe(Message):
-    """Is this key on disk, and under which CAS?"""
+    """Asks whether keys are on disk, and with which CAS."""
 
     observed: Annotated[tuple[ObservedKey, ...], ValueCodec(_encode_observed, _decode_observed)]
 
@@ -274,7 +274,7 @@ class GetManifest(Message):
 
 @message(Opcode.COLLECTIONS_GET_ID, Opcode.COLLECTIONS_GET_SCOPE_ID)
 class GetCollectionId(Message):
-    """The id of ``scope.collection`` (or of a scope); the path is the value, or the key of older clients."""
+    """Asks for the id of ``scope.collection``, or of a scope; the path is the value, or from older clients the key."""
 
     key: OptKey = b""
     value: OptValue = b""
@@ -285,7 +285,7 @@ class GetCollectionId(Message):
 
     def rules(self) -> Iterator[Broken]:
         if bool(self.key) == bool(self.value):
-            yield Broken("value", "the path belongs in the value, or in the key, and nowhere twice")
+            yield Broken("value", "the path must be in either the value or the key")
         dots = self.path.count(b".")
         if self.opcode == Opcode.COLLECTIONS_GET_ID and dots != 1:
             yield Broken("value", f"a path is scope.collection, with one dot, not {dots}")
@@ -301,7 +301,7 @@ class GetCollectionIdResponse(Response):
 
 @message(ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION, datatypes=JSON_OR_RAW, extras=(4, 16), server=True)
 class ClustermapChangeNotification(Message):
-    """A new cluster map, pushed; in its short form only the revision."""
+    """Pushes a new cluster map, or in its brief form only the revision."""
 
     revision32: OptU32 = None
     epoch: OptI64 = None

@@ -47,7 +47,7 @@ DELETION_DATATYPES = ANY_DATATYPE - {1, 3}
 
 
 def _unknown_bits(field: str, flags: int, known: int) -> Iterator[Broken]:
-    unknown = flags & ~int(known)  # of an IntFlag, ~ is only the other known bits
+    unknown = flags & ~int(known)  # ~ of an IntFlag has only the other known bits
     if unknown:
         yield Broken(field, f"flag bits 0x{unknown:x} do not exist")
 
@@ -59,7 +59,7 @@ def _no_seqno(field: str, seqno: int) -> Iterator[Broken]:
 
 @message(Opcode.DCP_OPEN, datatypes=JSON_OR_RAW)
 class Open(Message):
-    """Makes a connection a DCP connection, with ``name``, in the role that ``flags`` give the receiver."""
+    """Makes this a DCP connection called ``name``; ``flags`` give the receiver its role."""
 
     reserved: U32
     flags: Annotated[int, Number("I"), OpenFlag]
@@ -70,9 +70,9 @@ class Open(Message):
         yield from _unknown_bits("flags", self.flags, sum(OpenFlag))
         flags = OpenFlag(self.flags & sum(OpenFlag))
         if OpenFlag.SKIP_DELETES_IN_INITIAL_BACKFILL in flags and OpenFlag.PRODUCER not in flags:
-            yield Broken("flags", "0x200 (skip deletes) is for producers")
+            yield Broken("flags", "0x200 (skip deletes) is only for producers")
         if OpenFlag.NO_VALUE in flags and OpenFlag.NO_VALUE_WITH_UNDERLYING_DATATYPE in flags:
-            yield Broken("flags", "0x008 and 0x040 exclude each other")
+            yield Broken("flags", "0x008 and 0x040 cannot be combined")
         if OpenFlag.INCLUDE_DELETED_USER_XATTRS in flags and OpenFlag.INCLUDE_XATTRS not in flags:
             yield Broken("flags", "0x100 (deleted user xattrs) needs 0x004 (xattrs)")
         if bool(self.value) != bool(self.datatype):
@@ -87,7 +87,7 @@ class Open(Message):
         elif set(found) - {"consumer_name"}:
             yield Broken("value", f"unknown key {min(set(found) - {'consumer_name'})!r}")
         elif found and self.flags & OpenFlag.PRODUCER:
-            yield Broken("value", "consumer_name is for consumer connections")
+            yield Broken("value", "consumer_name is only for consumer connections")
         elif not all(isinstance(name, str) for name in found.values()):
             yield Broken("value", "consumer_name must be a string")
 
@@ -101,12 +101,12 @@ class Open(Message):
 
     @property
     def consumer_name(self) -> str | None:
-        """What the consumer calls itself in the value, if it does."""
+        """The consumer's name in the value, if there is one."""
         found = self._json() if self.value else None
         return found.get("consumer_name") if isinstance(found, dict) else None
 
 
-# As plain numbers: a client opens a thousand streams at once, and sums of an IntFlag take 20 us.
+# Plain numbers: a client opens a thousand streams at once, and a sum of IntFlags takes 20 us.
 _CACHE_TRANSFER = int(StreamFlag.CACHE_TRANSFER)
 _CACHE_TRANSFER_COMPANIONS = int(StreamFlag.CACHE_TRANSFER | StreamFlag.TAKEOVER | StreamFlag.ACTIVE_VB_ONLY)
 _STREAM_FLAGS = sum(int(flag) for flag in StreamFlag if flag is not StreamFlag.NO_VALUE)
@@ -116,12 +116,12 @@ def _stream_flags(flags: int) -> Iterator[Broken]:
     flags = int(flags)
     yield from _unknown_bits("flags", flags, _STREAM_FLAGS)
     if flags & _CACHE_TRANSFER and flags & ~_CACHE_TRANSFER_COMPANIONS:
-        yield Broken("flags", "0x100 (cache transfer) goes only with takeover and active-only")
+        yield Broken("flags", "0x100 (cache transfer) may be combined only with takeover and active-only")
 
 
 @message(Opcode.DCP_ADD_STREAM)
 class AddStream(Message):
-    """Tells a consumer to open a stream for the vbucket; answered when the handshake has ended."""
+    """Tells a consumer to open a stream for the vbucket; answered when the handshake ends."""
 
     flags: Annotated[int, Number("I"), StreamFlag] = 0
 
@@ -131,14 +131,14 @@ class AddStream(Message):
 
 @response(Opcode.DCP_ADD_STREAM, when=lambda frame: frame.specific == 0 or len(frame.extras) == 4)
 class AddStreamResponse(Response):
-    """The end of the handshake: the opaque that the stream's messages will carry."""
+    """Ends the handshake; ``stream_opaque`` is the opaque of the stream's messages."""
 
     stream_opaque: U32 = 0
 
 
 @message(Opcode.DCP_CLOSE_STREAM)
 class CloseStream(Message):
-    """Ends the vbucket's stream (the one with this stream-id, where the feature is on)."""
+    """Ends the vbucket's stream; with stream-ids on, the one with this stream-id."""
 
 
 @message(Opcode.DCP_STREAM_REQ)
@@ -175,7 +175,7 @@ def is_rollback(frame: Frame) -> bool:
 
 @response(Opcode.DCP_STREAM_REQ, when=lambda frame: is_rollback(frame) and not frame.extras)
 class RollbackResponse(Response):
-    """History has diverged: ask again from ``seqno`` or lower."""
+    """The histories have diverged: ask again from ``seqno`` or lower."""
 
     seqno: ValueU64 = 0
 
@@ -215,7 +215,7 @@ def _marker_version(frame: Frame) -> int:
 
 @message(Opcode.DCP_SNAPSHOT_MARKER, when=lambda frame: _marker_version(frame) in (0, 1) or _marker_version(frame) > 2)
 class SnapshotMarkerV20(Message):
-    """A marker for replicas: also which seqnos are visible and which prepares are complete."""
+    """A marker for replicas, which also says which seqnos are visible and which prepares are complete."""
 
     version: U8
     start_seqno: ValueU64
@@ -232,7 +232,7 @@ class SnapshotMarkerV20(Message):
 
 @message(Opcode.DCP_SNAPSHOT_MARKER, when=lambda frame: _marker_version(frame) == 2)
 class SnapshotMarkerV22(Message):
-    """A marker that also tells how far tombstones were purged."""
+    """A marker that also says how far tombstones were purged."""
 
     version: U8
     start_seqno: ValueU64
@@ -266,7 +266,7 @@ class DcpMutation(Message):
     def rules(self) -> Iterator[Broken]:
         yield from _no_seqno("by_seqno", self.by_seqno)
         if self.nmeta:
-            yield Broken("nmeta", "extended metadata is gone from the protocol: must be 0")
+            yield Broken("nmeta", "must be 0: DCP has no extended metadata")
 
 
 @message(Opcode.DCP_DELETION, datatypes=DELETION_DATATYPES)
@@ -282,7 +282,7 @@ class DcpDeletion(Message):
     def rules(self) -> Iterator[Broken]:
         yield from _no_seqno("by_seqno", self.by_seqno)
         if self.nmeta:
-            yield Broken("nmeta", "extended metadata is gone from the protocol: must be 0")
+            yield Broken("nmeta", "must be 0: DCP has no extended metadata")
 
 
 @message(Opcode.DCP_DELETION, datatypes=DELETION_DATATYPES)
@@ -302,7 +302,7 @@ class DeletionV2(Message):
 
 @message(Opcode.DCP_EXPIRATION, datatypes=DELETION_DATATYPES)
 class Expiration(Message):
-    """A document's time ran out."""
+    """A document expired."""
 
     by_seqno: U64
     rev_seqno: U64
@@ -316,7 +316,7 @@ class Expiration(Message):
 
 @message(Opcode.DCP_SET_VBUCKET_STATE, dialect=Dialect.DCP, stream_id=False)
 class SetVbucketState(Message):
-    """A step of a takeover: the receiver's vbucket changes its state, and says so."""
+    """A step of a takeover: the receiver's vbucket takes this state, and the receiver answers."""
 
     state: Annotated[int, Number("B"), VbucketState]
 
@@ -327,12 +327,12 @@ class SetVbucketState(Message):
 
 @message(Opcode.DCP_NOOP)
 class DcpNoop(Message):
-    """Are you there? Answered at once, with the same opaque."""
+    """Asks whether the reader is there; answered at once, with the same opaque."""
 
 
 @message(Opcode.DCP_BUFFER_ACK)
 class BufferAck(Message):
-    """So many bytes were processed; the producer may send as many again."""
+    """The reader has processed ``bytes`` bytes, so the producer may send as many more."""
 
     bytes: U32
 
@@ -347,7 +347,7 @@ class DcpControl(Message):
 
 @message(Opcode.DCP_PREPARE, cas=Presence.REQUIRED, datatypes=ANY_DATATYPE, stream_id=False)
 class Prepare(Message):
-    """A durable write has begun; it counts when a Commit follows."""
+    """A durable write has begun; it takes effect when a Commit follows."""
 
     by_seqno: U64
     rev_seqno: U64
@@ -375,7 +375,7 @@ class SeqnoAcknowledged(Message):
 
 @message(Opcode.DCP_COMMIT, cas=Presence.FORBIDDEN, stream_id=False)
 class Commit(Message):
-    """The prepared write of this key counts."""
+    """The prepared write of this key takes effect."""
 
     prepared_seqno: U64
     commit_seqno: U64
@@ -399,14 +399,14 @@ class Abort(Message):
 
 @message(Opcode.DCP_SEQNO_ADVANCED)
 class SeqnoAdvanced(Message):
-    """The stream has reached this seqno, though nothing that may be seen lies there."""
+    """The stream has reached this seqno, at which there is no change for this reader."""
 
     by_seqno: U64
 
 
 @message(Opcode.DCP_OSO_SNAPSHOT)
 class OsoSnapshot(Message):
-    """Between START and END, changes come in any order of seqno."""
+    """Begins or ends an out-of-order snapshot; in between, changes come in any order of seqno."""
 
     flags: Annotated[int, Number("I"), OsoFlag]
 
@@ -417,10 +417,10 @@ class OsoSnapshot(Message):
 
 @message(Opcode.DCP_CACHE_TRANSFER_END)
 class CacheTransferEnd(Message):
-    """The cache has been transferred; an ordinary stream follows."""
+    """The cache transfer is complete; an ordinary stream follows."""
 
 
 def marker_range(marker: Message) -> tuple[int, int, int]:
-    """Start, end and flags of a marker of any version but the bare one of UPR."""
+    """The start, end and flags of a DCP marker of any version."""
     assert isinstance(marker, SnapshotMarker | SnapshotMarkerV20 | SnapshotMarkerV22)
     return marker.start_seqno, marker.end_seqno, marker.flags

@@ -1,7 +1,6 @@
-"""System events (docs/protocol/collections.md#system-events) and cache transfer: messages whose value is a structure of
-its own.
+"""System events and cache transfers: messages whose value has its own structure.
 
-See docs/protocol/messages.md#cache-transfer.
+See docs/protocol/collections.md#system-events and docs/protocol/messages.md#cache-transfer.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from upriver.wire.messages.flatbuffer import Column, Schema, read_table, write_t
 
 @dataclass(frozen=True, slots=True)
 class CollectionBegun:
-    """A collection was created, flushed, or (as ModifyCollection) changed."""
+    """A collection was created or flushed, or, if ``modified``, changed."""
 
     name: str
     manifest_uid: int
@@ -69,7 +68,7 @@ _IDS: dict[type, SystemEventId] = {
 _UID_SCOPE = Struct(">QI")
 _UID_SCOPE_COLLECTION = Struct(">QII")
 _WITH_TTL = Struct(">QIII")
-_UNSAID = Struct(">??Q")  # history, metered, flush uid
+_RECORD_SUFFIX = Struct(">??Q")  # what the plain layout lacks: history, metered, flush uid
 _FLAT_COLLECTION: Schema = (
     Column("uid", "Q"), Column("scopeId", "I"), Column("collectionId", "I"), Column("ttlValid", "?", False),
     Column("maxTtl", "I"), Column("name", "s", ""), Column("history", "?", False), Column("defaultCollectionMVS", "Q"),
@@ -84,7 +83,7 @@ _FLAT_DROPPED_SCOPE: Schema = (Column("uid", "Q"), Column("scopeId", "I"), Colum
 
 @message(Opcode.DCP_SYSTEM_EVENT)
 class SystemEvent(Message):
-    """A collection or scope came, changed or went; ``content()`` says which, whatever the version."""
+    """A collection or scope was created, changed or dropped; ``content()`` reads every version."""
 
     by_seqno: U64
     event: Annotated[int, Number("I"), SystemEventId]
@@ -107,7 +106,7 @@ class SystemEvent(Message):
             yield Broken(error.field, error.reason)
 
     def content(self) -> CollectionEvent:
-        """The event as a value; ``InvalidMessage`` if the bytes do not fit it."""
+        """The event that this message describes; ``InvalidMessage`` if the bytes are wrong."""
         if self.version == 2:
             return _content_flat(self)
         size, wanted = len(self.value), _struct_of(self.event, self.version).size
@@ -117,7 +116,7 @@ class SystemEvent(Message):
 
     @classmethod
     def of(cls, by_seqno: int, content: CollectionEvent, *, flat: bool = False, **header: int) -> SystemEvent:
-        """The message for an event, in the version that a consumer with or without FlatBuffers expects."""
+        """The message for an event: version 2 if ``flat`` (FlatBuffers), else version 0 or 1."""
         name = _name_of(content)
         modified = isinstance(content, CollectionBegun) and content.modified
         event = SystemEventId.MODIFY_COLLECTION if modified else _IDS[type(content)]
@@ -128,22 +127,22 @@ class SystemEvent(Message):
 
 
 def to_record(content: CollectionEvent) -> tuple[int, int, bytes, bytes]:
-    """(event, version, key, value) as a store keeps it: the plain layout, followed by what that cannot express."""
+    """(event, version, key, value) for a record in the store: the plain layout, then the fields that it lacks."""
     plain = SystemEvent.of(0, content)
-    more = b""
+    suffix = b""
     if isinstance(content, CollectionBegun) and (content.history or content.metered or content.flush_uid):
-        more = _UNSAID.pack(content.history, content.metered, content.flush_uid)
-    return plain.event, plain.version, plain.key, plain.value + more
+        suffix = _RECORD_SUFFIX.pack(content.history, content.metered, content.flush_uid)
+    return plain.event, plain.version, plain.key, plain.value + suffix
 
 
 def of_record(event: int, version: int, key: bytes, value: bytes) -> CollectionEvent:
-    """What ``to_record`` kept; a modification lies there in the layout of a creation."""
+    """Undo ``to_record``, which stores a modification in the layout of a creation."""
     begins = event in (SystemEventId.BEGIN_COLLECTION, SystemEventId.MODIFY_COLLECTION)
     size = _struct_of(event, version).size
     plain = SystemEvent(0, SystemEventId.BEGIN_COLLECTION if begins else event, version, key, value[:size]).content()
     if not isinstance(plain, CollectionBegun):
         return plain
-    history, metered, flush_uid = _UNSAID.unpack(value[size:]) if len(value) > size else (False, False, 0)
+    history, metered, flush_uid = _RECORD_SUFFIX.unpack(value[size:]) if len(value) > size else (False, False, 0)
     modified = event == SystemEventId.MODIFY_COLLECTION
     return replace(plain, history=history, metered=metered, flush_uid=flush_uid, modified=modified)
 
@@ -247,7 +246,7 @@ _CACHED = Struct(">QQQIIIHBB")
 
 
 class CachedItem(NamedTuple):
-    """One document of a cache transfer; no value means that only key and metadata were cached."""
+    """One document of a cache transfer; the value is empty if only key and metadata were cached."""
 
     cas: int
     by_seqno: int
@@ -292,7 +291,7 @@ def _decode_items(data: bytes, offset: int) -> tuple[CachedItem, ...]:
 
 @message(Opcode.DCP_CACHE_TRANSFER, cas=Presence.FORBIDDEN)
 class CacheTransfer(Message):
-    """Documents from the producer's cache, in no order, before the stream proper begins."""
+    """Documents from the producer's cache, in no particular order, sent before the ordinary stream."""
 
     items: Annotated[tuple[CachedItem, ...], ValueCodec(_encode_items, _decode_items)]
 

@@ -1,7 +1,7 @@
-"""Just enough FlatBuffers for system events of version 2: one table of scalars and strings.
+"""Reads and writes the FlatBuffers of version 2 system events: one table of scalars and strings.
 
-Reading checks every offset, so hostile bytes give ``InvalidMessage`` and nothing else. Fields that hold their
-default are left out when writing, as the format prescribes.
+Reading checks every offset, so hostile bytes raise ``InvalidMessage`` and nothing else. Writing omits fields that
+have their default value, as the format prescribes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _U32 = Struct("<I")
 
 
 def read_table(data: bytes, schema: Schema, offset: int = 0) -> dict[str, Scalar]:
-    """The fields of the root table, defaults included; ``offset`` is where ``data`` lies in its frame."""
+    """The fields of the root table, including defaults; ``offset`` is where ``data`` starts in its frame."""
     table = _at(data, "<I", 0, offset)
     vtable = table - _at(data, "<i", table, offset)
     size = _at(data, "<H", vtable, offset)

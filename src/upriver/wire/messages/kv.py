@@ -1,6 +1,6 @@
-"""Documents: read, write, count, lock, and write with foreign metadata (docs/protocol/kv.md).
+"""Messages that read, write, count and lock documents, and write them with given metadata (docs/protocol/kv.md).
 
-Quiet commands are the same layouts under their own opcodes.
+A quiet command has the same layout with its own opcode.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GetResponse(Response):
 
 @message(Opcode.SET, Opcode.SETQ, Opcode.REPLACE, Opcode.REPLACEQ, datatypes=ANY_DATATYPE)
 class Set(Message):
-    """Writes a document; with a CAS, only if it has not changed."""
+    """Writes a document; with a CAS, only if the document still has that CAS."""
 
     flags: U32 = 0
     expiry: U32 = 0
@@ -78,7 +78,7 @@ class Delete(Message):
 
 @message(Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ, datatypes=ANY_DATATYPE)
 class Append(Message):
-    """Adds bytes to a document's end (or start, as PREPEND)."""
+    """Adds bytes to the end of a document; as PREPEND, to the start."""
 
     key: DocKey
     value: OptValue = b""
@@ -91,7 +91,7 @@ class Append(Message):
     extras=(0, 16),
 )  # fmt: skip
 class MutationResponse(Response):
-    """Written; where in history, if the client asked HELLO for mutation tokens."""
+    """The write succeeded; with its vbuuid and seqno if the client asked HELLO for mutation seqnos."""
 
     vbuuid: OptU64 = None
     seqno: OptU64 = None
@@ -99,7 +99,7 @@ class MutationResponse(Response):
 
 @message(Opcode.INCREMENT, Opcode.INCREMENTQ, Opcode.DECREMENT, Opcode.DECREMENTQ, cas=_NO_CAS)
 class Counter(Message):
-    """Adds to (or takes from) a decimal counter; expiry 0xffffffff means: do not create it."""
+    """Adds to a decimal counter; as DECREMENT, subtracts. With expiry 0xffffffff it is not created if missing."""
 
     delta: U64 = 1
     initial: U64 = 0
@@ -118,7 +118,7 @@ class CounterResponse(Response):
 
 @message(Opcode.TOUCH, Opcode.GAT, Opcode.GATQ, cas=_NO_CAS)
 class Touch(Message):
-    """Gives a document a new expiry (and reads it, as GAT)."""
+    """Gives a document a new expiry; as GAT, also reads it."""
 
     expiry: U32 = 0
     key: DocKey = b""
@@ -134,14 +134,14 @@ class GetLocked(Message):
 
 @message(Opcode.UNLOCK_KEY, cas=Presence.REQUIRED)
 class Unlock(Message):
-    """Gives up a lock."""
+    """Releases a lock."""
 
     key: DocKey
 
 
 @message(Opcode.GET_META, Opcode.GETQ_META, cas=_NO_CAS)
 class GetMeta(Message):
-    """Reads what is known of a key, tombstones included."""
+    """Reads the metadata of a key, also of a tombstone."""
 
     version: OptU8 = None
     key: DocKey = b""
@@ -153,7 +153,7 @@ class GetMeta(Message):
 
 @response(Opcode.GET_META, Opcode.GETQ_META)
 class GetMetaResponse(Response):
-    """Metadata of a key; the datatype only if version 2 was asked for."""
+    """The metadata of a key; includes the datatype if version 2 was asked for."""
 
     deleted: U32 = 0
     flags: U32 = 0
@@ -167,7 +167,7 @@ class GetMetaResponse(Response):
     Opcode.DELQ_WITH_META, datatypes=ANY_DATATYPE,
 )  # fmt: skip
 class WithMeta(Message):
-    """Writes or removes a document with another cluster's metadata, if it wins the conflict."""
+    """Writes or removes a document with another cluster's metadata, if it wins conflict resolution."""
 
     flags: U32 = 0
     expiry: U32 = 0  # the deletion time, for the delete commands
@@ -190,7 +190,7 @@ class WithMeta(Message):
 
 @message(Opcode.GET_RANDOM_KEY, cas=_NO_CAS, extras=(0, 4, 5))
 class GetRandomKey(Message):
-    """Reads any document (of a collection)."""
+    """Reads a random document, of one collection if given."""
 
     collection_id: OptU32 = None
     include_xattr: OptU8 = None
@@ -202,7 +202,7 @@ class GetRandomKey(Message):
 
 @response(Opcode.GET_RANDOM_KEY)
 class GetRandomKeyResponse(Response):
-    """Some document, with its key."""
+    """A random document, with its key."""
 
     flags: OptU32 = None
     key: OptKey = b""

@@ -1,4 +1,7 @@
-"""The session: HELLO, SASL, buckets, statistics (docs/protocol/session.md and docs/protocol/kv.md#commands)."""
+"""Messages of a session: HELLO, SASL, buckets, statistics.
+
+See docs/protocol/session.md and docs/protocol/kv.md#commands.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _NO_CAS = Presence.FORBIDDEN
 
 @message(Opcode.HELLO, cas=_NO_CAS)
 class Hello(Message):
-    """Names the agent and asks for features; the answer lists those that are on."""
+    """Names the agent and asks for features; the answer lists the features that are on."""
 
     agent: OptKey = b""
     features: Annotated[tuple[int, ...], Repeated("H", int), Feature] = ()
@@ -29,12 +32,12 @@ class HelloResponse(Response):
 
 @message(Opcode.SASL_LIST_MECHS, cas=_NO_CAS)
 class SaslListMechanisms(Message):
-    """Which ways to authenticate are there?"""
+    """Asks for the mechanisms of authentication."""
 
 
 @message(Opcode.SASL_AUTH, Opcode.SASL_STEP, cas=_NO_CAS)
 class SaslAuth(Message):
-    """Begins (or continues, as STEP) authentication."""
+    """Begins authentication; as SASL_STEP, continues it."""
 
     mechanism: Key
     value: OptValue = b""
@@ -45,26 +48,26 @@ class SaslAuth(Message):
     Opcode.GET_CLUSTER_CONFIG, Opcode.GET_ERROR_MAP, Opcode.COLLECTIONS_GET_MANIFEST,
 )  # fmt: skip
 class ValueResponse(Response):
-    """An answer that is one text: a version, a list, a challenge, a map or a manifest as JSON."""
+    """An answer whose value is one text: a version, a list, a challenge, or a map or manifest as JSON."""
 
     value: OptValue = b""
 
 
 @message(Opcode.SELECT_BUCKET)
 class SelectBucket(Message):
-    """Which bucket the commands that follow mean."""
+    """Selects the bucket for the commands that follow."""
 
     name: OptKey = b""
 
 
 @message(Opcode.LIST_BUCKETS)
 class ListBuckets(Message):
-    """Which buckets may this user see?"""
+    """Asks for the buckets that the user may see."""
 
 
 @message(Opcode.GET_ERROR_MAP, cas=_NO_CAS)
 class GetErrorMap(Message):
-    """Asks for names and attributes of every status."""
+    """Asks for the names and attributes of all statuses."""
 
     version: ValueU16
 
@@ -75,12 +78,12 @@ class GetErrorMap(Message):
 
 @message(Opcode.NOOP, Opcode.QUIT, Opcode.QUITQ, Opcode.VERSION, cas=_NO_CAS)
 class Noop(Message):
-    """A command without a body: NOOP, and under their opcodes QUIT and VERSION."""
+    """A command without a body: NOOP, or with their opcodes QUIT and VERSION."""
 
 
 @message(Opcode.VERBOSITY, cas=_NO_CAS)
 class Verbosity(Message):
-    """Accepted for old clients, without effect."""
+    """Accepted for old clients; has no effect."""
 
     level: U32 = 0
 
@@ -94,7 +97,7 @@ class Flush(Message):
 
 @message(Opcode.STAT, cas=_NO_CAS, datatypes=JSON_OR_RAW)
 class Stat(Message):
-    """Asks for a group of statistics; the answer is one packet each and an empty one at the end."""
+    """Asks for a group of statistics; each is answered in a frame of its own, and an empty frame ends the list."""
 
     group: OptKey = b""
     value: OptValue = b""
@@ -110,9 +113,9 @@ class StatResponse(Response):
 
 @message(Opcode.ENABLE_TRAFFIC, Opcode.DISABLE_TRAFFIC, cas=_NO_CAS)
 class Traffic(Message):
-    """Opens (or closes, as DISABLE) the front end after warm-up."""
+    """Lets clients read and write documents after warm-up; as DISABLE_TRAFFIC, stops them."""
 
 
 @message(Opcode.START_PERSISTENCE, Opcode.STOP_PERSISTENCE)
 class Persistence(Message):
-    """Starts (or stops) writing to disk, for tests of what is not yet persisted."""
+    """Starts writing to disk; as STOP_PERSISTENCE, stops it. For tests of what is not yet persisted."""

@@ -1,7 +1,7 @@
-"""The JSON value of a stream request: which part of a vbucket's history is wanted.
+"""The JSON value of a stream request: its filter, stream-id and purge seqno.
 
-``parse`` applies every rule that needs no knowledge of the node; whether a collection or scope exists is for the
-producer to say. An empty value means everything and is ``StreamValue()``.
+``parse`` applies every rule that needs no knowledge of the node; the producer checks whether collections and scopes
+exist. An empty value means everything and is ``StreamValue()``.
 
 See docs/protocol/stream-request.md#value.
 """
@@ -32,7 +32,7 @@ class CacheTransferSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamValue:
-    """What a stream request asks for beyond seqnos; ``None`` is a key that is not there."""
+    """What a stream request asks for beyond seqnos; ``None`` means that the key is absent."""
 
     uid: int | None = None  # the last manifest seen; producers ignore it
     sid: int | None = None
@@ -43,7 +43,7 @@ class StreamValue:
 
     @classmethod
     def parse(cls, value: bytes, offset: int = 0) -> StreamValue:
-        """Read a request's value; ``InvalidMessage`` has the status that a producer answers.
+        """Parse a request's value; ``InvalidMessage`` has the status that a producer answers.
 
         >>> StreamValue.parse(b'{"collections": ["8", "1c"], "sid": 7}')
         StreamValue(uid=None, sid=7, collections=(8, 28), scope=None, purge_seqno=None, cts=None)
@@ -78,7 +78,7 @@ def _known_keys(value: bytes) -> dict[str, Any]:
     found = _object(value)
     known = {name: read(found[name]) for name, (read, _) in _KEYS.items() if name in found}
     if not known:
-        raise InvalidMessage(f"none of {', '.join(_KEYS)} is there", "value")
+        raise InvalidMessage(f"none of {', '.join(_KEYS)} is present", "value")
     if "scope" in known and "collections" in known:
         raise InvalidMessage("a filter names a scope or collections, not both", "scope")
     return known
@@ -97,7 +97,7 @@ def _object(value: bytes) -> dict[str, Any]:
 
 
 def _read_uid(raw: object) -> int:
-    # Producers ignore it and do not even check its type: a value that is no hex number counts as manifest 0.
+    # Producers ignore the uid and do not even check its type: anything but a hex number counts as manifest 0.
     return int(raw, 16) if isinstance(raw, str) and _HEX.fullmatch(raw) else 0
 
 

@@ -1,4 +1,4 @@
-"""Sub-documents: paths inside a JSON document or its extended attributes (docs/protocol/subdoc.md)."""
+"""Messages that read and change paths in a JSON document or its extended attributes (docs/protocol/subdoc.md)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, NamedTuple
 
 from upriver.errors import Status
 from upriver.wire.constants import DocFlag, Opcode, PathFlag
-from upriver.wire.cut import cut_bytes, cut_struct
 from upriver.wire.layout import JSON_OR_RAW, U16, Broken, DocKey, Number, OptU32, OptU64, OptValue, Presence, ValueCodec
 from upriver.wire.message import Message, Response, message, response
+from upriver.wire.sections import cut_bytes, cut_struct
 
 _NO_CAS = Presence.FORBIDDEN
 
@@ -44,12 +44,12 @@ class SubdocLookup(Message):
 
 @message(*_CHANGES, datatypes=JSON_OR_RAW)
 class SubdocMutation(Message):
-    """Changes one path of a document; the value is the path, then what to put there."""
+    """Changes one path of a document; the value is the path, then the fragment to put there."""
 
     path_len: U16
     path_flags: Annotated[int, Number("B"), PathFlag] = 0
     expiry: OptU32 = None
-    user_flags: OptU32 = None  # of the document; newer clients say what its body is encoded as
+    user_flags: OptU32 = None  # of the document; newer clients put the encoding of its body here
     doc_flags: Annotated[int | None, Number("B", optional=True), DocFlag] = None
     key: DocKey = b""
     value: OptValue = b""
@@ -137,7 +137,7 @@ class SubdocMultiMutation(Message):
     """Changes up to 16 paths of a document, all or none."""
 
     expiry: OptU32 = None
-    user_flags: OptU32 = None  # of the document; newer clients say what its body is encoded as
+    user_flags: OptU32 = None  # of the document; newer clients put the encoding of its body here
     doc_flags: Annotated[int | None, Number("B", optional=True), DocFlag] = None
     key: DocKey = b""
     specs: Annotated[tuple[MutationSpec, ...], ValueCodec(_encode_mutations, _decode_mutations)] = ()
@@ -170,14 +170,14 @@ def _decode_lookup_results(data: bytes, offset: int) -> tuple[LookupResult, ...]
 
 @response(*_LOOKUPS)
 class SubdocLookupResponse(Response):
-    """What stands at the path."""
+    """The value at the path."""
 
     value: OptValue = b""
 
 
 @response(*_CHANGES, extras=(0, 16))
 class SubdocMutationResponse(Response):
-    """Changed; where in history, if asked in HELLO, and for a counter its new value."""
+    """The change succeeded; with its vbuuid and seqno if asked for in HELLO, and a counter's new value."""
 
     vbuuid: OptU64 = None
     seqno: OptU64 = None
@@ -185,7 +185,7 @@ class SubdocMutationResponse(Response):
 
 
 class MutationResult(NamedTuple):
-    """How one path of a multi-mutation ended: a value if it succeeded and has one."""
+    """The result of one path of a multi-mutation; has a value only if it succeeded."""
 
     path_index: int
     status: int
@@ -220,7 +220,7 @@ def _decode_mutation_results(data: bytes, offset: int) -> tuple[MutationResult, 
 
 @response(Opcode.SUBDOC_MULTI_MUTATION, extras=(0, 16))
 class SubdocMultiMutationResponse(Response):
-    """The values of paths that have one; or, with a failure status, the first path that failed and why."""
+    """The results of paths that have a value; with a failure status, the first path that failed and its status."""
 
     vbuuid: OptU64 = None
     seqno: OptU64 = None

@@ -1,7 +1,7 @@
-"""The older UPR dialect where its bytes differ from DCP (docs/protocol/upr.md).
+"""Messages of the older UPR dialect whose bytes differ from DCP (docs/protocol/upr.md).
 
-Most layouts are told apart by the size of their extras and are read under either dialect. A state number or an end
-status is the same byte with another meaning, so for those the dialect of the stream must be known.
+The size of the extras tells most layouts apart, so they are read in either dialect. State numbers and end statuses
+have the same layout with another meaning; to read those, the dialect of the stream must be known.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from upriver.wire.layout import ANY_DATATYPE, U16, U32, U64, Broken, DocKey, Num
 from upriver.wire.message import Message, Response, message, response
 from upriver.wire.messages.dcp import DELETION_DATATYPES, is_rollback
 
-MAX_VBUCKETS_PER_REQUEST = 63  # the answer's extras hold no more (docs/protocol/upr.md#add-stream)
+MAX_VBUCKETS_PER_REQUEST = 63  # the extras of an answer hold no more (docs/protocol/upr.md#add-stream)
 
 
 @message(Opcode.DCP_STREAM_REQ, dialect=Dialect.UPR)
 class UprStreamRequest(Message):
-    """Asks for changes after ``start_seqno``; (``vbuuid``, ``high_seqno``) names the branch, no snapshot range."""
+    """Asks for changes after ``start_seqno``; ``vbuuid`` and ``high_seqno`` name the branch. Has no snapshot range."""
 
     unmistakable: ClassVar[bool] = True
 
@@ -40,7 +40,7 @@ class UprStreamRequest(Message):
 
 @response(Opcode.DCP_STREAM_REQ, dialect=Dialect.UPR, when=lambda frame: is_rollback(frame) and bool(frame.extras))
 class UprRollbackResponse(Response):
-    """History has diverged; the seqno stands in the extras, not in the value."""
+    """The histories have diverged; the seqno is in the extras, not in the value."""
 
     unmistakable: ClassVar[bool] = True
 
@@ -49,20 +49,20 @@ class UprRollbackResponse(Response):
 
 @message(Opcode.DCP_STREAM_END, dialect=Dialect.UPR)
 class UprStreamEnd(Message):
-    """Nothing more comes on this stream; 1 means state changed here."""
+    """Nothing more comes on this stream; in UPR, status 1 means that the state changed."""
 
     status: Annotated[int, Number("I"), UprStreamEndStatus]
 
 
 @message(Opcode.DCP_SNAPSHOT_MARKER, dialect=Dialect.UPR)
 class UprSnapshotMarker(Message):
-    """A snapshot ends and another begins; nothing says how far it reaches."""
+    """One snapshot ends and another begins; its end is not announced."""
 
     unmistakable: ClassVar[bool] = True
 
 
 class _UprMetadata:
-    """Extended metadata: the last ``nmeta`` bytes of the body are not the document's."""
+    """Extended metadata: the last ``nmeta`` bytes of the value do not belong to the document."""
 
     __slots__ = ()
 
@@ -113,7 +113,7 @@ class UprDeletion(_UprMetadata, Message):
 
 @message(Opcode.DCP_EXPIRATION, dialect=Dialect.UPR, datatypes=DELETION_DATATYPES)
 class UprExpiration(_UprMetadata, Message):
-    """A document's time ran out."""
+    """A document expired."""
 
     unmistakable: ClassVar[bool] = True
 
@@ -126,12 +126,12 @@ class UprExpiration(_UprMetadata, Message):
 
 @message(Opcode.DCP_FLUSH, dialect=Dialect.UPR)
 class UprFlush(Message):
-    """Forget everything in this vbucket; DCP dropped the command."""
+    """Drops all data of the vbucket; DCP removed the command."""
 
 
 @message(Opcode.DCP_SET_VBUCKET_STATE, dialect=Dialect.UPR, stream_id=False)
 class UprSetVbucketState(Message):
-    """A step of a takeover; 2 is pending and 3 replica here."""
+    """A step of a takeover; in UPR, 2 is pending and 3 is replica."""
 
     state: Annotated[int, Number("B"), UprVbucketState]
 
@@ -148,7 +148,7 @@ class VbucketStatus(NamedTuple):
 
 
 def is_add_streams(frame: Frame) -> bool:
-    """0xB3 is COMPACT_DB today; a raw value, the connection's name, gives the older command away.
+    """Whether a 0xB3 frame, today COMPACT_DB, is the older command: its value, the connection's name, is raw.
 
     See docs/protocol/upr.md#add-stream.
     """
@@ -157,7 +157,7 @@ def is_add_streams(frame: Frame) -> bool:
 
 @message(Opcode.COMPACT_DB, dialect=Dialect.UPR, when=is_add_streams)
 class UprAddStreams(Message):
-    """Tells a consumer connection, found by name and uuid, to open streams for several vbuckets."""
+    """Tells a consumer connection, named by name and uuid, to open streams for several vbuckets."""
 
     unmistakable: ClassVar[bool] = True
 
@@ -173,7 +173,7 @@ class UprAddStreams(Message):
 
 @response(Opcode.COMPACT_DB, dialect=Dialect.UPR, when=lambda frame: bool(frame.extras))
 class UprAddStreamsResponse(Response):
-    """One status per vbucket, once every handshake has ended."""
+    """One status per vbucket, sent when every handshake has ended."""
 
     unmistakable: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Kernels over what lies on disk: checksums of blocks, and values where LMDB keeps them.
+"""Kernels over the file: checksums of blocks, and the places of values in LMDB's pages.
 
 They read memory that LMDB maps, within bounds that were checked before.
 """

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""A checksum of 64 bits for what lies on disk, at the speed of a copy and the same on every machine.
+"""A 64-bit checksum for everything on disk, as fast as a copy and the same on every machine.
 
-Sixteen lanes take a word of each 128 bytes in turn: a lane is xored with its word, then its lower half is multiplied
-and its upper half added, which loses nothing. So a change within one word always gives another checksum; any other
-change goes unnoticed once in 2**64. It finds damage, not forgery.
+Each of sixteen lanes takes one word of every 128 bytes: the lane is xored with the word, then its lower half is
+multiplied and its upper half added, which loses nothing. So a change within one word always changes the checksum; any
+other change goes unnoticed once in 2**64. It detects damage, not forgery.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MIX2 = np.uint64(0xC4CEB9FE1A85EC53)
 
 
 def _lanes_loop(context, builder, signature, source, count, lanes, target=None):
-    """The loop over whole stripes, written in vectors: what the processor has for them, LLVM finds."""
+    """The loop over whole stripes, written with vectors that LLVM maps to the processor's instructions."""
     word, vector = ir.IntType(64), ir.VectorType(ir.IntType(64), LANES)
     factor, half, low = (ir.Constant(vector, [number] * LANES) for number in (FACTOR, 32, 0xFFFFFFFF))
     state_at = builder.bitcast(lanes, vector.as_pointer())
@@ -77,7 +77,7 @@ def _take(typingctx, lanes, source, at, count):
 
 
 def _take_and_copy(typingctx, lanes, source, at, count, target, to):
-    """The same, and what was taken is in ``target`` afterwards, from ``to`` on."""
+    """The same, and copy the stripes to ``target``, from ``to`` on."""
 
     def codegen(context, builder, signature, args):
         state = _pointer(context, builder, signature.args[0], args[0])
@@ -94,7 +94,7 @@ _take_stripes_and_copy: Any = intrinsic(_take_and_copy)
 
 @kernel(nogil=False)
 def mix(word):
-    """A word of which every bit depends on every bit of the old one."""
+    """Mix a word so that every bit of the result depends on every bit of the input."""
     word ^= word >> np.uint64(33)
     word *= _MIX
     word ^= word >> np.uint64(33)
@@ -119,7 +119,7 @@ def _step(state, word):
 
 @kernel(nogil=False)
 def _rest(lanes, data, at, end):
-    """What is behind the last whole stripe: words, then some bytes."""
+    """Take what follows the last whole stripe: words, then some bytes."""
     lane = 0
     while at + 8 <= end:
         lanes[lane] = _step(lanes[lane], load64(data, at))
@@ -135,7 +135,7 @@ def _rest(lanes, data, at, end):
 
 @kernel(nogil=False)
 def _end(lanes, length):
-    """All lanes and the length as one number; never 0, which stands for "no checksum"."""
+    """Combine all lanes and the length into one number; never 0, which means "no checksum"."""
     total = np.uint64(length) * _SEED
     for lane in range(LANES):
         total = mix(total ^ lanes[lane]) + _SEED
@@ -144,7 +144,7 @@ def _end(lanes, length):
 
 @kernel()
 def checksum(data, at, end, seed):
-    """Of ``data[at:end]``; ``seed`` says what it should be, such as whose."""
+    """The checksum of ``data[at:end]``; ``seed`` stands for its identity, such as the vbucket."""
     lanes = _begin(seed)
     count = (end - at) // STRIPE
     _take_stripes(lanes, data, at, count)
@@ -154,7 +154,7 @@ def checksum(data, at, end, seed):
 
 @kernel()
 def copy_checked(data, at, end, seed, target, to):
-    """``checksum``, and ``target`` gets the same bytes, from ``to`` on: those that were looked at, no others."""
+    """``checksum``, and copy exactly the bytes that it covers to ``target``, from ``to`` on."""
     lanes = _begin(seed)
     count = (end - at) // STRIPE
     _take_stripes_and_copy(lanes, data, at, count, target, to)
@@ -196,7 +196,7 @@ def seal_block(data, end, vbucket, last):
 
 @kernel(nogil=False)
 def _head_state(data, strict):
-    """Whether the head can be believed enough to read the rest."""
+    """WHOLE if the head is good enough to read the rest, or what is wrong."""
     if data.size < OLD_HEAD:
         return TORN
     sealed = data[0] & SEALED
@@ -209,7 +209,7 @@ def _head_state(data, strict):
 
 @kernel()
 def block_state(data, vbucket, last, strict):
-    """WHOLE, or what is wrong with a block; ``strict``: in a store where every block has a checksum."""
+    """WHOLE, or what is wrong with a block; ``strict``: every block must have a checksum."""
     state = _head_state(data, strict)
     if state == WHOLE and data[0] & SEALED:
         found = checksum(data, HEAD, data.size, _block_seed(data, vbucket, last))
@@ -221,7 +221,7 @@ def block_state(data, vbucket, last, strict):
 def copy_block(data, vbucket, last, after, first, strict, target, to):
     """Copy the records of a block behind ``target[:to]``; returns (WHOLE or what is wrong, where the target ends).
 
-    The block before it must end at ``after``, or no later if this is the ``first`` one that is looked at.
+    The block before it must end at ``after``; before the ``first`` block of a scan it may also end earlier.
     """
     state = _head_state(data, strict)
     if state != WHOLE:

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined, call-overload"
-"""Where LMDB keeps the value of a key that a cursor shows, told before anybody touches it.
+"""Where LMDB keeps the value of a cursor's key, found without touching the value.
 
 A node of a leaf page is: length of the value (two halves), flags, length of the key, the key, and then the value or the
-number of the page where it begins. With one wrong bit the value may seem to go on behind the end of the file, and
-reading there ends the process. A page begins with its own number, so a page shows where the file begins in memory.
+number of the page where it begins. With one wrong bit the value may seem to extend beyond the end of the file, and
+reading there kills the process. A page begins with its own number, which tells where the file begins in memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from upriver.wire.kernels.kernel import kernel
 
 PAGE_HEADER = np.uint64(16)
 NODE_HEAD = np.uint64(8)
-ELSEWHERE = np.uint64(1)  # node flag: the value has pages of its own
+ELSEWHERE = np.uint64(1)  # node flag: the value is on its own pages
 NOWHERE = np.uint64(1 << 62)
-BEYOND, MISPLACED, OTHER, NO_ROOM = range(5, 9)  # beside what ``checksum`` says of a block
+BEYOND, MISPLACED, OTHER, NO_ROOM = range(5, 9)  # in addition to the states of a block in ``checksum``
 
 
 @kernel(nogil=False)
 def value_end(key, page_size):
-    """Where in the file the value of this key, as a cursor shows it, ends; 0 if that is in the same page."""
+    """The offset in the file where the value of a cursor's key ends; 0 if it ends in the same page."""
     at = np.uint64(key.ctypes.data)
     head = load_word(at - NODE_HEAD)
     size = head & np.uint64(0xFFFFFFFF)
@@ -36,17 +36,17 @@ def value_end(key, page_size):
 
 @kernel(nogil=False)
 def file_begin(key, page_size):
-    """The address where the file begins in memory, if the page of this key tells its number right."""
+    """The address where the file begins in memory, computed from the number in the page of this key."""
     page = np.uint64(key.ctypes.data) & ~(np.uint64(page_size) - np.uint64(1))
     return page - load_word(page) * np.uint64(page_size)
 
 
 @kernel()
 def copy_value(key, begin, page_size, length, vbucket, after, first, strict, target, to):
-    """``copy_block`` of what belongs to the key under a cursor, without a detour through Python.
+    """``copy_block`` for the value of a cursor's key, without a detour through Python.
 
-    Returns (what came of it, where the target ends, last seqno of the block, bytes of the block). ``begin`` is the
-    address and ``length`` the size of the file.
+    Returns (state, where the target ends, last seqno of the block, bytes of the block). ``begin`` is the address and
+    ``length`` the size of the file.
     """
     if key.size != 10:
         return MISPLACED, to, np.uint64(0), 0

@@ -1,4 +1,4 @@
-"""Kernels over packed records: take them in, gather and mark runs of them, survey them for a snapshot.
+"""Kernels over packed records: append them to the log, gather and mark runs of them, survey them for a snapshot.
 
-The only code that visits every record.
+This is the only code that visits every record.
 """

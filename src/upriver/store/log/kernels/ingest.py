@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""The kernel that takes records into the memory log: each gets its seqno, is indexed and counted.
+"""The kernel that appends records to the memory log: it assigns seqnos, indexes and counts.
 
-It works on one vbucket and holds no state of its own.
+It works on one vbucket and keeps no state.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ from upriver.wire.packed import (
     RecordKind,
 )
 
-LOOKAHEAD = 32  # records whose keys are on their way from memory while others are taken in
+LOOKAHEAD = 32  # records whose keys are prefetched while earlier ones are appended
 COMMIT_DELETES = np.uint64(1 << 63)  # in ``extra`` of a COMMIT
-NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)  # adding it takes one away
-NO_CLOCK = np.uint64(1 << 63)  # from here on a CAS is no time that a clock has shown (year 2262): ours ignores it
+NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)  # adding it subtracts one
+NO_CLOCK = np.uint64(1 << 63)  # from here on (year 2262) a CAS is not a real time, and our clock ignores it
 
 # Why ``ingest`` stopped before the end of its input.
 DONE, FULL, COLLISION, UNKNOWN_COLLECTION, SYSTEM_EVENT, BAD_SEQNO, BAD_RECORD, CROWDED = range(8)
@@ -102,19 +102,19 @@ def is_delete(kind, extra):
 
 @kernel(nogil=False)
 def record_hash(data, at, kind, seed):
-    """The key hash of a record; prepares have a space of their own."""
+    """The key hash of a record; prepares and aborts have a separate one."""
     key_hash = hash_key(data, at + HEADER_SIZE, load16(data, at + AT_KEY_LEN), seed)
     return key_hash ^ PREPARE_SALT if kind in (_PREPARE, _ABORT) else key_hash
 
 
 @kernel(nogil=False)
 def _refusal(source, at, end, target, overlay, registers, assign, ceiling):
-    """Why the record at ``at`` cannot be taken now, or DONE."""
+    """Why the record at ``at`` cannot be appended now, or DONE."""
     if not whole_record(source, at, end):
         return BAD_RECORD
     if np.int64(source[at + AT_KIND]) & _KIND_MASK == _SYSTEM:
         return SYSTEM_EVENT
-    if registers[ENTRIES] * np.uint64(5) >= np.uint64(overlay.size):  # four words a slot: at 0.8 full
+    if registers[ENTRIES] * np.uint64(5) >= np.uint64(overlay.size):  # four words per slot: 80 % full
         return CROWDED
     if np.int64(registers[USED]) + load32(source, at + AT_SIZE) > target.size:
         return FULL
@@ -133,9 +133,9 @@ def _known(overlay, slot, layers, key_hash):
 
 @kernel(nogil=False)
 def _look_ahead(source, at, end, overlay, layers, seed, hashes):
-    """Hash the keys of the next records and ask for their slots: memory then serves many at a time, not one.
+    """Hash the keys of the next records and prefetch their slots, so that memory serves many at a time.
 
-    The records may be damaged: what comes of that is not used.
+    The records may be damaged; their hashes are not used then.
     """
     count = 0
     first = np.uint64(overlay.ctypes.data)
@@ -157,9 +157,9 @@ def _look_ahead(source, at, end, overlay, layers, seed, hashes):
 
 @kernel(nogil=False)
 def _supersede(target, segment_at, serial, place, kind, seqno, registers):
-    """The seqno that the new record replaces; an older record of the open segment is marked and drops out.
+    """The seqno that the new record replaces; an older record in the open segment is marked superseded.
 
-    The largest number says that the two must not share a segment (docs/protocol/snapshots.md#model: prepares, commits
+    NEVER means that the two must not share a segment (docs/protocol/snapshots.md#model: prepares, commits
     and aborts).
     """
     old_at = np.int64(place & np.uint64(0xFFFFFFFF))
@@ -174,12 +174,12 @@ def _supersede(target, segment_at, serial, place, kind, seqno, registers):
 
 @kernel(nogil=False)
 def _complete(target, at, kind, known, rev, previous, assign, registers):
-    """Fill in what only the vbucket knows; returns (seqno, rev)."""
+    """Fill in seqno, rev, CAS and ``prev_seqno``; returns (seqno, rev)."""
     if assign:
         store64(target, at + AT_SEQNO, registers[HIGH] + np.uint64(1))
         if load64(target, at + AT_REV) == np.uint64(0):
             store64(target, at + AT_REV, (rev if known != np.uint64(0) else registers[DELETED_REV]) + np.uint64(1))
-    if load64(target, at + AT_CAS) in (np.uint64(0), NEVER):  # not a CAS: from us, or from a careless producer
+    if load64(target, at + AT_CAS) in (np.uint64(0), NEVER):  # not a CAS: ours to assign, or a producer's mistake
         store64(target, at + AT_CAS, registers[CAS] + np.uint64(1))
     target[at + AT_KIND] = np.uint8(kind)
     store64(target, at + AT_PREV, previous)
@@ -191,10 +191,10 @@ def _complete(target, at, kind, known, rev, previous, assign, registers):
 
 @kernel(nogil=False)
 def tally(collection, kind, gone, known, seqno, rev, expiry, completed, value_len, registers):
-    """Keep the counters of the vbucket and of the record's collection.
+    """Update the counters of the vbucket and of the record's collection.
 
-    A new document's revision is above that of every deleted one. Real servers do not count tombstones with a value,
-    those that kept system xattrs; nor do we.
+    A new document's revision is above that of every deleted one. Like real servers, this ignores tombstones with a
+    value, which kept system xattrs.
     """
     collection[C_HIGH] = seqno
     if kind == _PREPARE:
@@ -222,8 +222,8 @@ def _ingest(
 ):
     """Append records to the open segment, index them, and settle seqno, rev, CAS and ``prev_seqno``.
 
-    With ``assign`` the seqno is made here, and so are rev and CAS where they are 0; otherwise all are taken as they
-    come, and seqnos must rise up to ``ceiling``. Returns how far the input was taken; ``registers[STOP]`` says why.
+    With ``assign`` the seqno is assigned here, and so are rev and CAS where they are 0; otherwise all are kept, and
+    seqnos must rise up to ``ceiling``. Returns where it stopped; ``registers[STOP]`` says why.
     """
     row = np.int64(-1)
     registers[FIRST] = np.uint64(0)
@@ -248,7 +248,7 @@ def _ingest(
         if previous == NEVER:
             registers[STOP] = np.uint64(COLLISION)
             return at
-        if (known & SEQNO_BITS) <= collections[row, C_START]:  # from before the collection was begun anew
+        if (known & SEQNO_BITS) <= collections[row, C_START]:  # older than the collection's last BEGIN_COLLECTION
             known = np.uint64(0)
         used, size = np.int64(registers[USED]), load32(source, at + AT_SIZE)
         copy_bytes(target, used, source, at, size)
@@ -275,7 +275,7 @@ def _ingest(
 
 @kernel(nogil=False)
 def ingest(source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling):
-    """``_ingest`` for a record or a few: keeps the interpreter lock, which is expensive to get back."""
+    """``_ingest`` for a few records: keeps the interpreter lock, which is expensive to get back."""
     return _ingest(
         source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
     )
@@ -285,7 +285,7 @@ def ingest(source, at, end, target, segment_at, serial, overlay, layers, collect
 def ingest_many(
     source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
 ):
-    """``_ingest`` for long runs: other threads go on meanwhile."""
+    """``_ingest`` for long runs: releases the interpreter lock."""
     return _ingest(
         source, at, end, target, segment_at, serial, overlay, layers, collections, registers, seed, assign, ceiling
     )

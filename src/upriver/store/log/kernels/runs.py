@@ -37,7 +37,7 @@ _KIND_MASK = 0x7F
 
 @kernel()
 def build(keys, key_sizes, values, value_sizes, datatypes, prefix, kind, collection, flags, time, target):
-    """Lay many documents side by side as packed records without seqno; returns the bytes used."""
+    """Write many documents as adjacent packed records without seqnos; returns the bytes used."""
     at = 0
     key_at = 0
     value_at = 0
@@ -70,8 +70,8 @@ def build(keys, key_sizes, values, value_sizes, datatypes, prefix, kind, collect
 def gather(source, at, end, target, used, previous, counts):
     """Copy the records that are not superseded behind ``target[:used]`` while they fit.
 
-    ``previous`` collects the seqnos they replace. ``counts`` gets (records, replaced, first seqno, last seqno) and is
-    added to, so that one block can be filled from several segments. Returns (input taken up to, target used).
+    ``previous`` collects the seqnos they replace. ``counts`` is (records, replaced, first seqno, last seqno) and
+    accumulates, so that one block can be filled from several segments. Returns (end of the input taken, target used).
     """
     while at < end:
         size = load32(source, at + AT_SIZE)
@@ -112,7 +112,7 @@ def locate(data, at, end, seqno):
 def mark_dead(data, at, end, dead, position, erased, collections):
     """Set SUPERSEDED on the records whose seqno is in the sorted ``dead`` (from ``position`` on).
 
-    With ``erased`` also on those of collections that are gone or were begun anew later. Returns the new position.
+    With ``erased``, also on records of collections that were dropped or flushed since. Returns the new position.
     """
     row = np.int64(-1)
     while at < end:
@@ -152,7 +152,7 @@ def index_run(data, at, end, after, overlay, seed):
 
 @kernel()
 def expired(data, at, end, now, found):
-    """Offsets of live documents whose time has come; returns (how many, the earliest expiry still ahead)."""
+    """Collect the offsets of expired documents; returns (how many, the earliest expiry still ahead)."""
     count = 0
     ahead = np.uint64(0xFFFFFFFFFFFFFFFF)
     while at < end:
@@ -171,7 +171,7 @@ def expired(data, at, end, now, found):
 
 @kernel(nogil=False)
 def specials(data, at, end, found):
-    """Offsets of prepares, commits and aborts; returns how many."""
+    """Collect the offsets of prepares, commits and aborts; returns how many."""
     count = 0
     while at < end:
         if np.int64(data[at + AT_KIND]) & _KIND_MASK >= _PREPARE:
@@ -192,10 +192,10 @@ def cut(data, at, end, upto):
 
 @kernel(nogil=False)
 def mark_purgeable(data, at, end, cutoff, upto, completed, found, tombstones):
-    """Mark tombstones that are old enough superseded, and durable writes long over; seqnos go to ``found``.
+    """Mark old tombstones, and old prepares and aborts that are completed, superseded; their seqnos go to ``found``.
 
-    Those of documents go to ``tombstones`` too. Returns how many went to each.
-    ``cutoff`` is in unix seconds and counts for all but what has no deletion time, whose CAS tells the time.
+    The seqnos of tombstones also go to ``tombstones``. Returns how many went to each. ``cutoff`` is in unix seconds; it
+    is compared with the deletion time or, for prepares and aborts, with the time in their CAS.
     """
     count = of_documents = 0
     while at < end:
@@ -232,7 +232,7 @@ def live_bytes(data, at, end):
 
 @kernel(nogil=False)
 def superseded(data, at, end, found):
-    """Seqnos of the records that are superseded; returns how many."""
+    """Collect the seqnos of superseded records; returns how many."""
     count = 0
     while at < end:
         if data[at + AT_KIND] & SUPERSEDED:
@@ -244,10 +244,10 @@ def superseded(data, at, end, found):
 
 @kernel()
 def recount(data, at, end, overlay, collections, registers, seed):
-    """Count and index the records of a log from its start, as ``ingest`` did when they came in.
+    """Count and index the records of a log from its start, as ``ingest`` did when they were written.
 
-    Stops at a system event and returns its offset. Records of collections that were dropped later are skipped. One that
-    is marked superseded changes neither index nor counts: what replaced it may be purged.
+    Stops at a system event and returns its offset. Records of collections that were dropped later are not counted. A
+    superseded record changes neither index nor counts: the record that replaced it may have been purged.
     """
     row = np.int64(-1)
     while at < end:
@@ -265,7 +265,7 @@ def recount(data, at, end, overlay, collections, registers, seed):
             if (known & SEQNO_BITS) <= collections[row, C_START]:
                 known = np.uint64(0)
             if dead:
-                known = seqno | (DELETED if gone else np.uint64(0))  # as if it were there already: nothing to count
+                known = seqno | (DELETED if gone else np.uint64(0))  # as if it were known already: nothing to count
             expiry = np.uint64(load32(data, at + AT_TIME))
             value_len = load32(data, at + AT_VALUE_LEN)
             tally(collections[row], kind, gone, known, seqno, rev, expiry, extra & SEQNO_BITS, value_len, registers)
@@ -279,7 +279,7 @@ def recount(data, at, end, overlay, collections, registers, seed):
 
 @kernel(nogil=False)
 def unmark(data, at, end):
-    """Take every SUPERSEDED mark away: on disk there is none."""
+    """Remove every SUPERSEDED mark: records on disk have none."""
     while at < end:
         data[at + AT_KIND] &= np.uint8(_KIND_MASK)
         at += load32(data, at + AT_SIZE)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Kernels that look at a stretch of the memory log before it is handed out as a snapshot."""
+"""Kernels that inspect a stretch of the memory log before it is sent as a snapshot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SEED = 0x5EED
 
 @kernel(nogil=False)
 def _slot(data, at, table):
-    """Where the record's key is in a table of offsets (plus one), or would be."""
+    """The slot of the record's key in a table of offsets plus one, or the free slot where it would go."""
     length = load16(data, at + AT_KEY_LEN)
     slots = np.uint64(table.size)
     slot = np.int64(hash_key(data, at + HEADER_SIZE, length, _SEED) % slots)
@@ -43,11 +43,11 @@ def _slot(data, at, table):
 
 @kernel(nogil=False)
 def replaced(data, at, end, after, table, found):
-    """Which seqnos above ``after`` later records of the stretch replace: (how many, where it stopped).
+    """Collect the seqnos above ``after`` that later records of the stretch replace: (how many, where it stopped).
 
-    By the keys, not by what the records say: a version that was purged meanwhile is replaced by nobody. It stops at
-    the first prepare, commit or abort: a version of those is never left out (docs/protocol/snapshots.md#model).
-    ``table`` is empty and larger than there are records.
+    It compares keys: the ``prev_seqno`` of a record may name a version that was purged since. It stops at the first
+    prepare, commit or abort, which are never left out (docs/protocol/snapshots.md#model). ``table`` is empty and has
+    more slots than there are records.
     """
     count = 0
     while at < end:
@@ -67,9 +67,9 @@ def replaced(data, at, end, after, table, found):
 
 @kernel(nogil=False)
 def survey(data, at, end, after, wanted, visible_only):
-    """Of the seqnos above ``after`` that are not superseded: the first, the last that passes, the last visible one.
+    """Of the seqnos above ``after`` that are not superseded: the first, the last that matches, the last visible one.
 
-    What passes is in ``wanted`` (empty: any) and, with ``visible_only``, visible. 0 where there is none.
+    A match is in a collection of ``wanted`` (empty: any) and, with ``visible_only``, visible. 0 where there is none.
     """
     first = last = visible = np.uint64(0)
     while at < end:

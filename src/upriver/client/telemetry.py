@@ -1,11 +1,14 @@
-"""Figures of a feed, as a value and for Prometheus: rows, bytes, rollbacks, reconnects and the lag of each vbucket.
+"""Metrics of a feed, as a value and for Prometheus, and OpenTelemetry spans around requests.
 
-Prometheus needs prometheus-client (the extra ``metrics``). Figures are read when somebody asks for them.
+Metrics are read when asked for; nothing is counted for them. Prometheus needs prometheus-client (the extra
+``metrics``). Spans are made only in programs that have loaded OpenTelemetry.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 class FeedMetrics:
     """What a feed has done since it was opened."""
 
-    rows: int  # changes that came, wanted or not
+    rows: int  # changes received, wanted or not
     bytes: int  # of these changes
     rollbacks: int  # of vbuckets
     reconnects: int  # connections that were lost or could not be made
@@ -28,14 +31,14 @@ class FeedMetrics:
 
     @classmethod
     def of(cls, subscription: Subscription) -> FeedMetrics:
-        """The figures of a feed as they are now."""
+        """The metrics of a feed now."""
         feed, reconnects = subscription.feed, subscription.reconnects.count
         ready = sum(link.ready for link in feed.links.values())
         return cls(subscription.rows, subscription.bytes, feed.rollbacks, reconnects, ready)
 
 
 class FeedCollector:
-    """A collector for ``prometheus_client.REGISTRY.register``; several feeds are told apart by ``name``."""
+    """A collector for ``prometheus_client.REGISTRY.register``; ``name`` tells several feeds apart."""
 
     def __init__(self, subscription: Subscription, name: str = "feed") -> None:
         self._subscription, self._name = subscription, name
@@ -98,3 +101,21 @@ def _prometheus() -> Any:
         return import_module("prometheus_client")
     except ImportError as error:
         raise ConfigError("metrics need prometheus-client: pip install 'upriver[metrics]'") from error
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+def span(name: str, bucket: str) -> AbstractContextManager[Any]:
+    """A span of the current tracer, if the program has loaded OpenTelemetry; this never loads it.
+
+    Requests that a feed makes on its own (names with an underscore) get no span: it polls several times a second.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or name.startswith("_"):
+        return _NOTHING
+    attributes = {"db.system.name": "couchbase", "db.namespace": bucket, "db.operation.name": name}
+    started: AbstractContextManager[Any] = trace.get_tracer("upriver").start_as_current_span(
+        f"upriver.{name}", kind=trace.SpanKind.CLIENT, attributes=attributes
+    )
+    return started

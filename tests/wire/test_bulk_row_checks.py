@@ -1,4 +1,4 @@
-"""Streams in bulk: rows are checked against the marker, stamped, and dropped where they are not wanted."""
+"""``StreamTable`` checks rows against their marker, stamps them, and drops the unwanted ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from upriver.model import SEQNO_MAX
 from upriver.wire.bulk.decode import BulkDecoder, Columns
-from upriver.wire.bulk.streams import SlotState, StreamTable
+from upriver.wire.bulk.row_checks import SlotState, StreamTable
 from upriver.wire.messages import dcp
 
 
@@ -66,7 +66,7 @@ def test_rows_of_an_ended_stream_are_dropped() -> None:
     assert streams.seqno(3) == 0
 
 
-def test_rows_beyond_the_wanted_end_move_the_stream_but_are_dropped() -> None:
+def test_rows_beyond_the_wanted_end_advance_the_stream_but_are_dropped() -> None:
     streams = table(upto=2)
     columns = rows((3, 1), (3, 2), (3, 3))
     assert streams.advance(columns, 0, 3) == -1
@@ -83,7 +83,7 @@ def test_out_of_order_snapshots_may_go_back() -> None:
     assert streams.state(3) is SlotState.OPEN
 
 
-def test_streams_with_ids_are_found_by_their_opaque() -> None:
+def test_streams_with_stream_ids_are_found_by_opaque() -> None:
     streams = StreamTable(10, by_opaque=True)
     for opaque in (1, 2):
         streams.open(opaque, opaque=opaque)

@@ -42,6 +42,11 @@ def run(*arguments: str, exit_code: int = 0) -> Result:
     return result
 
 
+def test_a_dry_run_says_which_collection_is_missing_also_when_another_ends_like_it(config: str):
+    planned = run("sync", "--config", config, "--collections", "default", "--dry-run").output
+    assert "the bucket has no collection default" in " ".join(planned.split())
+
+
 def test_a_config_file_is_enough_for_every_kind_of_command(node: testing.RunningNode, config: str, tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"id": "a"}\n')
     (tmp_path / "b.jsonl").write_text('{"id": "b"}\n')

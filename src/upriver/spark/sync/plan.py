@@ -79,7 +79,11 @@ def _remarks(settings: dict[str, Any], found: bucket.Survey, options: SyncOption
         remarks.append(f"{options.to} holds a bucket of this name that is another one: {done}")
     if options.log_retention:
         remarks.append("the log is trimmed: a rollback beyond it reads its vbuckets again")
-    missing = [name for name in options.collections if not any(known.endswith(name) for known in found.collections)]
+    missing = [
+        name
+        for name in options.collections
+        if not any(bucket.wanted(options.with_(collections=(name,)), known) for known in found.collections)
+    ]
     if missing:
         remarks.append(f"the bucket has no collection {', '.join(missing)}: the sync would refuse")
     return remarks

@@ -63,7 +63,7 @@ def test_the_next_plan_knows_what_tasks_reported_of_the_last_batch(tmp_path):
     told = keep(lake, 1, WrittenFiles(complete=[0, 3], unread={2: 0}))
     note(lake, 1, options(tmp_path), told)
     known = recall(str(tmp_path))(OFFSET)
-    assert known == Known({0: (0, 0), 3: (0, 0)}, {2: 0}, heard=True)
+    assert known == Known({0: (0, 0), 3: (0, 0)}, {2: 0}, reported=True)
     assert recall(str(tmp_path))({**OFFSET, "seqnos": "1 0 0 0"}) is None
 
 

@@ -123,7 +123,7 @@ def test_inspect_finds_nothing_in_a_whole_store_and_refuses_other_directories(tm
     assert (done.exit_code, "nothing damaged" in done.output) == (0, True), done.output
     done = CliRunner().invoke(cli, ["inspect", "--check", str(tmp_path)])
     assert done.exit_code == 1
-    assert "not the data directory of a node" in done.output
+    assert "is neither the data directory of a node nor that of a bucket" in done.output
 
 
 def test_a_member_that_cannot_read_a_vbucket_leaves_it_to_a_node_with_a_copy_and_replicates_it_again():

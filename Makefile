@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 FUZZERS := frames value bulk
 PURE := src/upriver/errors.py src/upriver/model.py src/upriver/wire src/upriver/protocol src/upriver/cli/wire_print.py
 
-.PHONY: help demo test lint unit unit-spark unit-others doctest bench fuzz chaos chaos-store chaos-spark soak install
+.PHONY: help demo test lint unit unit-spark unit-sync unit-others doctest bench fuzz chaos chaos-store chaos-spark soak install
 .PHONY: attacks fuzz-live nightly quick coverage hooks system-packages clean
 
 help:
@@ -59,12 +59,15 @@ lint: install
 doctest: install
 	$(BIN)/pytest --quiet --doctest-modules $(PURE)
 
-# In two processes, which together take little more than the longer one: Spark keeps one core busy, not two.
+# In three processes, the longest first: each of them waits for processes and disks now and then.
 unit: install
-	@$(MAKE) --no-print-directory -j2 unit-spark unit-others
+	@$(MAKE) --no-print-directory -j3 unit-spark unit-others unit-sync
 
 unit-spark: install
-	$(BIN)/pytest --quiet tests/spark
+	$(BIN)/pytest --quiet tests/spark --ignore=tests/spark/sync
+
+unit-sync: install
+	$(BIN)/pytest --quiet tests/spark/sync
 
 unit-others: install
 	$(BIN)/pytest --quiet --ignore=tests/spark

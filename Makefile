@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 FUZZERS := frames value bulk
 PURE := src/upriver/errors.py src/upriver/model.py src/upriver/wire src/upriver/protocol src/upriver/cli/wire_print.py
 
-.PHONY: help demo test lint unit unit-spark unit-sync unit-others doctest bench fuzz chaos chaos-store chaos-spark soak install
+.PHONY: help demo test lint unit unit-spark unit-sync unit-node unit-others doctest bench fuzz chaos chaos-store chaos-spark soak install
 .PHONY: attacks fuzz-live nightly quick coverage hooks system-packages clean
 
 help:
@@ -59,9 +59,9 @@ lint: install
 doctest: install
 	$(BIN)/pytest --quiet --doctest-modules $(PURE)
 
-# In three processes, the longest first: each of them waits for processes and disks now and then.
+# In four processes: each of them waits for other processes and for disks half of the time.
 unit: install
-	@$(MAKE) --no-print-directory -j3 unit-spark unit-others unit-sync
+	@$(MAKE) --no-print-directory -j4 unit-spark unit-node unit-others unit-sync
 
 unit-spark: install
 	$(BIN)/pytest --quiet tests/spark --ignore=tests/spark/sync
@@ -69,8 +69,11 @@ unit-spark: install
 unit-sync: install
 	$(BIN)/pytest --quiet tests/spark/sync
 
+unit-node: install
+	$(BIN)/pytest --quiet tests/node tests/cluster
+
 unit-others: install
-	$(BIN)/pytest --quiet --ignore=tests/spark
+	$(BIN)/pytest --quiet --ignore=tests/spark --ignore=tests/node --ignore=tests/cluster
 
 # Properties on new examples in every run, and FACTOR times as many of them as `make test` tries.
 nightly: install

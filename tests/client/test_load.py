@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from tests.client.client_world import provoke, set_manifest
 from tests.support.by_id import ById
+from tests.support.on_disk import until_on_disk
 from upriver.cli import cli
 from upriver.client.blocking import Database, connect
 from upriver.errors import KeyNotFound
@@ -57,6 +58,7 @@ def test_a_dump_comes_back_without_what_was_undone(shop: RunningNode, db: Databa
     dump = ("dump", "--out", tmp_path, "--format", kind, "--json")
     run(shop, *dump)
     high = db.high_seqnos()[0]
+    until_on_disk(db)
     db.set("never happened", b"1")
     run(shop, *dump)
     provoke(shop.http_port, "rollback", vbucket=0, seqno=high)

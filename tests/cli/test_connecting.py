@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from tests.node.front_node import make_certificates
 from upriver import testing
 from upriver.cli import COMMANDS, cli
-from upriver.cli.admin.management import port_in
 from upriver.cli.connecting import connect_options
 from upriver.errors import ConfigError, RemoteProtocolError
+from upriver.protocol.topology import management_port
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +160,10 @@ def test_the_management_port_is_that_of_the_network_in_use(
 ) -> None:
     other = {"hostname": "10.0.0.2", "services": {"kv": 1, "mgmt": 2}}
     config = {"nodesExt": [other, {**INSIDE, "alternateAddresses": OUTSIDE, "thisNode": True}]}
-    assert port_in(config, came_by, network, tls=tls) == port
+    assert management_port(config, came_by, network=network, tls=tls) == port
 
 
 @pytest.mark.parametrize("config", [[], {"nodesExt": 7}, {"nodesExt": [7]}, {"nodesExt": [{"services": []}]}])
 def test_a_map_that_makes_no_sense_is_the_servers_fault(config: object) -> None:
     with pytest.raises(RemoteProtocolError, match="the cluster config is not usable"):
-        port_in(config, "db")
+        management_port(config, "db")

@@ -5,6 +5,8 @@ See docs/protocol/session.md#cluster-map.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +62,24 @@ def parse_topology(config: Any, seen_host: str, *, tls: bool = False, network: s
 
     ``network`` is "default", "external" (alternate addresses) or "auto": external if we used such an address.
     """
-    try:
+    with _as_protocol_error():
         return _parse(config, seen_host, tls, network)
+
+
+def management_port(config: Any, seen_host: str, *, tls: bool = False, network: str = "auto") -> int | None:
+    """The management port of the node that sent a config; None if it has none. Arguments as in ``parse_topology``."""
+    with _as_protocol_error():
+        addresses = _addresses_of("mgmtSSL" if tls else "mgmt", config, seen_host, network)
+        senders = [at for node, at in zip(config.get("nodesExt", ()), addresses, strict=True) if node.get("thisNode")]
+        found = (senders or addresses or [None])[0]
+        return None if found is None else found.port
+
+
+@contextmanager
+def _as_protocol_error() -> Iterator[None]:
+    """A config of the wrong shape is the server's fault."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise RemoteProtocolError(f"the cluster config is not usable: {error!r}", "cluster config") from error
 
@@ -88,17 +106,19 @@ def _extended_nodes(config: Any, seen_host: str, tls: bool, network: str) -> lis
 
     Its data nodes are in the order of ``serverList``, so the indexes of the vbucket map apply.
     """
-    service = "kvSSL" if tls else "kv"
-    found = []
+    return [at for at in _addresses_of("kvSSL" if tls else "kv", config, seen_host, network) if at is not None]
+
+
+def _addresses_of(service: str, config: Any, seen_host: str, network: str) -> list[Address | None]:
+    """Where each node of ``nodesExt`` has a service; None for a node without it."""
     if network == "auto":
         network = _network_of(config, seen_host)
+    found: list[Address | None] = []
     for node in config.get("nodesExt", ()):
         alternate = node.get("alternateAddresses", {}).get("external") if network == "external" else None
-        ports = (alternate or {}).get("ports") or node["services"]
-        if service not in ports:
-            continue
-        host = (alternate or node).get("hostname", seen_host)
-        found.append(Address(str(host).replace("$HOST", seen_host), int(ports[service])))
+        port = ((alternate or {}).get("ports") or node["services"]).get(service)
+        host = str((alternate or node).get("hostname", seen_host)).replace("$HOST", seen_host)
+        found.append(None if port is None else Address(host, int(port)))
     return found
 
 

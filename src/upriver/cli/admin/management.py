@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from upriver.errors import AccessDenied, ConfigError, ConnectFailed, RemoteProtocolError, Status, StatusError
+from upriver.errors import AccessDenied, ConfigError, ConnectFailed, Status, StatusError
 
 if TYPE_CHECKING:
     from upriver.client.options import ConnectOptions
@@ -109,6 +109,7 @@ def _management_port(seed: Address, options: ConnectOptions) -> int:
     """Ask the data service for its cluster map; no bucket is needed for that."""
     from upriver.client._requests.connections import converse
     from upriver.protocol.session import config_json
+    from upriver.protocol.topology import management_port
     from upriver.wire.messages.cluster import GetClusterConfig
 
     with closing(converse(seed, replace(options, bucket=""))) as connection:
@@ -117,27 +118,9 @@ def _management_port(seed: Address, options: ConnectOptions) -> int:
         raise AccessDenied(f"{seed}: the node requires a login: give --username, and the password in UPRIVER_PASSWORD")
     if answer.status != Status.SUCCESS:
         raise StatusError.of(answer.status, f"{seed}: cannot get the cluster map")
-    port = port_in(config_json(getattr(answer, "value", b"")), seed.host, options.network, tls=options.tls)
+    config = config_json(getattr(answer, "value", b""))
+    port = management_port(config, seed.host, tls=options.tls, network=options.network)
     if port is None:
         without = " with TLS; couchbase:// uses the one without" if options.tls else ""
         raise ConfigError(f"{seed}: the node has no management port{without}")
     return port
-
-
-def port_in(config: Any, seen_host: str, network: str = "auto", *, tls: bool = False) -> int | None:
-    """The management port of the node that sent a cluster map; None if it has none, with TLS or without."""
-    try:
-        nodes = config.get("nodesExt", [])
-        [node] = [each for each in nodes if each.get("thisNode")] or nodes[:1] or [{}]
-        port = _services(node, seen_host, network).get("mgmtSSL" if tls else "mgmt")
-        return None if port is None else int(port)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RemoteProtocolError(f"the cluster config is not usable: {error!r}", "cluster config") from error
-
-
-def _services(node: Mapping[str, Any], seen_host: str, network: str) -> Mapping[str, int]:
-    """The ports of a node in the network that we reach it through."""
-    external = node.get("alternateAddresses", {}).get("external", {})
-    is_external = network == "external" or (network == "auto" and external.get("hostname") == seen_host)
-    found: Mapping[str, int] = (external.get("ports") if is_external else None) or node.get("services", {})
-    return found

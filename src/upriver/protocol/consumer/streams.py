@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
-from upriver.model import FailoverEntry, FailoverLog, VbucketState
+from upriver.model import FailoverEntry, VbucketState
+from upriver.protocol.roles import StoredVbucket
 from upriver.wire.constants import Dialect
 
 ACK_EVERY_S = 5.0
@@ -27,23 +28,13 @@ class ReplicationTarget(Protocol):
     def abort(self, key: bytes, collection_id: int, prepared_seqno: int, abort_seqno: int) -> None: ...
 
 
-class ReplicaVbucket(Protocol):
+class ReplicaVbucket(StoredVbucket, Protocol):
     """A vbucket that takes what a producer sends; ``upriver.store.VBucket`` is one."""
 
-    @property
-    def state(self) -> VbucketState: ...
-    @property
-    def failover_log(self) -> FailoverLog: ...
-    @property
-    def high_seqno(self) -> int: ...
     @property
     def high_prepared_seqno(self) -> int: ...
     @property
     def max_cas(self) -> int: ...
-    @property
-    def snapshot(self) -> tuple[int, int]: ...
-    @property
-    def snapshot_complete(self) -> bool: ...
     @property
     def manifest_uid(self) -> int: ...
     @property
